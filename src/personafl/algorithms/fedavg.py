@@ -1,0 +1,68 @@
+"""FedAvg, and FedAvg followed by local fine-tuning.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017. FedAvg+FT as DM-PFL's Table 4 costs it: one more session of
+`local_epochs`, all layers, at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Local, Probe, Turn, choose, setting, whole
+from personafl.core.types import Params, Payload, Round, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Algorithm):
+    """One model for all: the mean of the clients' models, weighted by their number of examples."""
+
+    evaluates: ClassVar[str] = "the global model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(Algorithm):
+    """FedAvg, then every client fine-tunes the final model and keeps the result.
+
+    Departure: the download that brings the final model to all clients counts as real traffic; the
+    papers leave it out, as they leave out the one that brings FedAvg's final model to its users.
+    """
+
+    evaluates: ClassVar[str] = "the global model, fine-tuned by the client"
+
+    finetune_epochs: float = setting(0.0, "epochs of fine-tuning at the end; 0 takes the recipe's local epochs or steps")
+
+    def check(self) -> None:
+        if self.finetune_epochs < 0:
+            raise ValueError(f"finetune_epochs={self.finetune_epochs}: must not be negative")
+
+    def schedule(self) -> list[Stage]:
+        rounds = super().schedule()
+        return [*rounds, Stage(number=len(rounds), phase="finetune", who="all", up=False, in_paper=False)]
+
+    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
+        untuned = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
+        return tree.stack(params, len(ids)) | {"tuned": untuned}
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        statistics = tree.select(kept, self._stays())
+        return Local(params=tree.values(down) | statistics)
+
+    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+        epochs = self.finetune_epochs if rnd.phase == "finetune" and self.finetune_epochs else None
+        return [self.session(whole(self.info.parameters), epochs)]
+
+    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        if rnd.phase == "finetune":
+            return local.params | {"tuned": torch.ones_like(kept["tuned"])}
+        return kept | tree.select(local.params, self._stays())
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        own = tree.select(kept, self.info.shapes)
+        received = tree.values(down) | tree.select(kept, self._stays())
+        return choose(kept["tuned"], own, tree.select(received, own))

@@ -1,0 +1,94 @@
+"""Which examples make up each minibatch of a stack of clients.
+
+Clients are ragged: at step t only those with more than t steps are active. A stack is sorted by
+local size, largest first, so the active clients are always a prefix `[:k]` and nobody computes for
+those who have finished. The last, short batch of a client's epoch is padded; `valid` says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personafl.core import rng
+from personafl.core.types import Batch, Examples, Params
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The minibatches of one turn."""
+
+    rows: Tensor  # [C, S, B] int64 into the data
+    real: Tensor  # [C, S] int64: examples in each minibatch
+    steps: Tensor  # [C] int64 on the host, never rising
+    active: list[int]  # clients still at work, per step
+    full: list[bool]  # whether all their places are filled, per step
+    examples: Tensor  # [C] float64 on the host: examples each client processes
+
+
+def steps_per_epoch(count: Tensor, batch_size: int) -> Tensor:
+    return -(-count // batch_size)
+
+
+def plan(data: Examples, batch_size: int, keys: Tensor, *, epochs: float = 0.0, steps: int = 0, first: int = 0) -> Plan:
+    """Shuffled minibatches for this many epochs (a fraction is rounded to whole steps) or steps.
+
+    `keys` are the clients' streams of batch orders, `first` the number of the first epoch in them.
+    """
+    per_epoch = steps_per_epoch(data.count, batch_size)  # [C]
+    total = torch.full_like(per_epoch, steps) if steps else (epochs * per_epoch + 0.5).floor().long()
+    width = data.rows.shape[1]
+    size = min(batch_size, int(data.count.max()))
+    longest = int(total.max())
+    rounds = int((-(-total // per_epoch)).max()) if longest else 0
+    device = data.rows.device
+
+    streams = torch.stack([rng.extend(keys, first + e) for e in range(rounds)], 1) if rounds else keys.new_zeros(len(keys), 0)
+    order = rng.order(streams.to(device), data.count.to(device).unsqueeze(1), width)  # [C, E, M]
+    step = torch.arange(longest)
+    epoch = (step // per_epoch.unsqueeze(1)).clamp(max=max(rounds - 1, 0))  # [C, S]
+    place = (step % per_epoch.unsqueeze(1)).unsqueeze(2) * batch_size + torch.arange(size)  # [C, S, B]
+    at = (epoch.unsqueeze(2) * width + place.clamp(max=width - 1)).flatten(1).to(device)
+    rows = data.rows.gather(1, order.flatten(1).gather(1, at)) if longest else data.rows[:, :0]
+    real = (data.count.view(-1, 1, 1) - place[:, :, :1]).clamp(0, size).squeeze(2)  # [C, S]
+
+    going = step < total.unsqueeze(1)  # [C, S]
+    active = going.sum(0).tolist()
+    full = [bool((real[:k, s] == size).all()) for s, k in enumerate(active)]
+    return Plan(rows.view(len(keys), longest, size), real, total, active, full, (real * going).sum(1).double())
+
+
+def gather(data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, dtype: torch.dtype) -> Batch:
+    """The minibatch at these rows `[k, B]`, of which each client has `real` `[k]` examples."""
+    x, y = data.x[rows], data.y[rows]
+    if x.dtype == torch.uint8:
+        x = x.to(dtype) / 255
+    elif x.is_floating_point():
+        x = x.to(dtype)
+    real = real.to(rows.device)
+    valid = None if full else torch.arange(rows.shape[1], device=rows.device) < real.unsqueeze(1)
+    return Batch(x, y, valid, real.clamp(min=1), keys)
+
+
+def in_order(data: Examples, batch_size: int, dtype: torch.dtype) -> Iterator[tuple[Batch, int]]:
+    """Every client's examples once, unshuffled; with each minibatch the place its first example stands at."""
+    for first in range(0, int(data.count.max()), batch_size):
+        k = int((data.count > first).sum())
+        rows = data.rows[:k, first : first + batch_size]
+        real = (data.count[:k] - first).clamp(max=rows.shape[1])
+        full = bool((real == rows.shape[1]).all())
+        yield gather(data, rows, real, full, data.ids[:k].to(rows.device), dtype), first
+
+
+def sums(data: Examples, batch_size: int, dtype: torch.dtype, measure: Callable[[Batch], Params]) -> Params:
+    """Per-client sums, in float64, of what is measured on each minibatch of one pass over the data."""
+    total: Params = {}
+    for batch, _ in in_order(data, batch_size, dtype):
+        for name, value in measure(batch).items():
+            if name not in total:
+                total[name] = value.new_zeros(len(data.ids), *value.shape[1:], dtype=torch.float64)
+            total[name][: value.shape[0]] += value.double()
+    return total

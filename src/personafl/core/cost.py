@@ -1,0 +1,62 @@
+"""What a round costs: floating-point operations with and without masks.
+
+One multiply-accumulate is two FLOP, adding a bias one per output. The backward pass costs a
+forward pass per layer for the weights that move, and one for the layer's input wherever a layer at
+or below it moves: a full training step is three forward passes, the papers' convention. (The
+gradient towards the data, which frameworks skip, is counted with it.) A masked layer costs its
+density times as much, save in the gradient step that decides regrowth, which needs all of a
+layer's weight gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.types import Layer, ModelInfo
+
+
+def density(mask: Tensor) -> Tensor:
+    """Each client's fraction of active positions: `[C]` float64."""
+    return mask.flatten(1).sum(1).double() / mask[0].numel()
+
+
+def forward(layer: Layer, dense: float | Tensor = 1.0) -> float | Tensor:
+    """FLOP of one example through one layer."""
+    return 2.0 * layer.macs * dense + layer.outputs
+
+
+def step(
+    info: ModelInfo,
+    moving: Collection[str],
+    active: Mapping[str, Tensor],
+    count: int,
+    regrow: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Forward and backward FLOP of one example, with and without masks: two `[C]` float64.
+
+    `moving` names tensors of all the client's models; `active` has the masks of those that run
+    masked; `regrow` asks for the dense gradient of the weights.
+    """
+    masked = torch.zeros(count, dtype=torch.float64)
+    dense = torch.zeros(count, dtype=torch.float64)
+    for prefix in dict.fromkeys(map(tree.prefix_of, moving)):
+        names = {n[len(prefix) + 1 :] if prefix else n for n in moving if tree.prefix_of(n) == prefix}
+        if not names & set(info.parameters):
+            continue
+        others = names - {n for layer in info.layers for n in layer.names}
+        below = bool(others)  # a norm or embedding that moves: gradients must reach it
+        masked += info.other_flops * (3 if others else 1)
+        dense += info.other_flops * (3 if others else 1)
+        for layer in info.layers:
+            moves = not names.isdisjoint(layer.names)
+            below = below or moves
+            full = forward(layer)
+            mask = active.get(f"{prefix}/{layer.weight}" if prefix else layer.weight)
+            sparse = full if mask is None else forward(layer, density(mask).cpu())
+            dense += full * (1 + moves + below)
+            masked += sparse * (1 + below) + (full if regrow else sparse) * moves
+    return masked, dense

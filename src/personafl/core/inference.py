@@ -1,0 +1,69 @@
+"""How a client with a model of its own and the global model answers: the `inference` slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.types import Batch, Model, Params
+
+
+class Inference(Protocol):
+    """A rule that joins the outputs of `deployed` (own model) and `deployed["global/..."]`."""
+
+    def measure(self, deployed: Params, sweep: Callable[[Callable[[Model, Batch], Params]], Params]) -> Params:
+        """Per-client numbers the rule needs, taken from the training data."""
+        ...
+
+    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor: ...
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Shannon entropy in nats of the softmax over the last axis."""
+    log_p = torch.log_softmax(logits, -1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """DM-PFL's Algorithm 4: per sample, the model that is surer than it usually is.
+
+    Zhang et al., "Hitchhiking Generic Federated Learning for Efficient Shift-Robust
+    Personalization", KDD 2023, section 3.4. Choices: the base entropies BE are means over the
+    client's own training data, the only unshifted data it has when it predicts; the similarity is
+    the cosine of raw logits, since that of log-probabilities is always near one.
+    """
+
+    def measure(self, deployed: Params, sweep: Callable[[Callable[[Model, Batch], Params]], Params]) -> Params:
+        own, common = _models(deployed)
+
+        def entropies(model: Model, batch: Batch) -> Params:
+            k = batch.x.shape[0]
+            sums = {}
+            for name, params in (("own", own), ("global", common)):
+                sums[name] = batch.mean(entropy(model(tree.take(params, slice(k)), batch.x, batch.valid))) * batch.count
+            return sums | {"count": batch.count}
+
+        total = sweep(entropies)
+        return {f"base_entropy/{n}": total[n] / total["count"] for n in ("own", "global")}
+
+    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
+        own, common = _models(deployed)
+        z_c, z_g = model(own, x), model(common, x)  # [C, B, K]
+        be_c, be_g = (deployed[f"base_entropy/{n}"].to(z_c.dtype).unsqueeze(1) for n in ("own", "global"))
+        doubt = 1 - torch.cosine_similarity(z_c, z_g, dim=-1)  # [C, B]
+        prefer_own = entropy(z_c) - doubt * be_c < entropy(z_g) - doubt * be_g
+        return torch.where(prefer_own.unsqueeze(-1), z_c, z_g)
+
+
+def _models(deployed: Params) -> tuple[Params, Params]:
+    common = tree.under(deployed, "global")
+    return tree.select(deployed, common), common
+
+
+INFERENCE: dict[str, Inference | None] = {"own": None, "adaptive": Adaptive()}

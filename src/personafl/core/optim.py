@@ -1,0 +1,126 @@
+"""Optimisers as stacked updates under a mask.
+
+An optimiser is a frozen object; its state is a dict of named tensors that travels outside it, so
+a method can keep moments over rounds. A position outside the mask keeps its value and its moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.types import Moves, Params, Training
+
+
+class Optimizer(Protocol):
+    """Updates stacked parameters in place."""
+
+    def init(self, params: Mapping[str, Tensor]) -> Params:
+        """Fresh state for these stacked parameters."""
+        ...
+
+    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float) -> None:
+        """Move `params` and `state` in place; only entries of `grads`, only positions of `moves`."""
+        ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with PyTorch's momentum, weight decay and clipping by norm.
+
+    Weight decay and the clip come before the mask: a decayed position is one that may move. The
+    clip bounds the norm of each model of each client by itself.
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+
+    def init(self, params: Mapping[str, Tensor]) -> Params:
+        if not self.momentum:
+            return {}
+        return {f"momentum/{n}": torch.zeros_like(p) for n, p in params.items()}
+
+    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float) -> None:
+        grads = _prepared(params, grads, moves, self.weight_decay, self.grad_clip)
+        names = list(grads)
+        if self.momentum:
+            for n in names:
+                buffer, mask = state[f"momentum/{n}"], moves[n]
+                fresh = buffer * self.momentum + grads[n]
+                if mask is None:
+                    grads[n] = buffer.copy_(fresh)
+                else:
+                    buffer.copy_(torch.where(mask, fresh, buffer))
+                    grads[n] = torch.where(mask, fresh, 0)
+        torch._foreach_add_([params[n] for n in names], [grads[n] for n in names], alpha=-lr)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma, Ba, ICLR 2015), bias-corrected by each client's own number of steps."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+
+    def init(self, params: Mapping[str, Tensor]) -> Params:
+        state: Params = {}
+        for n, p in params.items():
+            state[f"first/{n}"] = torch.zeros_like(p)
+            state[f"second/{n}"] = torch.zeros_like(p)
+            state[f"steps/{n}"] = torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)
+        return state
+
+    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float) -> None:
+        grads = _prepared(params, grads, moves, self.weight_decay, self.grad_clip)
+        for n, g in grads.items():
+            first, second, mask = state[f"first/{n}"], state[f"second/{n}"], moves[n]
+            steps = state[f"steps/{n}"].add_(1)
+            m = first * self.beta1 + g * (1 - self.beta1)
+            v = second * self.beta2 + g * g * (1 - self.beta2)
+            m_hat = m / tree.column(1 - self.beta1**steps, m).to(m.dtype)
+            v_hat = v / tree.column(1 - self.beta2**steps, v).to(v.dtype)
+            update = m_hat / (v_hat.sqrt() + self.eps)
+            if mask is not None:
+                update = torch.where(mask, update, 0)
+                m, v = torch.where(mask, m, first), torch.where(mask, v, second)
+            first.copy_(m)
+            second.copy_(v)
+            params[n].add_(update, alpha=-lr)
+
+
+def default(training: Training) -> Optimizer:
+    """The optimiser a recipe asks for."""
+    if training.optimizer == "adam":
+        return Adam(weight_decay=training.weight_decay, grad_clip=training.grad_clip)
+    return SGD(training.momentum, training.weight_decay, training.grad_clip)
+
+
+def _prepared(params: Params, grads: Params, moves: Moves, decay: float, clip: float) -> Params:
+    """Gradients as the update rule wants them: clipped per client, decayed, zero where nothing may move."""
+    if clip:
+        grads = _clipped(grads, moves, clip)
+    if decay:
+        grads = {n: g.add(params[n], alpha=decay) for n, g in grads.items()}
+    masked = {n: torch.where(m, grads[n], 0) for n in grads if (m := moves[n]) is not None}
+    return grads | masked
+
+
+def _clipped(grads: Params, moves: Moves, bound: float) -> Params:
+    """Scale each model of each client so that its moving gradient has at most this norm."""
+    out: Params = {}
+    for prefix in dict.fromkeys(map(tree.prefix_of, grads)):
+        group = {n: g for n, g in grads.items() if tree.prefix_of(n) == prefix}
+        seen = {n: g if (m := moves[n]) is None else torch.where(m, g, 0) for n, g in group.items()}
+        norm = torch.stack([g.flatten(1).square().sum(1) for g in seen.values()]).sum(0).sqrt()
+        scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+        out |= {n: g * tree.column(scale, g) for n, g in group.items()}
+    return out

@@ -1,0 +1,68 @@
+"""Random streams keyed by (seed, purpose, round, client, ...).
+
+A stream is a function of its key alone, so a draw does not depend on which clients share a
+stack, on their order, or on the device: everything is exact 64-bit integer arithmetic
+(SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014),
+done for a whole stack at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _MIX1
+    z = (z ^ _shift(z, 27)) * _MIX2
+    return z ^ _shift(z, 31)
+
+
+def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
+    """The key of a stream: a 64-bit integer, or one per client where a part is a tensor of ids."""
+    digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
+    out = torch.tensor(int.from_bytes(digest, "little", signed=True))
+    for part in (seed, *parts):
+        out = extend(out, part)
+    return out
+
+
+def extend(keys: Tensor, part: int | Tensor) -> Tensor:
+    """The keys of the streams one level below."""
+    return _mix((keys ^ part) + _GOLDEN)
+
+
+def bits(keys: Tensor, count: int) -> Tensor:
+    """The first `count` words of each stream: `[..., count]` int64."""
+    place = torch.arange(1, count + 1, device=keys.device)
+    return _mix(keys.unsqueeze(-1) + place * _GOLDEN)
+
+
+def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Uniform in [0, 1): `[..., count]`."""
+    resolution = 24 if dtype == torch.float32 else 53
+    return _shift(bits(keys, count), 64 - resolution).to(dtype) * 2.0**-resolution
+
+
+def order(keys: Tensor, counts: Tensor, width: int) -> Tensor:
+    """Each stream's random permutation of `0..counts-1`, padded to `width` by the unused places."""
+    words = bits(keys, width)
+    unused = torch.arange(width, device=keys.device) >= counts.unsqueeze(-1)
+    return words.masked_fill(unused, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+
+
+def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:
+    """A NumPy generator for what is drawn once on the host: partitions, cohorts, donors."""
+    return np.random.Generator(np.random.PCG64(int(key(seed, purpose, *parts)) & ((1 << 64) - 1)))

@@ -1,0 +1,97 @@
+"""Verbs on dicts of named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from personafl.core.types import Download, Masked, Params, Payload
+
+T = TypeVar("T")
+
+
+def select(tree: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+    """The entries with these names; with `exclude`, the whole tree in two parts."""
+    return {n: t for n, t in tree.items() if n in names}
+
+
+def exclude(tree: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+    return {n: t for n, t in tree.items() if n not in names}
+
+
+def under(tree: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """The entries called `prefix/...`, without the prefix; inverse of `prefixed`."""
+    return {n[len(prefix) + 1 :]: t for n, t in tree.items() if n.startswith(prefix + "/")}
+
+
+def prefixed(tree: Mapping[str, T], prefix: str) -> dict[str, T]:
+    return {f"{prefix}/{n}": t for n, t in tree.items()}
+
+
+def prefix_of(name: str) -> str:
+    """Which model of a client a tensor belongs to: `personal` for `personal/fc.weight`, else nothing."""
+    return name.rpartition("/")[0]
+
+
+def stack(tree: Mapping[str, Tensor], count: int) -> Params:
+    """The same tensors for `count` clients: `[C, ...]` views that own no memory."""
+    return {n: t.expand(count, *t.shape) for n, t in tree.items()}
+
+
+def take(tree: Mapping[str, Tensor], rows: slice | Tensor) -> Params:
+    return {n: t[rows] for n, t in tree.items()}
+
+
+def rows(tree: Mapping[str, Tensor]) -> int:
+    """How many clients a stacked tree holds."""
+    return next(iter(tree.values())).shape[0]
+
+
+def join(trees: Iterable[Mapping[str, Tensor]]) -> Params:
+    """Several stacks of clients as one."""
+    parts = list(trees)
+    return {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
+
+
+def values(payload: Payload) -> Params:
+    """The tensors of a payload, masked ones with zeros outside their mask."""
+    return {n: t.values if isinstance(t, Masked) else t for n, t in payload.items()}
+
+
+def masks(payload: Payload) -> Params:
+    """The masks of a payload's masked tensors."""
+    return {n: t.mask for n, t in payload.items() if isinstance(t, Masked)}
+
+
+def received(down: Download, count: int) -> Payload:
+    """A download as the clients see it: every tensor with the client axis."""
+
+    def spread(t: Tensor | Masked) -> Tensor | Masked:
+        if not isinstance(t, Masked):
+            return t.expand(count, *t.shape)
+        values, mask = t.values.expand(count, *t.values.shape), t.mask.expand(count, *t.mask.shape)
+        return view(values, mask, t.known)
+
+    return {n: spread(t) for n, t in down.shared.items()} | down.own
+
+
+def view(values: Tensor, mask: Tensor, known: bool) -> Masked:
+    """A masked tensor whose values are already zero outside the mask, without another pass over them."""
+    out = object.__new__(Masked)
+    for name, value in (("values", values), ("mask", mask), ("known", known)):
+        object.__setattr__(out, name, value)
+    return out
+
+
+def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Each client's squared distance between two stacked trees of the same names: `[C]`."""
+    parts = [(a[n] - b[n]).flatten(1).square().sum(1) for n in a]
+    return torch.stack(parts).sum(0)
+
+
+def column(values: Tensor, like: Tensor) -> Tensor:
+    """Per-client scalars `[C]` shaped to broadcast against `[C, ...]`."""
+    return values.view(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,240 @@
+"""The nouns of the framework, and the shape legend every file follows.
+
+Shapes stand in trailing comments: `C` clients of a stack, `B` examples of a batch,
+`K` classes, `N` rows of a data set, `...` the shape of one parameter. A tensor on
+the client's side always has the client axis first, also when the stack holds one
+client; a tensor on the server's side has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Named tensors. A second model beside the first has its names behind a prefix, `personal/fc.weight`."""
+
+Moves = Mapping[str, Tensor | None]
+"""What may move: name to a mask of positions `[C, ...]`, or None for the whole tensor."""
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""Outputs `[M, ...]` and targets `[M, ...]` to one loss (or score) per example, `[M]`."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A tensor of which only the positions of a mask cross the network.
+
+    `known` says that the receiver already has the mask (an upload under the mask just
+    received), so that only values travel. Values outside the mask are zero by construction:
+    what does not travel cannot be used.
+    """
+
+    values: Tensor
+    mask: Tensor
+    known: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.mask.dtype == torch.bool and self.mask.shape == self.values.shape
+        object.__setattr__(self, "values", torch.where(self.mask, self.values, 0))
+
+
+Payload = dict[str, Tensor | Masked]
+"""What crosses the network: named tensors, each dense or masked."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """What a cohort receives: tensors common to all, and one row per client where a method needs it."""
+
+    shared: Payload = field(default_factory=dict)
+    own: Payload = field(default_factory=dict)  # [C, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One minibatch of every client in a stack."""
+
+    x: Tensor  # [C, B, ...]
+    y: Tensor  # [C, B, ...]
+    valid: Tensor | None  # [C, B] bool, None when every place holds an example
+    count: Tensor  # [C] examples per client, at least 1
+    keys: Tensor  # [C] int64: the random stream of this client's step
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Average per-example values `[C, B]` over each client's real examples: `[C]`."""
+        if self.valid is not None:
+            values = torch.where(self.valid, values, 0)
+        return values.sum(1) / self.count.to(values.dtype)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The local data of a stack of clients: rows of one tensor, never copied."""
+
+    x: Tensor  # [N, ...]
+    y: Tensor  # [N, ...]
+    rows: Tensor  # [C, M] int64 into x and y, padded with 0
+    count: Tensor  # [C] int64 on the host: how many of a client's M places are real
+    ids: Tensor  # [C] int64 on the host: client ids, they key the random streams
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or linear layer, as sparsity rules and cost accounting see it."""
+
+    weight: str
+    bias: str | None
+    shape: tuple[int, ...]  # of the weight
+    macs: int  # multiply-accumulates of one example's forward pass
+    outputs: int  # outputs of one example that a bias is added to
+
+    @property
+    def weights(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+    @property
+    def size(self) -> int:
+        """Weights and biases."""
+        return self.weights + (self.shape[0] if self.bias else 0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+BufferPolicy = Literal["average", "local", "drop"]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What algorithms know about a model."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # every tensor a client holds: parameters, then running statistics
+    buffers: frozenset[str]  # the running statistics among them
+    head: frozenset[str]
+    layers: tuple[Layer, ...]  # in the order of the forward pass
+    other_flops: int = 0  # forward FLOP of one example outside `layers`
+    activations: int = 0  # numbers one example's forward pass leaves behind, about
+    policy: BufferPolicy = "average"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(n for n in self.shapes if n not in self.buffers)
+
+
+class Model(Protocol):
+    """A network over stacked parameters."""
+
+    info: ModelInfo
+
+    def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+        """Outputs `[C, B, K]` for inputs `[C, B, ...]`, of which `valid` `[C, B]` are no padding.
+
+        In training mode (dropout, batch statistics) when the clients' streams `keys` `[C]` are given.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is being learnt: a model, the loss of an example, and the score of an example."""
+
+    model: Model
+    criterion: Criterion
+    metric: Criterion
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """Each client's mean training loss on its minibatch: `[C]`."""
+        out = self.model(params, batch.x, batch.valid, batch.keys)
+        return batch.mean(per_example(self.criterion, out, batch.y))
+
+
+def per_example(criterion: Criterion, out: Tensor, y: Tensor) -> Tensor:
+    """Apply a per-example criterion to stacked outputs `[C, B, ...]`: `[C, B]`."""
+    stack, size = y.shape[:2]
+    return criterion(out.flatten(0, 1), y.flatten(0, 1)).view(stack, size)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How local training goes unless a method says otherwise; the `[training]` section of a recipe."""
+
+    num_rounds: int = 100
+    join_ratio: float = 0.1
+    local_epochs: int = 5
+    local_steps: int = 0  # if positive, counts minibatches instead of epochs
+    batch_size: int = 64
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.1
+    lr_decay: float = 1.0
+    lr_milestones: tuple[int, ...] = ()  # rounds from which the rate is a tenth of before
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+    loss: str = "cross_entropy"
+    server_lr: float = 1.0
+    augment: Literal["none"] = "none"
+    precision: Literal["float32", "float64"] = "float32"
+    seed: int = 0
+
+    def rate(self, rnd: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * self.lr_decay**rnd * 0.1 ** sum(rnd >= m for m in self.lr_milestones)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured and when; the `[evaluation]` section of a recipe."""
+
+    eval_every: int = 10  # rounds; the last round is always evaluated
+    shift: Literal["donor", "pool", "none"] = "donor"
+    degrees: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    draws: int = 5  # of donors, averaged over
+    when: Literal["after_aggregation", "after_local"] = "after_aggregation"
+    clients: Literal["all", "selected"] | int = "all"
+    metric: str = "accuracy"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an algorithm is bound to before it runs."""
+
+    model: ModelInfo
+    training: Training
+    num_clients: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One entry of an algorithm's schedule.
+
+    A comparison is fair because stage `number` draws the same cohort and batches for every method.
+    """
+
+    number: int
+    phase: str = "train"
+    who: Literal["sampled", "all", "nobody"] = "sampled"
+    down: bool = True  # whether the server sends anything
+    up: bool = True  # whether the clients do
+    in_paper: bool = True  # whether the papers' way of counting traffic sees this stage
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the hooks of one stage are told."""
+
+    stage: Stage
+    lr: float
+
+    @property
+    def number(self) -> int:
+        return self.stage.number
+
+    @property
+    def phase(self) -> str:
+        return self.stage.phase

@@ -1,0 +1,189 @@
+"""The codec: a payload as bytes, and its exact size without packing.
+
+A message is a header and one entry per tensor, little-endian:
+
+    magic "PFL1", number of entries u16
+    per entry: name length u16, name, dtype u8, encoding u8, rank u8, dimensions u32 each,
+               [number of values u32 unless dense], [mask], values
+
+A masked tensor carries its mask as bits or as a list of positions, whichever is smaller (u16 positions
+if they fit, else u32), or not at all where the receiver knows it. No pickle; decoding checks
+names, types, shapes and lengths before it allocates.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from personafl.core.types import Masked, Payload
+
+_MAGIC: Final = b"PFL1"
+_DTYPES: Final = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.bool: 4,
+    torch.uint8: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+}
+_BY_CODE: Final = {code: dtype for dtype, code in _DTYPES.items()}
+_DENSE, _BITS, _PLACES, _KNOWN = range(4)
+
+
+class WireError(ValueError):
+    """A message that is not what it should be."""
+
+
+def pack(payload: Payload) -> bytes:
+    """One client's payload (no client axis) as bytes."""
+    out = [_MAGIC, struct.pack("<H", len(payload))]
+    for name, entry in payload.items():
+        values, mask = (entry.values, entry.mask) if isinstance(entry, Masked) else (entry, None)
+        values = values.detach().cpu()
+        raw = name.encode()
+        encoding = _DENSE if mask is None else _encoding(entry, int(mask.sum()))
+        out.append(struct.pack("<H", len(raw)) + raw)
+        out.append(struct.pack("<BBB", _DTYPES[values.dtype], encoding, values.dim()))
+        out.append(struct.pack(f"<{values.dim()}I", *values.shape))
+        if mask is not None:
+            flat = mask.cpu().flatten()
+            out.append(struct.pack("<I", int(flat.sum())))
+            if encoding == _BITS:
+                out.append(np.packbits(flat.numpy(), bitorder="little").tobytes())
+            elif encoding == _PLACES:
+                out.append(flat.nonzero().flatten().numpy().astype(_place_type(flat.numel())).tobytes())
+            values = values.flatten()[flat]
+        out.append(_raw(values))
+    return b"".join(out)
+
+
+def size(payload: Payload) -> int:
+    """How many bytes `pack` would make of one client's payload."""
+    rows: Payload = {
+        n: Masked(t.values[None], t.mask[None], t.known) if isinstance(t, Masked) else t[None]
+        for n, t in payload.items()
+    }
+    return int(sizes(rows, 1)[0])
+
+
+def sizes(payload: Payload, count: int) -> Tensor:
+    """How many bytes `pack` would make of each client's row of a stacked payload: `[C]` int64."""
+    total = torch.full((count,), len(_MAGIC) + 2, dtype=torch.int64)
+    for name, entry in payload.items():
+        values = entry.values if isinstance(entry, Masked) else entry
+        numel = values[0].numel()
+        total += 2 + len(name.encode()) + 3 + 4 * (values.dim() - 1)
+        if not isinstance(entry, Masked):
+            total += numel * values.element_size()
+            continue
+        nnz = entry.mask.flatten(1).sum(1).cpu()
+        total += 4 + nnz * values.element_size()
+        if not entry.known:
+            total += torch.minimum(torch.tensor(-(-numel // 8)), nnz * _place_type(numel).itemsize)
+    return total
+
+
+def unpack(blob: bytes, masks: Mapping[str, Tensor] | None = None) -> Payload:
+    """The payload in these bytes; `masks` are those the receiver is supposed to know."""
+    read = _Reader(blob)
+    if read.take(4, "magic") != _MAGIC:
+        raise WireError("not a personafl message: it does not begin with PFL1")
+    payload: Payload = {}
+    for _ in range(read.number("<H", "number of entries")):
+        raw = read.take(read.number("<H", "name length"), "name")
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            raise WireError(f"a name is not UTF-8: {raw[:20]!r}") from None
+        if name in payload:
+            raise WireError(f"{name}: sent twice")
+        payload[name] = _entry(read, name, masks or {})
+    if read.left:
+        raise WireError(f"{read.left} bytes are left over behind the last entry")
+    return payload
+
+
+def _entry(read: _Reader, name: str, known: Mapping[str, Tensor]) -> Tensor | Masked:
+    code, encoding, rank = struct.unpack("<BBB", read.take(3, f"{name}: type"))
+    if code not in _BY_CODE or encoding > _KNOWN:
+        raise WireError(f"{name}: unknown type {code} or encoding {encoding}")
+    dtype = _BY_CODE[code]
+    shape = struct.unpack(f"<{rank}I", read.take(4 * rank, f"{name}: shape"))
+    numel = int(np.prod(shape, dtype=object)) if rank else 1
+    if encoding == _DENSE:
+        return read.values(numel, dtype, name).view(shape)
+    nnz = read.number("<I", f"{name}: number of values")
+    if nnz > numel:
+        raise WireError(f"{name}: {nnz} values for {numel} positions")
+    if encoding == _BITS:
+        bits = np.frombuffer(read.take(-(-numel // 8), f"{name}: mask"), np.uint8)
+        mask = torch.from_numpy(np.unpackbits(bits, count=numel, bitorder="little").astype(bool))
+    elif encoding == _PLACES:
+        kind = _place_type(numel)
+        places = np.frombuffer(read.take(nnz * kind.itemsize, f"{name}: positions"), kind).astype(np.int64)
+        if nnz and (places[-1] >= numel or (np.diff(places) <= 0).any()):
+            raise WireError(f"{name}: positions do not rise within 0..{numel - 1}")
+        read.check(nnz * dtype.itemsize, name)  # before allocating what the header claims
+        mask = torch.zeros(numel, dtype=torch.bool)
+        mask[torch.from_numpy(places)] = True
+    else:
+        if name not in known or tuple(known[name].shape) != shape:
+            raise WireError(f"{name}: sent without its mask, and no mask of shape {shape} is known here")
+        mask = known[name].cpu().flatten()
+    if int(mask.sum()) != nnz:
+        raise WireError(f"{name}: the mask has {int(mask.sum())} positions, {nnz} values were announced")
+    values = torch.zeros(numel, dtype=dtype)
+    values[mask] = read.values(nnz, dtype, name)
+    return Masked(values.view(shape), mask.view(shape), encoding == _KNOWN)
+
+
+class _Reader:
+    def __init__(self, blob: bytes) -> None:
+        self.blob, self.at = memoryview(blob), 0
+
+    @property
+    def left(self) -> int:
+        return len(self.blob) - self.at
+
+    def check(self, count: int, what: str) -> None:
+        if count > self.left:
+            raise WireError(f"{what}: {count} bytes expected, {self.left} are left")
+
+    def take(self, count: int, what: str) -> bytes:
+        self.check(count, what)
+        self.at += count
+        return bytes(self.blob[self.at - count : self.at])
+
+    def number(self, form: str, what: str) -> int:
+        return int(struct.unpack(form, self.take(struct.calcsize(form), what))[0])
+
+    def values(self, count: int, dtype: torch.dtype, name: str) -> Tensor:
+        raw = bytearray(self.take(count * dtype.itemsize, f"{name}: values"))
+        out = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        if dtype.is_floating_point and not torch.isfinite(out).all():
+            raise WireError(f"{name}: not all values are finite")
+        return out
+
+
+def _encoding(entry: Tensor | Masked, nnz: int) -> int:
+    assert isinstance(entry, Masked)
+    if entry.known:
+        return _KNOWN
+    numel = entry.mask.numel()
+    return _BITS if -(-numel // 8) <= nnz * _place_type(numel).itemsize else _PLACES
+
+
+def _place_type(numel: int) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
+    return np.dtype("<u2") if numel <= 1 << 16 else np.dtype("<u4")
+
+
+def _raw(values: Tensor) -> bytes:
+    return values.contiguous().view(torch.uint8).numpy().tobytes() if values.dim() else _raw(values[None])

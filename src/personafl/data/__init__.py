@@ -1,0 +1,18 @@
+"""Data sets by name, and how they are divided over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from personafl.data.digits import digits
+from personafl.data.federated import Federation, Source, arrays
+from personafl.data.partition import PARTITIONS
+from personafl.data.synthetic import synthetic_3_2k, synthetic_32k
+
+__all__ = ["DATASETS", "PARTITIONS", "Federation", "Source", "arrays"]
+
+DATASETS: dict[str, Callable[[], Source]] = {
+    "digits": digits,
+    "synthetic-32k": synthetic_32k,
+    "synthetic-3.2k": synthetic_3_2k,
+}

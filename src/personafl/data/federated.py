@@ -1,0 +1,162 @@
+"""Which client holds which rows of a data set, and the split of each client into train, validation and test."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.core import rng
+from personafl.core.types import Examples
+
+Indices = NDArray[np.int64]
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set before it is divided: examples, labels, and natural clients where it has them."""
+
+    name: str
+    x: Tensor  # [N, ...]
+    y: Tensor  # [N] int64
+    classes: int
+    model: str = "mlp"  # what model.name = "auto" means
+    clients: NDArray[np.int64] | None = None  # [N] natural client of each example
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"{self.name}: {len(self.x)} examples but {len(self.y)} labels")
+        if not len(self.x):
+            raise ValueError(f"{self.name}: no examples")
+        if self.clients is not None and len(self.clients) != len(self.y):
+            raise ValueError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
+        if self.x.is_floating_point() and not torch.isfinite(self.x).all():
+            bad = int((~torch.isfinite(self.x.flatten(1))).any(1).nonzero()[0, 0])
+            raise ValueError(f"{self.name}: example {bad} contains NaN or infinity")
+        if self.y.is_floating_point():
+            raise ValueError(f"{self.name}: labels must be whole numbers, they are {self.y.dtype}")
+        wrong = (self.y < 0) | (self.y >= self.classes)
+        if wrong.any():
+            at = int(wrong.nonzero()[0, 0])
+            raise ValueError(f"{self.name}: label {int(self.y[at])} of example {at} is not in 0..{self.classes - 1}")
+
+
+def arrays(x: object, y: object, clients: object = None, *, classes: int = 0, name: str = "arrays") -> Source:
+    """One's own data: examples, whole-number labels, and optionally the client of each example."""
+    xs, ys = torch.as_tensor(x), torch.as_tensor(y)
+    if xs.dtype == torch.float64:
+        xs = xs.float()
+    if ys.is_floating_point() and bool((ys == ys.round()).all()):
+        ys = ys.long()
+    if ys.dim() != 1:
+        raise ValueError(f"{name}: labels must be one number per example, their shape is {tuple(ys.shape)}")
+    ids = None if clients is None else np.unique(np.asarray(clients), return_inverse=True)[1].astype(np.int64)
+    count = classes or (int(ys.max()) + 1 if len(ys) else 0)
+    return Source(name, xs, ys if ys.is_floating_point() else ys.long(), count, clients=ids)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Row numbers of many clients behind one another."""
+
+    flat: Tensor  # [sum of lengths] int64
+    first: Tensor  # [clients + 1] int64, on the host
+
+    @classmethod
+    def of(cls, parts: Sequence[Indices]) -> Ragged:
+        lengths = np.array([0, *(len(p) for p in parts)])
+        flat = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return cls(torch.from_numpy(flat.astype(np.int64)), torch.from_numpy(lengths.cumsum()))
+
+    def lengths(self, ids: Tensor) -> Tensor:
+        return self.first[ids + 1] - self.first[ids]
+
+    def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
+        count = self.lengths(ids)
+        place = torch.arange(int(count.max()))
+        at = (self.first[ids].unsqueeze(1) + place).clamp(max=len(self.flat) - 1).to(self.flat.device)
+        rows = self.flat[at].masked_fill((place >= count.unsqueeze(1)).to(self.flat.device), 0)
+        return rows, count
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A data set divided over clients."""
+
+    source: Source
+    splits: dict[Split, Ragged]
+    num_clients: int
+    notes: dict[str, int] = field(default_factory=dict)  # what the partition reports, such as samples moved
+
+    @classmethod
+    def build(
+        cls,
+        source: Source,
+        parts: Sequence[Indices],
+        seed: int,
+        *,
+        test_share: float = 0.25,
+        validation_share: float = 0.0,
+        notes: dict[str, int] | None = None,
+    ) -> Federation:
+        """Split every client's rows at random; each split that was asked for gets at least one row."""
+        cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
+        for client, rows in enumerate(parts):
+            mixed = rng.generator(seed, "split", client).permutation(rows)
+            test = _share(test_share, len(rows))
+            validation = _share(validation_share, len(rows))
+            if len(rows) - test - validation < 1:
+                raise ValueError(
+                    f"client {client} has {len(rows)} samples, too few for a training, "
+                    f"{'a validation ' if validation else ''}and a test part; use fewer clients"
+                )
+            cut["test"].append(mixed[:test])
+            cut["validation"].append(mixed[test : test + validation])
+            cut["train"].append(mixed[test + validation :])
+        return cls(source, {s: Ragged.of(p) for s, p in cut.items()}, len(parts), notes or {})
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
+        """The same on a device, its examples in the precision of the model (bytes stay bytes)."""
+        s = self.source
+        x = s.x.to(device, dtype) if s.x.is_floating_point() else s.x.to(device)
+        moved = {n: Ragged(r.flat.to(device), r.first) for n, r in self.splits.items()}
+        return dataclasses.replace(self, source=dataclasses.replace(s, x=x, y=s.y.to(device)), splits=moved)
+
+    def examples(self, split: Split, ids: Tensor) -> Examples:
+        """The rows these clients hold in a split."""
+        rows, count = self.splits[split].padded(ids)
+        return Examples(self.source.x, self.source.y, rows, count, ids)
+
+    def sizes(self, split: Split) -> Tensor:
+        """How many rows each client holds: `[clients]`."""
+        return self.splits[split].first.diff()
+
+    def class_counts(self) -> NDArray[np.int64]:
+        """Examples per client and class over all splits: `[clients, K]`."""
+        out = np.zeros((self.num_clients, self.source.classes), np.int64)
+        labels = self.source.y.cpu().numpy()
+        for ragged in self.splits.values():
+            who = np.repeat(np.arange(self.num_clients), ragged.first.diff().numpy())
+            np.add.at(out, (who, labels[ragged.flat.cpu().numpy()]), 1)
+        return out
+
+    def digest(self) -> str:
+        """A short hash of who holds which rows in which split."""
+        h = hashlib.sha256()
+        for name in sorted(self.splits):
+            h.update(self.splits[name].flat.cpu().numpy().tobytes())
+            h.update(self.splits[name].first.numpy().tobytes())
+        return h.hexdigest()[:16]
+
+
+def _share(share: float, size: int) -> int:
+    return max(1, round(share * size)) if share else 0

@@ -1,0 +1,1 @@
+"""Numbers, and what is made of them."""

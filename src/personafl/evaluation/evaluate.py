@@ -1,0 +1,76 @@
+"""Scores of every client's model on test data, example by example."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from personafl.core import batches, tree
+from personafl.core.algorithm import Algorithm
+from personafl.core.local import floating
+from personafl.core.types import Batch, Examples, Model, Params, Payload, Task, per_example
+from personafl.data.federated import Federation
+from personafl.data.shift import Shift, mixed
+
+BATCH = 256
+
+
+def deployed(algorithm: Algorithm, task: Task, kept: Params, down: Payload, train: Examples) -> Params:
+    """A stack of clients ready to predict."""
+
+    def sweep(measure: Callable[[Model, Batch], Params]) -> Params:
+        return batches.sums(train, BATCH, dtype, functools.partial(measure, task.model))
+
+    ready = algorithm.deploy(kept, down)
+    dtype = floating(ready)
+    return algorithm.calibrate(ready, sweep)
+
+
+@torch.no_grad()
+def scores(algorithm: Algorithm, task: Task, ready: Params, data: Examples) -> list[Tensor]:
+    """Per client the score of each of its examples, in order, on the host."""
+    out = torch.zeros(data.rows.shape, dtype=torch.float32)
+    for batch, first in batches.in_order(data, BATCH, floating(ready)):
+        k, size = batch.x.shape[:2]
+        model = _ignoring(task.model, batch.valid)
+        logits = algorithm.predict(model, tree.take(ready, slice(k)), batch.x)
+        out[:k, first : first + size] = per_example(task.metric, logits, batch.y).cpu()
+    return [row[: int(n)] for row, n in zip(out, data.count, strict=True)]
+
+
+class _ignoring:
+    """A model told which of its inputs are padding, for those that look at a whole batch."""
+
+    def __init__(self, model: Model, valid: Tensor | None) -> None:
+        self.model, self.valid, self.info = model, valid, model.info
+
+    def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+        return self.model(params, x, self.valid if valid is None else valid, keys)
+
+
+def with_shift(federation: Federation, shift: Shift, ids: Tensor) -> Examples:
+    """Clients' own test rows followed by the rows of every draw: one pass gives the scores of all degrees."""
+    own, count = federation.splits["test"].padded(ids)
+    total = count * (1 + len(shift.rows))
+    rows = own.new_zeros(len(ids), int(total.max()))
+    for i, c in enumerate(ids.tolist()):
+        n = int(count[i])
+        parts = [own[i, :n], *(r.flat[int(r.first[c]) : int(r.first[c + 1])].to(own.device) for r in shift.rows)]
+        rows[i, : n * len(parts)] = torch.cat(parts)
+    return Examples(federation.source.x, federation.source.y, rows, total, ids)
+
+
+def by_degree(found: list[Tensor], shift: Shift, ids: Tensor, degrees: tuple[float, ...]) -> Tensor:
+    """Accuracy per draw, degree and client `[draws, degrees, C]`, from the scores of `with_shift`."""
+    draws = len(shift.rows)
+    out = torch.zeros(draws, len(degrees), len(ids), dtype=torch.float64)
+    for i, c in enumerate(ids.tolist()):
+        parts = found[i].double().view(1 + draws, -1)  # [1 + draws, n]
+        for d in range(draws):
+            places = shift.places[d].flat[int(shift.places[d].first[c]) : int(shift.places[d].first[c + 1])]
+            for j, degree in enumerate(degrees):
+                out[d, j, i] = mixed(parts[0], parts[1 + d], places, degree).mean()
+    return out

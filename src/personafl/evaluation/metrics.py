@@ -1,0 +1,35 @@
+"""Losses and scores of single examples, and what a list of client accuracies comes to."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from personafl.core.types import Criterion
+
+
+def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of logits `[M, K]`: `[M]`."""
+    return F.cross_entropy(out, y, reduction="none")
+
+
+def accuracy(out: Tensor, y: Tensor) -> Tensor:
+    """1 where the largest logit is the label's, else 0: `[M]`."""
+    return (out.argmax(-1) == y).to(torch.float32)
+
+
+LOSSES: dict[str, Criterion] = {"cross_entropy": cross_entropy}
+METRICS: dict[str, Criterion] = {"accuracy": accuracy}
+
+
+def over_clients(scores: Tensor, sizes: Tensor) -> dict[str, float]:
+    """What per-client scores `[C]` come to: mean and population deviation, mean by size, 10th percentile, worst."""
+    s, n = scores.double(), sizes.double()
+    return {
+        "mean": float(s.mean()),
+        "std": float(s.std(unbiased=False)),
+        "weighted": float((s * n).sum() / n.sum()),
+        "p10": float(s.quantile(0.1)),
+        "worst": float(s.min()),
+    }

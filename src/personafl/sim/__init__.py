@@ -1,0 +1,1 @@
+"""The round on one machine, all clients at once."""
