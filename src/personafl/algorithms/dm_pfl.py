@@ -18,6 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -71,7 +72,9 @@ class DMPFL(Algorithm):
         rounds = self.setup.training.num_rounds
         if self.iterations > max(1, rounds // 4):
             fit = max(1, rounds // 4)
-            warnings.warn(f"{rounds} rounds leave room for {fit} of DM-PFL's {self.iterations} iterations", stacklevel=2)
+            warnings.warn(
+                f"{rounds} rounds leave room for {fit} of DM-PFL's {self.iterations} iterations", stacklevel=2
+            )
         for phase, first, end in phases(rounds, self.iterations):
             for t in range(first, end):
                 if phase != "personal":
@@ -100,7 +103,7 @@ class DMPFL(Algorithm):
         m_g = tree.under(server, "mask")
         w_c = {n: torch.where(m, params[n], 0) for n, m in m_g.items()}
         refined = torch.zeros((), dtype=torch.int32, device=next(iter(params.values())).device)
-        common = tree.prefixed(w_c, "personal") | tree.prefixed(m_g, "mask") | {"refined": refined}
+        common = tree.prefixed(w_c, "personal") | tree.prefixed(m_g, "mask") | {"count/refined": refined}
         return super().init_clients(params, server, ids) | tree.stack(common, len(ids))
 
     # A round
@@ -109,7 +112,7 @@ class DMPFL(Algorithm):
         m_g = tree.under(server, "mask")
         refined = torch.tensor(self._refined(rnd), dtype=torch.int32, device=next(iter(server.values())).device)
         shared: Payload = {n: t for n, t in server.items() if not n.startswith("mask/")}
-        return Download(shared=shared | {n: Masked(server[n], m) for n, m in m_g.items()} | {"refined": refined})
+        return Download(shared=shared | {n: Masked(server[n], m) for n, m in m_g.items()} | {"count/refined": refined})
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         m_g, statistics = tree.masks(down), tree.select(kept, self._stays())
@@ -121,7 +124,7 @@ class DMPFL(Algorithm):
             held = tree.under(kept, "mask")
         fixed = tree.prefixed(held, "mask") | tree.prefixed({n: m & ~m_g[n] for n, m in held.items()}, "own")
         received = tree.select(tree.values(down), self.info.shapes)
-        return Local(received | statistics | theta, fixed | {"refined": tree.values(down)["refined"]})
+        return Local(received | statistics | theta, fixed | {"count/refined": tree.values(down)["count/refined"]})
 
     def _common_weights(self, down: Payload) -> Params:
         return {n: t.values for n, t in down.items() if isinstance(t, Masked)}
@@ -129,7 +132,11 @@ class DMPFL(Algorithm):
     def _theta(self, kept: Params, down: Payload, *, reset: bool) -> Params:
         """The masked weights of theta_c, Eq. 4; with `reset`, zero at personal positions not yet refined."""
         m_c, w_c = tree.under(kept, "mask"), tree.under(kept, "personal")
-        stale = kept["refined"] < tree.values(down)["refined"] if reset else torch.zeros_like(kept["refined"], dtype=torch.bool)
+        stale = (
+            kept["count/refined"] < tree.values(down)["count/refined"]
+            if reset
+            else torch.zeros_like(kept["count/refined"], dtype=torch.bool)
+        )
         theta = {}
         for n, t in down.items():
             if isinstance(t, Masked):
@@ -209,10 +216,10 @@ class DMPFL(Algorithm):
         m_c = self._masks(local)
         w_c = tree.select(local.params, m_c)
         own = tree.prefixed(w_c, "personal") | tree.prefixed(m_c, "mask")
-        return kept | own | {"refined": local.fixed["refined"]}
+        return kept | own | {"count/refined": local.fixed["count/refined"]}
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        sums = super().summands(upload, weights, rnd) | {"clients": torch.ones_like(weights)}
+        sums = super().summands(upload, weights, rnd) | {"count/clients": torch.ones_like(weights)}
         if rnd.phase == "global":
             return sums
         for n, m in tree.masks(upload).items():
@@ -227,7 +234,7 @@ class DMPFL(Algorithm):
         if rnd.phase == "global":
             return server | mean | {n: torch.where(m, mean[n], server[n]) for n, m in m_g.items()}
         new: Params = {}
-        voters = sums["clients" if self.votes == "counted" else "weight"]
+        voters = sums["count/clients" if self.votes == "counted" else "count/weight"]
         for n, budget in self._budget().items():
             covered, votes = sums[f"covered/{n}"], sums[f"votes/{n}"]
             # Eq. 5; positions nobody holds keep their weight.
@@ -272,4 +279,4 @@ def phases(rounds: int, iterations: int) -> list[tuple[str, int, int]]:
         return [(names[t], t, t + 1) for t in range(rounds)]
     fit = min(iterations, rounds // 4)
     cuts = [round(rounds * (i + share) / fit) for i in range(fit) for share in (0, 0.5, 0.75)] + [rounds]
-    return [(names[j % 3], a, b) for j, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)) if b > a]
+    return [(names[j % 3], a, b) for j, (a, b) in enumerate(pairwise(cuts)) if b > a]

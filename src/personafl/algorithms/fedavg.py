@@ -35,7 +35,9 @@ class FedAvgFT(Algorithm):
 
     evaluates: ClassVar[str] = "the global model, fine-tuned by the client"
 
-    finetune_epochs: float = setting(0.0, "epochs of fine-tuning at the end; 0 takes the recipe's local epochs or steps")
+    finetune_epochs: float = setting(
+        0.0, "epochs of fine-tuning at the end; 0 takes the recipe's local epochs or steps"
+    )
 
     def check(self) -> None:
         if self.finetune_epochs < 0:
@@ -47,7 +49,7 @@ class FedAvgFT(Algorithm):
 
     def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
         untuned = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
-        return tree.stack(params, len(ids)) | {"tuned": untuned}
+        return tree.stack(params, len(ids)) | {"count/tuned": untuned}
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         statistics = tree.select(kept, self._stays())
@@ -59,10 +61,10 @@ class FedAvgFT(Algorithm):
 
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         if rnd.phase == "finetune":
-            return local.params | {"tuned": torch.ones_like(kept["tuned"])}
+            return local.params | {"count/tuned": torch.ones_like(kept["count/tuned"])}
         return kept | tree.select(local.params, self._stays())
 
     def personal(self, kept: Params, down: Payload) -> Params:
         own = tree.select(kept, self.info.shapes)
         received = tree.values(down) | tree.select(kept, self._stays())
-        return choose(kept["tuned"], own, tree.select(received, own))
+        return choose(kept["count/tuned"], own, tree.select(received, own))

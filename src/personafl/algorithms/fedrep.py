@@ -23,7 +23,9 @@ class FedRep(Algorithm):
 
     head_epochs: float = setting(0.0, "epochs of the head, body frozen; 0 takes the recipe's local epochs or steps")
     body_epochs: float = setting(0.0, "epochs of the body, head frozen; 0 takes the recipe's local epochs or steps")
-    final_head_epochs: float = setting(0.0, "epochs of the head for every client after the last round; 0: no such stage")
+    final_head_epochs: float = setting(
+        0.0, "epochs of the head for every client after the last round; 0: no such stage"
+    )
 
     def check(self) -> None:
         for name in ("head_epochs", "body_epochs", "final_head_epochs"):

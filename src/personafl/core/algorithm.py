@@ -20,7 +20,6 @@ the network; what is not in `kept` is forgotten. Client-side hooks never reduce 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -92,7 +91,7 @@ def setting(default: Any, help: str, choices: Sequence[str] = ()) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm(ABC):
+class Algorithm:
     """A federated method. The defaults are those of a model split into a shared and a private part."""
 
     evaluates: ClassVar[str] = "the client's own model"
@@ -113,7 +112,7 @@ class Algorithm(ABC):
         return tuple(f for f in dataclasses.fields(cls) if f.name != "bound")
 
     def check(self) -> None:
-        """Refuse impossible settings."""
+        """Raise ValueError for impossible settings."""
 
     def bind(self, setup: Setup) -> Self:
         """The same method, told which model, training and number of clients it is for."""
@@ -176,13 +175,16 @@ class Algorithm(ABC):
         return tree.select(local.params, kept)
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        """Per-client terms `[C, ...]` of the sums the server works with; `weights` are example counts `[C]`."""
+        """Per-client terms `[C, ...]` of the sums the server works with; `weights` are example counts `[C]`.
+
+        Here and elsewhere what is no part of a model has a name under `count/`, which no parameter has.
+        """
         sent = tree.values(upload)
-        return {n: t * tree.column(weights, t).to(t.dtype) for n, t in sent.items()} | {"weight": weights}
+        return {n: t * tree.column(weights, t).to(t.dtype) for n, t in sent.items()} | {"count/weight": weights}
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""
-        return {n: self.approach(old, (sums[n] / sums["weight"]).to(old.dtype)) for n, old in server.items()}
+        return {n: self.approach(old, (sums[n] / sums["count/weight"]).to(old.dtype)) for n, old in server.items()}
 
     def approach(self, old: Tensor, target: Tensor) -> Tensor:
         """A server step: all the way at the usual learning rate of 1."""

@@ -46,7 +46,9 @@ def plan(data: Examples, batch_size: int, keys: Tensor, *, epochs: float = 0.0, 
     rounds = int((-(-total // per_epoch)).max()) if longest else 0
     device = data.rows.device
 
-    streams = torch.stack([rng.extend(keys, first + e) for e in range(rounds)], 1) if rounds else keys.new_zeros(len(keys), 0)
+    streams = (
+        torch.stack([rng.extend(keys, first + e) for e in range(rounds)], 1) if rounds else keys.new_zeros(len(keys), 0)
+    )
     order = rng.order(streams.to(device), data.count.to(device).unsqueeze(1), width)  # [C, E, M]
     step = torch.arange(longest)
     epoch = (step // per_epoch.unsqueeze(1)).clamp(max=max(rounds - 1, 0))  # [C, S]

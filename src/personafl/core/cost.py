@@ -1,4 +1,7 @@
-"""What a round costs: floating-point operations with and without masks.
+"""What a round costs: bytes, and floating-point operations with and without masks.
+
+Bytes are the length of what the codec packs. Beside them stands the papers' way of counting: four bytes
+a value, one bit per weight where its mask travels, no headers, the mean of both directions.
 
 One multiply-accumulate is two FLOP, adding a bias one per output. The backward pass costs a
 forward pass per layer for the weights that move, and one for the layer's input wherever a layer at
@@ -11,12 +14,44 @@ layer's weight gradient.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from personafl.core import tree
-from personafl.core.types import Layer, ModelInfo
+from personafl.core import tree, wire
+from personafl.core.types import Download, Layer, Masked, ModelInfo, Payload, Stage
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of all clients of a stack together."""
+
+    up: int
+    down: int
+    paper: float
+
+
+def traffic(stage: Stage, down: Download, upload: Payload, count: int) -> Traffic:
+    """What a stack of clients receives and sends in a stage."""
+    received = 0
+    if stage.down:
+        received = wire.size(down.shared) * count
+        if down.own:  # one message: the header of the rows' part is that of the shared part
+            received += int(wire.sizes(down.own, count).sum()) - wire.size({}) * count
+    sent = int(wire.sizes(upload, count).sum()) if stage.up else 0
+    paper = (_plain(down.shared) * count + _plain(down.own) + _plain(upload)) / 2 if stage.in_paper else 0.0
+    return Traffic(sent, received, paper)
+
+
+def _plain(payload: Payload) -> float:
+    total = 0.0
+    for entry in payload.values():
+        if isinstance(entry, Masked):
+            total += 4 * int(entry.mask.sum()) + (0 if entry.known else entry.mask.numel() / 8)
+        elif entry.is_floating_point():
+            total += 4 * entry.numel()
+    return total
 
 
 def density(mask: Tensor) -> Tensor:

@@ -80,18 +80,32 @@ def play(
             epoch += int((-(-plan.steps // per_epoch)).max())
             if train:
                 # Running statistics change in the forward pass, so they are owned along with what moves.
-                owned = {n: t for n, t in local.params.items() if n in moves or n.rpartition("/")[2] in task.model.info.buffers}
-                local = replace(local, params=local.params | {n: t.clone(memory_format=torch.contiguous_format) for n, t in owned.items()})
+                owned = {
+                    n: t
+                    for n, t in local.params.items()
+                    if n in moves or n.rpartition("/")[2] in task.model.info.buffers
+                }
+                local = replace(
+                    local,
+                    params=local.params | {n: t.clone(memory_format=torch.contiguous_format) for n, t in owned.items()},
+                )
                 rule = turn.optimizer or optim.default(training)
                 if rule not in state:
                     state[rule] = {}
                 state[rule] = rule.init(tree.select(local.params, moves)) | state[rule]
                 rate = rnd.lr if turn.lr is None else turn.lr
                 steps = _Steps(task, local, turn.loss, moves, rule, state[rule], rate)
-                noise = rng.extend(streams["noise"].unsqueeze(1), taken.unsqueeze(1) + torch.arange(max(len(plan.active), 1)))
+                noise = rng.extend(
+                    streams["noise"].unsqueeze(1), taken.unsqueeze(1) + torch.arange(max(len(plan.active), 1))
+                )
                 for s, k in enumerate(plan.active):
                     batch = batches.gather(
-                        data, plan.rows[:k, s], plan.real[:k, s], plan.full[s], noise[:k, s].to(plan.rows.device), steps.dtype
+                        data,
+                        plan.rows[:k, s],
+                        plan.real[:k, s],
+                        plan.full[s],
+                        noise[:k, s].to(plan.rows.device),
+                        steps.dtype,
                     )
                     losses[:k] += steps.step(batch, k)
             taken += plan.steps

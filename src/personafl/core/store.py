@@ -6,6 +6,7 @@ is. So a round costs what its cohort costs, however many clients there are.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -19,6 +20,7 @@ class Store:
 
     def __init__(self, fresh: Callable[[Tensor], Params]) -> None:
         self._fresh = fresh
+        self._lock = threading.Lock()  # stacks may run in several threads
         self._row: dict[int, int] = {}
         self._rows: Params = {}
 
@@ -29,6 +31,10 @@ class Store:
 
     def gather(self, ids: Tensor) -> Params:
         """The rows of these clients, `[C, ...]`, copied; clients without a row are fresh ones."""
+        with self._lock:
+            return self._gather(ids)
+
+    def _gather(self, ids: Tensor) -> Params:
         out = self._fresh(ids)
         known = [(i, self._row[c]) for i, c in enumerate(ids.tolist()) if c in self._row]
         if not known or not out:
@@ -43,8 +49,11 @@ class Store:
 
     def scatter(self, ids: Tensor, kept: Params) -> None:
         """Store these clients' rows."""
-        if not kept:
-            return
+        if kept:
+            with self._lock:
+                self._scatter(ids, kept)
+
+    def _scatter(self, ids: Tensor, kept: Params) -> None:
         new = [c for c in ids.tolist() if c not in self._row]
         self._row |= {c: len(self._row) + i for i, c in enumerate(new)}
         rows = torch.tensor([self._row[c] for c in ids.tolist()])

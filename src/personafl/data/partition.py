@@ -108,7 +108,7 @@ def pathological(ask: Ask) -> Parts:
             places[client] -= 1
     if any(not r for r in rows):
         raise ValueError(
-            f"pathological: {ask.num_clients} clients x {ask.classes_per_client} classes leave clients without a class; "
+            f"pathological: {ask.num_clients} clients x {ask.classes_per_client} classes leave some without a class; "
             f"the data have {ask.classes} classes"
         )
     return Parts([np.sort(np.concatenate(r)) for r in rows])
@@ -117,7 +117,9 @@ def pathological(ask: Ask) -> Parts:
 def natural(ask: Ask) -> Parts:
     """The clients the data came from; those with fewer than four samples are left out."""
     if ask.clients is None:
-        raise ValueError("partition='natural': this data set has no natural clients; try dirichlet, pathological or iid")
+        raise ValueError(
+            "partition='natural': this data set has no natural clients; try dirichlet, pathological or iid"
+        )
     order = np.argsort(ask.clients, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(ask.clients[order])) + 1)
     usable = [g.astype(np.int64) for g in groups if len(g) >= 4]
@@ -139,9 +141,13 @@ class Rule:
 
 PARTITIONS: dict[str, Rule] = {
     "iid": Rule(iid, frozenset({"num_clients"}), "shuffled and dealt equally"),
-    "dirichlet": Rule(dirichlet, frozenset({"num_clients", "alpha"}), "each class dealt by a Dirichlet(alpha) draw over clients"),
+    "dirichlet": Rule(
+        dirichlet, frozenset({"num_clients", "alpha"}), "each class dealt by a Dirichlet(alpha) draw over clients"
+    ),
     "pathological": Rule(
-        pathological, frozenset({"num_clients", "classes_per_client"}), "few classes per client, in groups, quantities skewed"
+        pathological,
+        frozenset({"num_clients", "classes_per_client"}),
+        "few classes per client, in groups, quantities skewed",
     ),
     "natural": Rule(natural, frozenset({"num_clients"}), "the clients the data came from"),
 }
@@ -150,5 +156,7 @@ PARTITIONS: dict[str, Rule] = {
 def partition(name: str, ask: Ask) -> Parts:
     """Divide by a named rule, with the checks common to all."""
     if ask.num_clients > len(ask.labels) // 2:
-        raise ValueError(f"num_clients={ask.num_clients}: the data set has {len(ask.labels)} samples, two are needed per client")
+        raise ValueError(
+            f"num_clients={ask.num_clients}: the data set has {len(ask.labels)} samples, two are needed per client"
+        )
     return PARTITIONS[name].make(ask)

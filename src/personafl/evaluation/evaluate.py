@@ -35,13 +35,13 @@ def scores(algorithm: Algorithm, task: Task, ready: Params, data: Examples) -> l
     out = torch.zeros(data.rows.shape, dtype=torch.float32)
     for batch, first in batches.in_order(data, BATCH, floating(ready)):
         k, size = batch.x.shape[:2]
-        model = _ignoring(task.model, batch.valid)
+        model = _Ignoring(task.model, batch.valid)
         logits = algorithm.predict(model, tree.take(ready, slice(k)), batch.x)
         out[:k, first : first + size] = per_example(task.metric, logits, batch.y).cpu()
     return [row[: int(n)] for row, n in zip(out, data.count, strict=True)]
 
 
-class _ignoring:
+class _Ignoring:
     """A model told which of its inputs are padding, for those that look at a whole batch."""
 
     def __init__(self, model: Model, valid: Tensor | None) -> None:

@@ -34,7 +34,9 @@ def _image(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
 
 MODELS: dict[str, ModelEntry] = {
     "mlp": ModelEntry(lambda s, k: MLP(math.prod(s), 128, 64, k), "fc inputs-128-64-classes, ReLU"),
-    "pews-mlp": ModelEntry(lambda s, k: MLP(math.prod(s), 32, 64, 128, 32, k), "fc inputs-32-64-128-32-classes, ReLU (FedPeWS)"),
+    "pews-mlp": ModelEntry(
+        lambda s, k: MLP(math.prod(s), 32, 64, 128, 32, k), "fc inputs-32-64-128-32-classes, ReLU (FedPeWS)"
+    ),
     "small-cnn": ModelEntry(
         lambda s, k: CNN(_image(s, "small-cnn"), (16, 32), (64,), k, kernel=3, padding=1),
         "conv3 16, pool, conv3 32, pool, fc 64-classes",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -10,17 +12,21 @@ class CNN(nn.Module):
     """Convolutions, each with ReLU and 2x2 max-pooling, then linear layers with ReLU between them."""
 
     def __init__(
-        self, image: tuple[int, int, int], channels: tuple[int, ...], hidden: tuple[int, ...], classes: int, kernel: int, padding: int
+        self,
+        image: tuple[int, int, int],
+        channels: tuple[int, ...],
+        hidden: tuple[int, ...],
+        classes: int,
+        kernel: int,
+        padding: int,
     ) -> None:
         super().__init__()
         depth = (image[0], *channels)
-        self.convs = nn.ModuleList(
-            nn.Conv2d(i, o, kernel, padding=padding) for i, o in zip(depth[:-1], depth[1:], strict=True)
-        )
+        self.convs = nn.ModuleList(nn.Conv2d(i, o, kernel, padding=padding) for i, o in pairwise(depth))
         with torch.no_grad():
             features = self.encode(torch.zeros(1, *image)).shape[1]
         sizes = (features, *hidden)
-        self.fcs = nn.ModuleList(nn.Linear(i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
+        self.fcs = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], classes)
 
     def encode(self, x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 
@@ -10,7 +12,7 @@ class MLP(nn.Module):
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip(sizes[:-2], sizes[1:-1], strict=True))
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes[:-1]))
         self.head = nn.Linear(sizes[-2], sizes[-1])
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,7 +36,12 @@ _CONVS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv3d: F.conv3d,
 }
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_DROPOUTS = {nn.Dropout: None, nn.Dropout1d: 1, nn.Dropout2d: 1, nn.Dropout3d: 1}  # channel axis kept, if any
+_DROPOUTS: dict[type[nn.Module], int | None] = {
+    nn.Dropout: None,
+    nn.Dropout1d: 1,
+    nn.Dropout2d: 1,
+    nn.Dropout3d: 1,
+}  # channel axis kept, if any
 _RUNNING = ("running_mean", "running_var")
 
 
@@ -54,7 +59,9 @@ class StackedModel:
         self._context = _Context()
         self.whole = not self._agrees(example, whole=False)
         if self.whole and not self._agrees(example, whole=True):
-            raise ValueError(f"{type(module).__name__}: the same input and random stream give different outputs each time")
+            raise ValueError(
+                f"{type(module).__name__}: the same input and random stream give different outputs each time"
+            )
         self._folded = self._fold(self.whole)
         self.convolutional = any(type(m) in _CONVS for m in self.module.modules())
         self.parallel = not any(isinstance(m, _PerClient) for m in self._folded.modules())  # see _PerClient
@@ -93,7 +100,9 @@ class StackedModel:
 
     def _fold(self, whole: bool) -> nn.Module:
         module = copy.deepcopy(self.module)
-        folded = _PerClient(self._context, module, "", self.info) if whole else _fold(module, self._context, self.info, "")
+        folded = (
+            _PerClient(self._context, module, "", self.info) if whole else _fold(module, self._context, self.info, "")
+        )
         return folded.eval()
 
     def _agrees(self, example: Tensor, *, whole: bool) -> bool:
@@ -108,7 +117,9 @@ class StackedModel:
             params[n] = t.double() + 0.1 * noise  # positive, so that a running variance stays one
         try:
             with torch.no_grad():
-                truth = torch.stack([functional_call(alone, {n: t[c] for n, t in params.items()}, (x[c],)) for c in range(2)])
+                truth = torch.stack(
+                    [functional_call(alone, {n: t[c] for n, t in params.items()}, (x[c],)) for c in range(2)]
+                )
                 stacked = self(params, x)
                 trained, again, first, second = (
                     self({n: t[rows].clone() for n, t in params.items()}, x[rows], keys=torch.arange(2)[rows])
@@ -134,6 +145,11 @@ def _forget_statistics(module: nn.Module) -> None:
 def describe(module: nn.Module, example: Tensor, head: str | None, policy: BufferPolicy) -> ModelInfo:
     """What algorithms need to know about a module, from its names and one forward pass."""
     trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    odd = [n for n in trainable if "/" in n]
+    if odd:
+        raise ValueError(
+            f"parameter {odd[0]!r}: names with a slash are used for a client's further models; rename the module"
+        )
     if not trainable:
         raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient")
     buffers = [f"{prefix}.{n}".lstrip(".") for prefix, m in module.named_modules() if _tracks(m) for n in _RUNNING]
@@ -148,14 +164,18 @@ def _tracks(m: nn.Module) -> bool:
     if not isinstance(m, _BATCH_NORMS) or not m.track_running_stats:
         return False
     if m.momentum is None:
-        raise ValueError(f"{type(m).__name__} with momentum=None (a cumulative average) is not supported; give it a number")
+        raise ValueError(
+            f"{type(m).__name__} with momentum=None (a cumulative average) is not supported; give it a number"
+        )
     own = list(m.parameters(recurse=False))
     return not own or any(p.requires_grad for p in own)
 
 
 def _head(module: nn.Module, trainable: dict[str, nn.Parameter], pattern: str | None) -> frozenset[str]:
     if pattern is None:
-        linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and f"{n}.weight".lstrip(".") in trainable]
+        linear = [
+            n for n, m in module.named_modules() if isinstance(m, nn.Linear) and f"{n}.weight".lstrip(".") in trainable
+        ]
         if not linear:
             return frozenset()
         last = linear[-1]
@@ -169,7 +189,7 @@ def _head(module: nn.Module, trainable: dict[str, nn.Parameter], pattern: str | 
 def _layers(
     module: nn.Module, example: Tensor, trainable: dict[str, nn.Parameter]
 ) -> tuple[tuple[Layer, ...], int, int]:
-    """Convolution and linear layers in forward order; the FLOP of everything else; numbers one example leaves behind."""
+    """Convolution and linear layers in forward order; the FLOP of everything else; numbers an example leaves behind."""
     names = {m: n for n, m in module.named_modules()}
     found: dict[str, Layer] = {}
 
@@ -236,7 +256,7 @@ class _Stacked(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """The folded batch with its client axis back: `[C, B, ...]`."""
-        return x.unflatten(0, (self.context.count, -1))
+        return x.reshape(self.context.count, -1, *x.shape[1:])
 
 
 class _Linear(_Stacked):
@@ -266,7 +286,7 @@ class _Conv(_Stacked):
             return torch.cat([call(r, w, b, *rest, conv.groups) for r, w, b in parts])
         wide = rows.transpose(0, 1).flatten(1, 2)  # [B, C * in, ...]
         out = call(wide, weight.flatten(0, 1), None if bias is None else bias.flatten(), *rest, len(rows) * conv.groups)
-        return out.unflatten(1, (len(rows), -1)).transpose(0, 1).flatten(0, 1)
+        return out.view(out.shape[0], len(rows), -1, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
 class _BatchNorm(_Stacked):

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from personafl.core import rng, tree, wire
+from personafl.core import cost, rng, tree
 from personafl.core.algorithm import Algorithm
-from personafl.core.local import Outcome, Work, session
+from personafl.core.local import Work, session
 from personafl.core.store import Store
 from personafl.core.types import (
     Criterion,
     Download,
     Evaluation,
     Examples,
-    Masked,
     Params,
-    Payload,
     Round,
     Setup,
     Stage,
     Task,
     Training,
 )
-from personafl.data.federated import Federation
+from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import metrics
 from personafl.evaluation.evaluate import by_degree, deployed, scores, with_shift
 from personafl.models.stacked import StackedModel
+from personafl.sim import network
+from personafl.sim.layout import choose, each
 
+T = TypeVar("T")
 Row = dict[str, Any]
 
 
@@ -57,9 +56,7 @@ class _Part:
     """What one chunk of a cohort contributes to a round."""
 
     sums: Params
-    up: int
-    down: int
-    paper: float
+    traffic: cost.Traffic
     work: Work
     scores: list[Tensor] = field(default_factory=list)
 
@@ -90,7 +87,7 @@ class Simulation:
         self.task = Task(self.model, criterion, metric)
         self.algorithm = algorithm.bind(Setup(model.info, training, federation.num_clients))
         self.through_wire = through_wire
-        self.chunk, self.workers = self._layout(chunk)
+        self.layout = choose(self.model, training, self.device, federation.num_clients, chunk)
 
         self.server = self.algorithm.init_server(self.model.initial)
         first_server = self.server
@@ -135,50 +132,8 @@ class Simulation:
         pick = rng.generator(self.training.seed, "scored").choice(self.federation.num_clients, which, replace=False)
         return self._sorted(torch.from_numpy(pick))
 
-    # How: chunks and threads
-
-    def _layout(self, chunk: int) -> tuple[int, int]:
-        """Clients per stack, and stacks at a time.
-
-        On a CPU convolutions gain nothing from stacking: clients run one by one, one thread each. All else
-        runs as one stack, cut where memory would be short.
-        """
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        if chunk:
-            return chunk, 1
-        if self.device.type == "cpu" and self.model.convolutional:
-            return 1, threads if self.model.parallel else 1
-        info = self.model.info
-        numbers = 6 * sum(torch.Size(s).numel() for s in info.shapes.values())
-        numbers += 4 * self.training.batch_size * max(info.activations, 1)
-        if self.device.type == "cuda":
-            room = torch.cuda.mem_get_info(self.device)[0] / 2
-        else:
-            room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 4
-        return max(1, int(room / (numbers * 8))), 1
-
-    def _each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], Any]) -> Iterator[Any]:
-        """Apply `work` to every chunk of a cohort, results in order."""
-        chunks = ids.split(self.chunk) if len(ids) else ()
-        if self.workers == 1 or len(chunks) < 2:
-            for part in chunks:
-                yield work(self.model, part)
-            return
-        threads = torch.get_num_threads()
-        models = [self.model.copy() for _ in range(self.workers)]
-
-        def job(part: Tensor) -> Any:
-            model = models.pop()
-            try:
-                return work(model, part)
-            finally:
-                models.append(model)
-
-        try:
-            with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                yield from pool.map(job, chunks)
-        finally:
-            torch.set_num_threads(threads)  # the workers' setting is partly global
+    def _each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
+        return each(self.layout, self.model, ids, work)
 
     # A round
 
@@ -200,9 +155,9 @@ class Simulation:
         if stage.up and parts:
             self.server = self.algorithm.aggregate(self.server, sums, rnd)
         self.played += 1
-        self.totals.up_bytes += sum(p.up for p in parts)
-        self.totals.down_bytes += sum(p.down for p in parts)
-        self.totals.paper_bytes += sum(p.paper for p in parts)
+        self.totals.up_bytes += sum(p.traffic.up for p in parts)
+        self.totals.down_bytes += sum(p.traffic.down for p in parts)
+        self.totals.paper_bytes += sum(p.traffic.paper for p in parts)
         self.totals.flops += sum(float(p.work.flops.sum()) for p in parts)
         self.totals.dense_flops += sum(float(p.work.dense_flops.sum()) for p in parts)
         losses = torch.cat([p.work.loss for p in parts]) if parts else torch.zeros(0)
@@ -228,36 +183,23 @@ class Simulation:
         task = dataclasses.replace(self.task, model=model)
         data = self.federation.examples("train", ids)
         down = self.algorithm.download(self.server, ids, rnd) if rnd.stage.down else Download()
-        received = self._sent(down, len(ids))
+        received = network.delivered(down, len(ids), self.device) if self.through_wire else down
         done = session(self.algorithm, task, data, self.store.gather(ids), received, rnd)
-        upload = self._returned(done, received, len(ids))
+        upload = done.upload
+        if self.through_wire and rnd.stage.up:
+            upload = network.returned(upload, received, len(ids), self.device)
         self.store.scatter(ids, done.kept)
         sums: Params = {}
         if rnd.stage.up:
             weights = data.count.to(self.device, torch.float64)
             terms = self.algorithm.summands(upload, weights, rnd)
             sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
-        paper = (_paper_bytes(down.shared, 1) * len(ids) + _paper_bytes(down.own, len(ids)) + _paper_bytes(upload, len(ids))) / 2
         found: list[Tensor] = []
         if score:
-            found = scores(self.algorithm, task, self.algorithm.trained(done.local), self.federation.examples("test", ids))
-        down_bytes = _down_bytes(down, len(ids)) if rnd.stage.down else 0
-        up_bytes = int(wire.sizes(upload, len(ids)).sum()) if rnd.stage.up else 0
-        return _Part(sums, up_bytes, down_bytes, paper if rnd.stage.in_paper else 0.0, done.work, found)
-
-    def _sent(self, down: Download, count: int) -> Download:
-        if not self.through_wire:
-            return down
-        return Download(self._unpacked(down.shared), _rewired(down.own, count, None, self.device))
-
-    def _unpacked(self, payload: Payload) -> Payload:
-        return _moved(wire.unpack(wire.pack(payload)), self.device)
-
-    def _returned(self, done: Outcome, received: Download, count: int) -> Payload:
-        if not self.through_wire or not done.upload:
-            return done.upload
-        known = tree.masks(tree.received(received, count))
-        return _rewired(done.upload, count, known, self.device)
+            found = scores(
+                self.algorithm, task, self.algorithm.trained(done.local), self.federation.examples("test", ids)
+            )
+        return _Part(sums, cost.traffic(rnd.stage, down, upload, len(ids)), done.work, found)
 
     # Evaluation
 
@@ -277,11 +219,16 @@ class Simulation:
     def evaluate(self) -> Row:
         """Accuracy of the personal models and of the global one, over clients."""
         ids = self.scored(self.now.stage)
-        personal = list(self._each(ids, lambda model, part: self._scores(model, part, self.federation.examples("test", part))))
-        row: Row = {"personal": _stats([s for part in personal for s in part])}
+        row: Row = {"personal": _stats(self._personal_scores(ids, "test"))}
+        if len(self.federation.splits["validation"].flat):
+            row["validation"] = _stats(self._personal_scores(ids, "validation"))
         common = self.common()
         row["global"] = None if common is None else _stats(self._global_scores(common, ids))
         return row
+
+    def _personal_scores(self, ids: Tensor, split: Split) -> list[Tensor]:
+        parts = self._each(ids, lambda model, part: self._scores(model, part, self.federation.examples(split, part)))
+        return [s for part in parts for s in part]
 
     def _scores(self, model: StackedModel, ids: Tensor, data: Examples) -> list[Tensor]:
         task = dataclasses.replace(self.task, model=model)
@@ -297,7 +244,7 @@ class Simulation:
         flat = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)])
         data = Examples(self.federation.source.x, self.federation.source.y, flat[None], count.sum()[None], ids[:1])
         plain = dataclasses.replace(self.algorithm, inference="own")
-        return list(scores(plain, self.task, common, data)[0].split(count.tolist()))
+        return list(torch.split(scores(plain, self.task, common, data)[0], count.tolist()))
 
     def _shift(self) -> Shift | None:
         if self.evaluation.shift == "none":
@@ -308,17 +255,24 @@ class Simulation:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
         ids, shift, degrees = self.scored(self.now.stage), self.shift, self.evaluation.degrees
         if shift is None:
-            found = [s for part in self._each(ids, lambda m, p: self._scores(m, p, self.federation.examples("test", p))) for s in part]
-            own, curve = torch.stack([s.double().mean() for s in found]), None
+            own, curve = torch.stack([s.double().mean() for s in self._personal_scores(ids, "test")]), None
         else:
             degrees = tuple(dict.fromkeys((0.0, *degrees)))
-            chunks = self._each(ids, lambda m, p: by_degree(self._scores(m, p, with_shift(self.federation, shift, p)), shift, p, degrees))
+            chunks = self._each(
+                ids,
+                lambda m, p: by_degree(self._scores(m, p, with_shift(self.federation, shift, p)), shift, p, degrees),
+            )
             curve = torch.cat(list(chunks), 2)  # [draws, degrees, C]
             own = curve[0, 0]
         order = ids.argsort()
         sizes = {s: self.federation.sizes(s)[ids] for s in ("train", "test")}
         table = [
-            {"client": int(ids[i]), "train": int(sizes["train"][i]), "test": int(sizes["test"][i]), "accuracy": float(own[i])}
+            {
+                "client": int(ids[i]),
+                "train": int(sizes["train"][i]),
+                "test": int(sizes["test"][i]),
+                "accuracy": float(own[i]),
+            }
             | ({} if curve is None else {f"shift_{d:g}": float(curve[:, j, i].mean()) for j, d in enumerate(degrees)})
             for i in order.tolist()
         ]
@@ -326,7 +280,10 @@ class Simulation:
             return table, None
         asked = [degrees.index(d) for d in self.evaluation.degrees]
         cells = {
-            str(float(degrees[j])): {"mean": float(curve[:, j].mean()), "std": float(curve[:, j].std(1, unbiased=False).mean())}
+            str(float(degrees[j])): {
+                "mean": float(curve[:, j].mean()),
+                "std": float(curve[:, j].std(1, unbiased=False).mean()),
+            }
             for j in asked
         }
         average = sum(c["mean"] for c in cells.values()) / len(cells)
@@ -358,49 +315,3 @@ class Simulation:
 
 def _stats(found: list[Tensor]) -> dict[str, float]:
     return metrics.over_clients(torch.stack([s.double().mean() for s in found]), torch.tensor([len(s) for s in found]))
-
-
-def _down_bytes(down: Download, count: int) -> int:
-    """What the clients receive; the common part once each."""
-    empty = wire.size({})
-    shared = wire.size(down.shared) * count
-    return shared + (int(wire.sizes(down.own, count).sum()) - empty * count if down.own else 0)
-
-
-def _paper_bytes(payload: Payload, count: int) -> float:
-    """Traffic as the papers count it: four bytes a value, a bit per weight where its mask travels; no headers.
-
-    `count` clients' rows, or a shared payload with count 1.
-    """
-    total = 0.0
-    for entry in payload.values():
-        if isinstance(entry, Masked):
-            total += 4 * int(entry.mask.sum()) + (0 if entry.known else entry.mask.numel() / 8)
-        elif entry.is_floating_point():
-            total += 4 * entry.numel()
-    return total
-
-
-def _rewired(payload: Payload, count: int, known: Params | None, device: torch.device) -> Payload:
-    """A stacked payload after every client's row was packed and unpacked."""
-    rows = []
-    for c in range(count):
-        row: Payload = {n: Masked(t.values[c], t.mask[c], t.known) if isinstance(t, Masked) else t[c] for n, t in payload.items()}
-        rows.append(wire.unpack(wire.pack(row), {n: m[c] for n, m in (known or {}).items()}))
-    out: Payload = {}
-    for n in payload:
-        column = [r[n] for r in rows]
-        first = column[0]
-        if isinstance(first, Masked):
-            parts = [t for t in column if isinstance(t, Masked)]
-            out[n] = Masked(torch.stack([t.values for t in parts]), torch.stack([t.mask for t in parts]), first.known)
-        else:
-            out[n] = torch.stack([t for t in column if isinstance(t, Tensor)])
-    return _moved(out, device)
-
-
-def _moved(payload: Payload, device: torch.device) -> Payload:
-    return {
-        n: Masked(t.values.to(device), t.mask.to(device), t.known) if isinstance(t, Masked) else t.to(device)
-        for n, t in payload.items()
-    }

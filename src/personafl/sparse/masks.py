@@ -14,9 +14,26 @@ def top_k(scores: Tensor, k: int | Tensor) -> Tensor:
     flat = scores.flatten(1)
     k = torch.as_tensor(k, device=flat.device).expand(flat.shape[0])
     k = torch.minimum(k, (flat > -torch.inf).sum(1))
+    same = int(k[0])
+    chosen = _by_threshold(flat, same) if bool((k == same).all()) else by_rank(flat, k)
+    return chosen.view(scores.shape)
+
+
+def by_rank(flat: Tensor, k: Tensor) -> Tensor:
+    """Sort each row and take its first `k` `[C]`: plain, and for rows that take different numbers."""
     order = flat.argsort(dim=1, descending=True, stable=True)
-    chosen = torch.arange(flat.shape[1], device=flat.device) < k.unsqueeze(1)  # by rank
-    return torch.zeros_like(chosen).scatter_(1, order, chosen).view(scores.shape)
+    chosen = torch.arange(flat.shape[1], device=flat.device) < k.unsqueeze(1)
+    return torch.zeros_like(chosen).scatter_(1, order, chosen)
+
+
+def _by_threshold(flat: Tensor, k: int) -> Tensor:
+    """The same when all rows take the same number: select the k-th largest instead of sorting."""
+    if k == 0:
+        return torch.zeros_like(flat, dtype=torch.bool)
+    least = flat.kthvalue(flat.shape[1] - k + 1, dim=1, keepdim=True).values
+    above, ties = flat > least, flat == least
+    places = k - above.sum(1, keepdim=True)
+    return above | (ties & (ties.cumsum(1) <= places))
 
 
 def active(mask: Tensor) -> Tensor:
@@ -30,7 +47,7 @@ def prune(mask: Tensor, weights: Tensor, k: Tensor) -> Tensor:
 
 
 def regrow(mask: Tensor, grads: Tensor, k: Tensor, *, among_active: bool = False) -> Tensor:
-    """With the `k` positions of largest gradient, among the inactive ones or (changing nothing where it hits) among all."""
+    """With the `k` positions of largest gradient, among the inactive ones or (hits on active ones lost) all."""
     scores = grads.abs()
     if not among_active:
         scores = scores.masked_fill(mask, -torch.inf)

@@ -1,0 +1,5 @@
+"""`python -m personafl`."""
+
+from personafl.cli import main
+
+main()

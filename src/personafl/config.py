@@ -1,0 +1,407 @@
+"""A run as frozen dataclasses: TOML in, objects out; what is unknown or impossible is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from personafl.algorithms import ALGORITHMS
+from personafl.core.algorithm import Algorithm
+from personafl.core.types import BufferPolicy, Criterion, Evaluation, Training
+from personafl.data import DATASETS, PARTITIONS
+from personafl.evaluation.metrics import LOSSES, METRICS
+from personafl.models import MODELS
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A recipe or a command line that cannot be run, in one line."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which data, and who holds what."""
+
+    dataset: str = "digits"
+    partition: str = "dirichlet"
+    num_clients: int = 0  # 0: all of a natural partition, else 20
+    alpha: float = 0.3
+    classes_per_client: int = 2
+    test_share: float = 0.25
+    validation_share: float = 0.0
+    unseen_ratio: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which network; `auto` is the data set's default."""
+
+    name: str = "auto"
+    head: str = ""  # pattern of parameter names; empty: the last linear layer
+    buffers: BufferPolicy = "average"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of a comparison."""
+
+    label: str
+    name: str
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole run."""
+
+    name: str
+    data: Data = field(default_factory=Data)
+    model: ModelChoice = field(default_factory=ModelChoice)
+    training: Training = field(default_factory=Training)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    algorithms: tuple[Method, ...] = ()
+
+    def with_seed(self, seed: int) -> Recipe:
+        return dataclasses.replace(self, training=dataclasses.replace(self.training, seed=seed))
+
+
+_SECTIONS: dict[str, type[Any]] = {"data": Data, "model": ModelChoice, "training": Training, "evaluation": Evaluation}
+
+# What other frameworks call our keys.
+_ELSEWHERE = {
+    "global_rounds": "num_rounds",
+    "rounds": "num_rounds",
+    "n_rounds": "num_rounds",
+    "num_server_rounds": "num_rounds",
+    "global_epoch": "num_rounds",
+    "local_learning_rate": "lr",
+    "learning_rate": "lr",
+    "local_epoch": "local_epochs",
+    "epochs": "local_epochs",
+    "lbs": "batch_size",
+    "batch": "batch_size",
+    "fraction_fit": "join_ratio",
+    "fraction_train": "join_ratio",
+    "client_participation": "join_ratio",
+    "eligible_perc": "join_ratio",
+    "n_clients": "num_clients",
+    "client_num": "num_clients",
+    "dirichlet_alpha": "alpha",
+    "eval_gap": "eval_every",
+    "test_interval": "eval_every",
+    "learning_rate_decay_gamma": "lr_decay",
+    "class_per_client": "classes_per_client",
+    "model_name": "name",
+}
+
+
+def recipes() -> dict[str, str]:
+    """The shipped recipes: name to text."""
+    folder = resources.files("personafl") / "recipes"
+    return {
+        f.name[: -len(".toml")]: f.read_text() for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".toml")
+    }
+
+
+def load(recipe: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by path, by shipped name or as a dict (None: the demo), with `section.key=value` overrides."""
+    if isinstance(recipe, Mapping):
+        name, raw = "recipe", dict(recipe)
+    else:
+        name, raw = _read(str(recipe or "demo"))
+    return _build(name, _overridden(raw, overrides))
+
+
+def _read(recipe: str) -> tuple[str, dict[str, Any]]:
+    shipped = recipes()
+    if recipe in shipped:
+        return recipe, tomllib.loads(shipped[recipe])
+    path = Path(recipe)
+    if not path.is_file():
+        raise ConfigError(f"recipe {recipe!r}: no such file, and {_not_among('shipped recipe', recipe, shipped)}")
+    try:
+        return path.stem, tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"recipe {recipe}: not valid TOML: {e}") from None
+
+
+def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    raw = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
+    methods = [dict(m) for m in raw.get("algorithms", [])]
+    before = raw.get("data", {}).get("partition")
+    pairs = [_pair(o) for o in overrides]
+    for key, value in pairs:  # which methods there are comes first, so that their settings find them
+        if key == "algorithms":
+            wanted = [v.strip() for v in value.split(",") if v.strip()]
+            known = {m.get("label", m.get("name")): m for m in methods}
+            methods = [dict(known.get(w, {"name": w})) for w in wanted]
+    for key, value in pairs:
+        if key == "algorithms":
+            continue
+        section, _, name = key.rpartition(".")
+        if section in _SECTIONS:
+            raw.setdefault(section, {})[name] = _literal(value)
+            continue
+        mine = [m for m in methods if section in (m.get("label"), m.get("name"))]
+        if not section or not mine:
+            labels = [str(m.get("label", m.get("name"))) for m in methods]
+            raise ConfigError(
+                f"override {key}={value}: {section or key!r} is neither a section ({', '.join(_SECTIONS)}) "
+                f"nor a method of this run ({', '.join(labels)})"
+            )
+        for m in mine:
+            m[name] = _literal(value)
+    data = raw.get("data", {})
+    if data.get("partition") == "natural" and before != "natural" and "data.num_clients" not in dict(pairs):
+        data.pop("num_clients", None)
+    return raw | {"algorithms": methods}
+
+
+def _pair(override: str) -> tuple[str, str]:
+    key, eq, value = override.partition("=")
+    if not eq or not key:
+        raise ConfigError(f"override {override!r}: expected section.key=value")
+    return key.strip(), value.strip()
+
+
+def _literal(text: str) -> Any:
+    """A value as TOML would read it; bare words are strings, commas make a list."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return [_literal(t) for t in text.split(",")] if "," in text else text
+
+
+def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
+    for section in raw:
+        if section not in (*_SECTIONS, "algorithms"):
+            raise ConfigError(f"section [{section}]: {_not_among('section', section, (*_SECTIONS, 'algorithms'))}")
+    made: dict[str, Any] = {}
+    for section, cls in _SECTIONS.items():
+        values = raw.get(section, {})
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"[{section}] must be a table of settings, it is {values!r}")
+        made[section] = _section(section, cls, values)
+    if "num_clients" in raw.get("data", {}) and made["data"].num_clients < 1:
+        raise ConfigError(f"data.num_clients={made['data'].num_clients}: must be at least 1")
+    _check(made["data"], made["model"], made["training"], made["evaluation"])
+    if made["data"].num_clients == 0 and made["data"].partition != "natural":
+        made["data"] = dataclasses.replace(made["data"], num_clients=20)
+    entries = raw.get("algorithms", [])
+    if not isinstance(entries, list) or not all(isinstance(m, Mapping) for m in entries):
+        raise ConfigError("algorithms must be [[algorithms]] tables, each with a name")
+    if not entries:
+        raise ConfigError("no algorithms: add an [[algorithms]] table or algorithms=NAME,...")
+    methods = tuple(method(m) for m in entries)
+    labels = [m.label for m in methods]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"algorithms: two methods are called {label!r}; give one of them another label")
+    return Recipe(name, algorithms=methods, **made)
+
+
+def method(entry: Mapping[str, Any]) -> Method:
+    """An `[[algorithms]]` table as an object."""
+    if "name" not in entry:
+        raise ConfigError(f"[[algorithms]] entry {dict(entry)}: it has no name")
+    name = entry["name"]
+    cls = algorithm_class(name)
+    label = entry.get("label", name)
+    if not isinstance(label, str) or not re.fullmatch(r"[\w.+ :-]+", label) or label.startswith("."):
+        raise ConfigError(f"algorithms.label={label!r}: letters, digits and . _ - + : only, for it names a folder")
+    settings = {k: v for k, v in entry.items() if k not in ("name", "label")}
+    known = {f.name: f for f in cls.settings()}
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(f"{label}.{key}={value!r}: {_not_among('setting', key, known, f'of {name}')}")
+        values[key] = _typed(f"{label}.{key}", value, hints[key])
+    try:
+        return Method(label.replace(":", "-"), name, cls(**values))
+    except ValueError as e:
+        raise ConfigError(f"{label}: {e}") from None
+
+
+def algorithm_class(name: object) -> type[Algorithm]:
+    """A registered method, or one's own as `package.module:Class`."""
+    if isinstance(name, str) and name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if isinstance(name, str) and ":" in name:
+        cls = imported(name, "algorithm")
+        if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+            raise ConfigError(f"algorithm {name!r}: that is not a subclass of personafl.Algorithm")
+        return cls
+    raise ConfigError(f"algorithm {name!r}: {_not_among('algorithm', str(name), ALGORITHMS)}, or package.module:Class")
+
+
+def imported(path: str, what: str) -> Any:
+    """The object at `package.module:name`."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise ConfigError(f"{what} {path!r}: cannot be imported: {e}") from None
+
+
+def criterion(name: str, known: Mapping[str, Criterion], what: str) -> Criterion:
+    """A loss or metric by name or dotted path: outputs and targets to one number per example."""
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise ConfigError(f"{what} {name!r}: {_not_among(what, name, known)}, or package.module:function")
+    found = imported(name, what)
+    if not callable(found):
+        raise ConfigError(f"{what} {name!r}: that is not a function")
+    return typing.cast(Criterion, found)
+
+
+def _section(section: str, cls: type[T], values: Mapping[str, Any]) -> T:
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for key, value in values.items():
+        if key not in names:
+            raise ConfigError(
+                f"{section}.{key}={value!r}: {_not_among('setting', key, sorted(names), f'of [{section}]')}"
+            )
+    return cls(**{k: _typed(f"{section}.{k}", v, hints[k]) for k, v in values.items()})
+
+
+def _typed(where: str, value: Any, hint: Any) -> Any:
+    """The value as the type asks; whole numbers pass for real ones, nothing else is bent."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{where}={value!r}: possible are {', '.join(map(str, args))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for option in args:
+            try:
+                return _typed(where, value, option)
+            except ConfigError:
+                continue
+        words = [str(a) for o in args for a in (typing.get_args(o) or ("a whole number" if o is int else o.__name__,))]
+        raise ConfigError(f"{where}={value!r}: possible are {', '.join(words)}")
+    if origin is tuple:
+        items = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_typed(where, v, args[0]) for v in items)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}={value!r}: must be finite")
+    if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
+        kind = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, str(hint))
+        raise ConfigError(f"{where}={value!r}: must be {kind}")
+    return value
+
+
+def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evaluation) -> None:
+    known = data.dataset in DATASETS or ":" in data.dataset or data.dataset.endswith(".npz")
+    if not known:
+        raise ConfigError(
+            f"data.dataset={data.dataset!r}: {_not_among('data set', data.dataset, DATASETS)}, "
+            "or a .npz file with x, y and optionally clients, or package.module:function"
+        )
+    if data.partition not in PARTITIONS:
+        raise ConfigError(f"data.partition={data.partition!r}: {_not_among('partition', data.partition, PARTITIONS)}")
+    if model.name != "auto" and model.name not in MODELS and ":" not in model.name:
+        raise ConfigError(
+            f"model.name={model.name!r}: {_not_among('model', model.name, ('auto', *MODELS))}, or package.module:Class"
+        )
+    criterion(training.loss, LOSSES, "loss")
+    criterion(evaluation.metric, METRICS, "metric")
+    bounds = [
+        ("data.alpha", data.alpha, data.alpha > 0, "greater than 0"),
+        ("data.classes_per_client", data.classes_per_client, data.classes_per_client >= 1, "at least 1"),
+        ("data.test_share", data.test_share, 0 < data.test_share < 1, "between 0 and 1"),
+        ("data.validation_share", data.validation_share, 0 <= data.validation_share < 1, "in [0, 1)"),
+        ("data.unseen_ratio", data.unseen_ratio, data.unseen_ratio == 0, "0: holding clients out is not supported yet"),
+        ("training.num_rounds", training.num_rounds, training.num_rounds >= 1, "at least 1"),
+        ("training.join_ratio", training.join_ratio, 0 < training.join_ratio <= 1, "in (0, 1]"),
+        ("training.local_epochs", training.local_epochs, training.local_epochs >= 1, "at least 1"),
+        ("training.local_steps", training.local_steps, training.local_steps >= 0, "not negative"),
+        ("training.batch_size", training.batch_size, training.batch_size >= 1, "at least 1"),
+        ("training.lr", training.lr, training.lr > 0, "greater than 0"),
+        ("training.lr_decay", training.lr_decay, 0 < training.lr_decay <= 1, "in (0, 1]"),
+        ("training.momentum", training.momentum, 0 <= training.momentum < 1, "in [0, 1)"),
+        ("training.weight_decay", training.weight_decay, training.weight_decay >= 0, "not negative"),
+        ("training.grad_clip", training.grad_clip, training.grad_clip >= 0, "not negative"),
+        ("training.server_lr", training.server_lr, training.server_lr > 0, "greater than 0"),
+        ("training.seed", training.seed, 0 <= training.seed < 2**63, "between 0 and 2^63 - 1"),
+        ("evaluation.eval_every", evaluation.eval_every, evaluation.eval_every >= 1, "at least 1"),
+        ("evaluation.draws", evaluation.draws, evaluation.draws >= 1, "at least 1"),
+        (
+            "evaluation.degrees",
+            list(evaluation.degrees),
+            all(0 <= d <= 1 for d in evaluation.degrees),
+            "shares in [0, 1]",
+        ),
+        ("evaluation.degrees", list(evaluation.degrees), len(evaluation.degrees) > 0, "at least one share"),
+    ]
+    if isinstance(evaluation.clients, int):
+        bounds.append(
+            ("evaluation.clients", evaluation.clients, evaluation.clients >= 1, "all, selected or at least 1")
+        )
+    for where, value, fine, must in bounds:
+        if not fine:
+            raise ConfigError(f"{where}={value}: must be {must}")
+    if data.test_share + data.validation_share >= 1:
+        raise ConfigError(
+            f"data.test_share={data.test_share} + validation_share={data.validation_share} leave no training data"
+        )
+
+
+def _not_among(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], where: str = "") -> str:
+    """`no such setting of [training]; did you mean num_rounds?`, or what was possible."""
+    names = list(possible)
+    elsewhere = _ELSEWHERE.get(given.lower())
+    near = [elsewhere] if elsewhere in names else difflib.get_close_matches(given, names, 1, 0.6)
+    guess = f"; did you mean {near[0]}?" if near else ";"
+    return f"no such {what}{' ' + where if where else ''}{guess} possible are {', '.join(names)}"
+
+
+# Out again
+
+
+def dump(recipe: Recipe) -> str:
+    """The resolved recipe as TOML: everything that was used, nothing that was not."""
+    uses = PARTITIONS[recipe.data.partition].uses
+    unused = {"num_clients", "alpha", "classes_per_client"} - uses
+    if recipe.data.partition == "natural" and not recipe.data.num_clients:
+        unused.add("num_clients")
+    lines = []
+    for section in _SECTIONS:
+        values = dataclasses.asdict(getattr(recipe, section))
+        skip = unused if section == "data" else {"head"} if section == "model" and not recipe.model.head else set()
+        lines += [f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items() if k not in skip), ""]
+    for m in recipe.algorithms:
+        lines += ["[[algorithms]]", f"name = {_toml(m.name)}", f"label = {_toml(m.label)}"]
+        lines += [f"{k} = {_toml(v)}" for k, v in settings(m.algorithm).items()] + [""]
+    return "\n".join(lines)
+
+
+def settings(algorithm: Algorithm) -> dict[str, Any]:
+    """A method's own settings as plain values."""
+    return {f.name: getattr(algorithm, f.name) for f in algorithm.settings()}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)

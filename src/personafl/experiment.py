@@ -1,0 +1,407 @@
+"""From a recipe to results: the parts put together, and the run folder."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import personafl
+from personafl import config
+from personafl.config import ConfigError, Method, Recipe
+from personafl.core import rng
+from personafl.core.types import Params
+from personafl.data import DATASETS, Federation, Source, arrays
+from personafl.data.partition import Ask, partition
+from personafl.evaluation import report
+from personafl.evaluation.metrics import LOSSES, METRICS
+from personafl.models import MODELS, StackedModel
+from personafl.sim.simulator import Row, Simulation
+
+Watch = Callable[[str, int, int, Row], None]
+"""Told after every stage: label, seed, number of stages, and the row of metrics.jsonl."""
+
+
+def source(recipe: Recipe) -> Source:
+    """The data set of a recipe."""
+    name = recipe.data.dataset
+    if name in DATASETS:
+        return DATASETS[name]()
+    if name.endswith(".npz"):
+        return _npz(Path(name))
+    made = config.imported(name, "data set")()
+    return made if isinstance(made, Source) else arrays(*made, name=name)
+
+
+def _npz(path: Path) -> Source:
+    if not path.is_file():
+        raise ConfigError(f"data.dataset={str(path)!r}: no such file")
+    with np.load(path, allow_pickle=False) as file:
+        if not {"x", "y"} <= set(file.files):
+            raise ConfigError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(file.files)}")
+        return arrays(file["x"], file["y"], file.get("clients"), name=path.stem)
+
+
+def federation(recipe: Recipe, data: Source | None = None) -> Federation:
+    """The data set of a recipe, divided over clients by its seed."""
+    data = data or source(recipe)
+    d, seed = recipe.data, recipe.training.seed
+    draw = rng.generator(seed, "partition")
+    ask = Ask(data.y.numpy(), data.classes, d.num_clients, d.alpha, d.classes_per_client, data.clients, draw)
+    parts = partition(d.partition, ask)
+    shares = {"test_share": d.test_share, "validation_share": d.validation_share}
+    return Federation.build(data, parts.rows, seed, notes=parts.notes, **shares)
+
+
+def model(recipe: Recipe, data: Source) -> StackedModel:
+    """The network of a recipe, initialised by its seed."""
+    choice = recipe.model
+    name = data.model if choice.name == "auto" else choice.name
+    build = MODELS[name].build if name in MODELS else config.imported(name, "model")
+    example = data.x[:2] if data.x.dtype != torch.uint8 else data.x[:2].float() / 255
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.key(recipe.training.seed, "init")) % 2**63)
+        module = build(tuple(data.x.shape[1:]), data.classes) if name in MODELS else _users(build, data)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name={name!r}: gave {type(module).__name__}, not a torch.nn.Module")
+    return StackedModel(module, example, choice.head or None, choice.buffers)
+
+
+def _users(build: Callable[..., Any], data: Source) -> Any:
+    """A model of one's own: called with the shape of an example and the number of classes if it takes them."""
+    try:
+        return build(tuple(data.x.shape[1:]), data.classes)
+    except TypeError:
+        return build()
+
+
+def simulation(
+    recipe: Recipe, method: Method, *, device: str = "cpu", fed: Federation | None = None, **options: Any
+) -> Simulation:
+    """One method of a recipe, ready to run."""
+    fed = fed or federation(recipe)
+    return Simulation(
+        fed,
+        model(recipe, fed.source),
+        method.algorithm,
+        recipe.training,
+        recipe.evaluation,
+        criterion=config.criterion(recipe.training.loss, LOSSES, "loss"),
+        metric=config.criterion(recipe.evaluation.metric, METRICS, "metric"),
+        device=device,
+        **options,
+    )
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """The recipe with `auto` and defaults replaced by what they mean, after checking that all of it can be built."""
+    data = source(recipe)
+    name = data.model if recipe.model.name == "auto" else recipe.model.name
+    recipe = replace(recipe, model=replace(recipe.model, name=name))
+    fed = federation(recipe, data)
+    for method in recipe.algorithms:
+        sim = simulation(recipe, method, fed=fed)
+        sim.ready(sim.model, torch.zeros(1, dtype=torch.int64))
+    return recipe
+
+
+def device(name: str) -> str:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: this machine has no CUDA device; possible are auto, cpu")
+    try:
+        return str(torch.device(name))
+    except RuntimeError:
+        raise ConfigError(f"--device {name}: possible are auto, cpu, cuda, cuda:N") from None
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client with the model it ended up with."""
+
+    id: int
+    simulation: Simulation
+    deployed: Params  # a stack of one
+
+    def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
+        """Outputs `[B, K]` for inputs `[B, ...]`, by the rule of the client's method."""
+        sim = self.simulation
+        batch = torch.as_tensor(x).to(sim.device)
+        if batch.dtype == torch.uint8:
+            batch = batch / 255
+        if batch.is_floating_point():
+            batch = batch.to(next(iter(sim.model.initial.values())).dtype)
+        with torch.no_grad():
+            return sim.algorithm.predict(sim.model, self.deployed, batch[None])[0].cpu()
+
+    @property
+    def module(self) -> nn.Module:
+        """The client's own model as an ordinary module."""
+        own = {n: t[0] for n, t in self.deployed.items() if n in self.simulation.model.info.shapes}
+        return self.simulation.model.client(own)
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method and seed: the numbers, and a model for every client."""
+
+    label: str
+    seed: int
+    summary: dict[str, Any]
+    rows: list[Row]
+    clients: list[Row]
+    simulation: Simulation
+
+    def client(self, id: int) -> Client:
+        count = self.simulation.federation.num_clients
+        if not 0 <= id < count:
+            raise ValueError(f"client {id}: this federation has clients 0..{count - 1}")
+        return Client(id, self.simulation, self.simulation.ready(self.simulation.model, torch.tensor([id])))
+
+    def save(self, folder: Path) -> None:
+        """Write what `Result.load` needs and people read."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rows))
+        with (folder / "clients.csv").open("w", newline="") as f:
+            table = csv.DictWriter(f, list(self.clients[0]))
+            table.writeheader()
+            table.writerows(self.clients)
+        state = folder / "checkpoint"
+        state.mkdir(exist_ok=True)
+        sim = self.simulation
+        save_file({n: t.cpu().contiguous() for n, t in sim.server.items()}, state / "server.safetensors")
+        ids = torch.tensor(sorted(sim.store.ids), dtype=torch.int64)
+        kept = sim.store.gather(ids) if len(ids) else {}
+        save_file({n: t.cpu().contiguous() for n, t in kept.items()} | {"ids": ids}, state / "clients.safetensors")
+        path = dataclasses.asdict(sim.layout) | {"module_per_client": sim.model.whole}
+        (state / "engine.json").write_text(json.dumps(path) + "\n")
+        (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Result:
+    """All methods and seeds of a run."""
+
+    recipe: Recipe
+    methods: dict[tuple[str, int], MethodResult]
+
+    def __getitem__(self, label: str) -> MethodResult:
+        """A method by label, of the first seed."""
+        return self.of(label)
+
+    def of(self, label: str, seed: int | None = None) -> MethodResult:
+        """A method by label, of this seed or the first."""
+        for (name, s), found in self.methods.items():
+            if name == label and seed in (None, s):
+                return found
+        raise KeyError(f"{label!r}: this run has {', '.join(f'{n} (seed {s})' for n, s in self.methods)}")
+
+    def client(self, id: int) -> Client:
+        """A client of a run with a single method; with several, `result[label].client(id)`."""
+        if len({label for label, _ in self.methods}) > 1:
+            raise ValueError(f"the run has several methods; choose one: result[label].client({id})")
+        return next(iter(self.methods.values())).client(id)
+
+    def table(self) -> str:
+        """The comparison as Markdown."""
+        return report.markdown([m.summary for m in self.methods.values()])
+
+    def save(self, folder: str | Path) -> None:
+        """Write a run folder."""
+        out = claimed(folder)
+        (out / "recipe.toml").write_text(config.dump(self.recipe))
+        for (label, seed), m in self.methods.items():
+            m.save(out / label / f"seed-{seed}")
+        _write_reports(out, list(self.methods.values()))
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "cpu") -> Self:
+        """Read a run folder back, with every client ready to predict."""
+        out = Path(folder)
+        if not (out / "recipe.toml").is_file():
+            raise ConfigError(f"{out}: not a run folder, it has no recipe.toml")
+        recipe = config.load(out / "recipe.toml")
+        methods = {}
+        for method in recipe.algorithms:
+            for path in sorted((out / method.label).glob("seed-*"), key=lambda p: int(p.name.removeprefix("seed-"))):
+                if (path / "summary.json").is_file():
+                    found = _loaded(recipe, method, path, device)
+                    methods[found.label, found.seed] = found
+        return cls(recipe, methods)
+
+
+def _loaded(recipe: Recipe, method: Method, path: Path, device: str) -> MethodResult:
+    summary = json.loads((path / "summary.json").read_text())
+    sim = simulation(recipe.with_seed(summary["seed"]), method, device=device)
+    sim.server = load_file(path / "checkpoint" / "server.safetensors", device=device)
+    kept = load_file(path / "checkpoint" / "clients.safetensors", device=device)
+    sim.store.scatter(kept.pop("ids").cpu(), kept)
+    sim.played = len(sim.schedule)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    sim.rows = rows
+    with (path / "clients.csv").open(newline="") as f:
+        clients = [{k: float(v) if "." in v or "e" in v else int(v) for k, v in r.items()} for r in csv.DictReader(f)]
+    return MethodResult(method.label, summary["seed"], summary, rows, clients, sim)
+
+
+def run(
+    recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
+    *overrides: str,
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (),
+    device: str = "auto",
+    watch: Watch | None = None,
+) -> Result:
+    """Run a recipe (a path, a shipped name, a dict; None: the demo) and return its results.
+
+    With `out`, a run folder is written as the run goes on.
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = config.load(recipe, overrides)
+    place = globals()["device"](device)
+    folder = None if out is None else checked(out)
+    recipe = resolved(recipe)
+    if folder is not None:
+        claimed(folder)
+        (folder / "recipe.toml").write_text(config.dump(recipe))
+    done: dict[tuple[str, int], MethodResult] = {}
+    for seed in seeds or (recipe.training.seed,):
+        seeded = recipe.with_seed(seed)
+        fed = federation(seeded)
+        for method in recipe.algorithms:
+            home = None if folder is None else folder / method.label / f"seed-{seed}"
+            done[method.label, seed] = _play(seeded, method, fed, place, home, watch)
+            if folder is not None:
+                _write_reports(folder, list(done.values()))
+    return Result(recipe, done)
+
+
+def _play(
+    recipe: Recipe, method: Method, fed: Federation, place: str, home: Path | None, watch: Watch | None
+) -> MethodResult:
+    begun = time.perf_counter()
+    sim = simulation(recipe, method, device=place, fed=fed)
+    log = None
+    if home is not None:
+        home.mkdir(parents=True)
+        log = (home / "metrics.jsonl").open("w")
+
+    def on_round(row: Row) -> None:
+        if log is not None:
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+        if watch is not None:
+            watch(method.label, recipe.training.seed, len(sim.schedule), row)
+
+    try:
+        sim.run(on_round)
+    finally:
+        if log is not None:
+            log.close()
+    clients, shift = sim.clients_table()
+    summary = _summary(recipe, method, sim, shift, time.perf_counter() - begun)
+    found = MethodResult(method.label, recipe.training.seed, summary, sim.rows, clients, sim)
+    if home is not None:
+        found.save(home)
+    return found
+
+
+def _summary(recipe: Recipe, method: Method, sim: Simulation, shift: Row | None, seconds: float) -> dict[str, Any]:
+    clients, totals = sim.federation.num_clients, sim.totals
+    last = next(r for r in reversed(sim.rows) if "personal" in r)
+    return {
+        "algorithm": method.name,
+        "label": method.label,
+        "seed": recipe.training.seed,
+        "rounds": recipe.training.num_rounds,
+        "evaluated_model": sim.algorithm.evaluates,
+        "settings": config.settings(method.algorithm),
+        "environment": environment(sim),
+        "accuracy": {"personal": last["personal"], "global": last.get("global")},
+        "shift": shift,
+        "communication": {
+            "up_bytes": totals.up_bytes,
+            "down_bytes": totals.down_bytes,
+            "mib_per_client": (totals.up_bytes + totals.down_bytes) / clients / 2**20,
+            "paper_mib_per_client": totals.paper_bytes / clients / 2**20,
+        },
+        "compute": {"flops_per_client": totals.flops / clients, "dense_flops_per_client": totals.dense_flops / clients},
+        "time": {"seconds": seconds, "seconds_per_round": seconds / recipe.training.num_rounds},
+        "hashes": sim.hashes(),
+    }
+
+
+def environment(sim: Simulation) -> dict[str, Any]:
+    """Where a result was made."""
+    gpu = sim.device.type == "cuda"
+    return {
+        "device": str(sim.device),
+        "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{_cpu()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "version": personafl.__version__,
+        "commit": _commit(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit this code stands at, if it runs from a checkout."""
+    git = Path(__file__).parents[2] / ".git"
+    try:
+        head = (git / "HEAD").read_text().strip()
+        return (git / head[5:]).read_text().strip() if head.startswith("ref: ") else head
+    except OSError:
+        return None
+
+
+def checked(folder: str | Path) -> Path:
+    """A folder a run may be written to: absent or empty, in a place that can be written; nothing is created."""
+    out = Path(folder)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: that is a file")
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError(
+            f"--out {out}: the folder is not empty; choose another, or continue with: personafl resume {out}"
+        )
+    home = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {out}: {home} cannot be written to")
+    return out
+
+
+def claimed(folder: str | Path) -> Path:
+    """The same folder, created."""
+    out = checked(folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"--out {out}: cannot be created: {e.strerror}") from None
+    return out
+
+
+def _write_reports(folder: Path, done: list[MethodResult]) -> None:
+    summaries = [m.summary for m in done]
+    (folder / "table.md").write_text(report.markdown(summaries) + "\n")
+    curves = {f"{m.label}, seed {m.seed}" if len({d.seed for d in done}) > 1 else m.label: m.rows for m in done}
+    (folder / "report.html").write_text(report.html(summaries, curves, title=folder.name))

@@ -1,0 +1,97 @@
+"""How a cohort is laid over the machine: clients per stack, stacks at a time, threads per stack.
+
+Found by measurement (`benchmarks/cpu.py`), and the same for every method:
+
+- GPU: one stack, as large as memory allows.
+- CPU, convolutions: they gain nothing from stacking, so clients run one by one, one thread each, as many at a
+  time as there are threads.
+- CPU, everything else: one stack. Small steps run on one thread: a second one gains little when the machine
+  is quiet, and costs many times the step when it is not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from personafl.core.types import Training
+from personafl.models.stacked import StackedModel
+
+T = TypeVar("T")
+SMALL = 5e8  # FLOP of a stacked training step
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Clients per stack, stacks at a time, threads inside each."""
+
+    chunk: int
+    workers: int
+    threads: int
+
+
+def choose(model: StackedModel, training: Training, device: torch.device, clients: int, chunk: int = 0) -> Layout:
+    """The layout for cohorts of this many clients; `chunk` fixes the clients per stack."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and model.convolutional and not chunk:
+        return Layout(1, threads, 1) if model.parallel else Layout(1, 1, threads)
+    info = model.info
+    chunk = chunk or _fitting(model, training, device)
+    forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
+    step = 3 * forward * training.batch_size * min(chunk, clients)
+    return Layout(chunk, 1, 1 if step < SMALL else threads)
+
+
+def _fitting(model: StackedModel, training: Training, device: torch.device) -> int:
+    """How many clients fit: weights, gradients, momenta, anchors, and what a minibatch leaves for its backward pass."""
+    numbers = 6 * sum(torch.Size(s).numel() for s in model.info.shapes.values())
+    numbers += 4 * training.batch_size * max(model.info.activations, 1)
+    if device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0] / 2
+    else:
+        room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 4
+    width = 8 if training.precision == "float64" else 4
+    return max(1, int(room / (numbers * width)))
+
+
+def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
+    """Apply `work` to every chunk of a cohort; results come in order."""
+    if not len(ids):
+        return
+    chunks = torch.split(ids, layout.chunk)
+    if layout.workers == 1 or len(chunks) == 1:
+        with _threads(layout.threads):
+            for part in chunks:
+                yield work(model, part)
+        return
+    spare = [model.copy() for _ in range(layout.workers)]
+
+    def job(part: Tensor) -> T:
+        mine = spare.pop()
+        try:
+            return work(mine, part)
+        finally:
+            spare.append(mine)
+
+    with _threads(layout.threads):
+        setting = (torch.set_num_threads, (layout.threads,))
+        with ThreadPoolExecutor(layout.workers, initializer=setting[0], initargs=setting[1]) as pool:
+            yield from pool.map(job, chunks)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Run with this many threads inside an operation, then as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

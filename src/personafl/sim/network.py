@@ -1,0 +1,45 @@
+"""Payloads sent for real: packed, unpacked, and handed on as the other side would see them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree, wire
+from personafl.core.types import Download, Masked, Payload
+
+
+def delivered(down: Download, count: int, device: torch.device) -> Download:
+    """A download after it went through the codec."""
+    shared = _moved(wire.unpack(wire.pack(down.shared)), device)
+    return Download(shared, _rows(down.own, count, {}, device))
+
+
+def returned(upload: Payload, received: Download, count: int, device: torch.device) -> Payload:
+    """Uploads after each client's went through the codec; the server knows the masks it sent."""
+    return _rows(upload, count, tree.masks(tree.received(received, count)), device)
+
+
+def _rows(payload: Payload, count: int, known: dict[str, Tensor], device: torch.device) -> Payload:
+    sent = []
+    for c in range(count):
+        row: Payload = {}
+        for n, t in payload.items():
+            row[n] = Masked(t.values[c], t.mask[c], t.known) if isinstance(t, Masked) else t[c]
+        sent.append(wire.unpack(wire.pack(row), {n: m[c] for n, m in known.items()}))
+    out: Payload = {}
+    for n, first in sent[0].items() if sent else ():
+        column = [s[n] for s in sent]
+        if isinstance(first, Masked):
+            masked = [t for t in column if isinstance(t, Masked)]
+            out[n] = Masked(torch.stack([t.values for t in masked]), torch.stack([t.mask for t in masked]), first.known)
+        else:
+            out[n] = torch.stack([t for t in column if isinstance(t, Tensor)])
+    return _moved(out, device)
+
+
+def _moved(payload: Payload, device: torch.device) -> Payload:
+    return {
+        n: Masked(t.values.to(device), t.mask.to(device), t.known) if isinstance(t, Masked) else t.to(device)
+        for n, t in payload.items()
+    }

@@ -1,0 +1,201 @@
+"""What every registered algorithm owes the engine, through one list of checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from personafl import ALGORITHMS, Algorithm, Simulation, config
+from personafl.core import tree, wire
+from personafl.core.algorithm import Turn
+from personafl.core.local import session
+from personafl.core.types import Download, Masked, Payload, Round
+from tests import worlds
+
+KINDS = ("mlp", "cnn")
+# Settings that make a method's own machinery work within a few rounds.
+BUSY: dict[str, dict[str, object]] = {
+    "dm-pfl": {"readjust_share": 0.3, "readjust_interval": 1},
+    "dm-pfl-plus": {"readjust_share": 0.3, "readjust_interval": 1, "personal_share": "sampled"},
+    "fedrep": {"final_head_epochs": 1.0},
+}
+
+
+@pytest.fixture(params=sorted(ALGORITHMS))
+def algorithm(request: pytest.FixtureRequest) -> Algorithm:
+    return ALGORITHMS[request.param](**BUSY.get(request.param, {}))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def everyone(sim: Simulation) -> dict[str, Tensor]:
+    return sim.store.gather(sim.everybody)
+
+
+def agree(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for n in a:
+        if a[n].is_floating_point():
+            torch.testing.assert_close(a[n], b[n], rtol=tolerance, atol=tolerance, msg=lambda m, n=n: f"{n}: {m}")
+        else:
+            assert torch.equal(a[n], b[n]), n
+
+
+def sessions(sim: Simulation) -> Iterator[tuple[Round, Tensor, Download]]:
+    """Every stage somebody takes part in, before it is played."""
+    while sim.played < len(sim.schedule):
+        stage = sim.schedule[sim.played]
+        rnd = Round(stage, sim.training.rate(stage.number))
+        ids = sim.cohort(stage)
+        if len(ids):
+            yield rnd, ids, sim.algorithm.download(sim.server, ids, rnd) if stage.down else Download()
+        sim.step()
+
+
+def test_a_stack_equals_each_client_alone(algorithm: Algorithm, kind: str) -> None:
+    together = worlds.simulation(algorithm, kind, chunk=100)
+    alone = worlds.simulation(algorithm, kind, chunk=1)
+    pairs = worlds.simulation(algorithm, kind, chunk=2)
+    for sim in (together, alone, pairs):
+        sim.run()
+    assert together.totals == alone.totals == pairs.totals
+    for other in (alone, pairs):
+        agree(together.server, other.server, 1e-10)
+        agree(everyone(together), everyone(other), 1e-10)
+    agree(together.ready(together.model, together.everybody), alone.ready(alone.model, alone.everybody), 1e-10)
+
+
+def test_clients_do_not_see_each_other(algorithm: Algorithm, kind: str) -> None:
+    sim = worlds.simulation(algorithm, kind)
+    for rnd, ids, down in sessions(sim):
+        kept, data = sim.store.gather(ids), sim.federation.examples("train", ids)
+        before = session(sim.algorithm, sim.task, data, kept, down, rnd)
+        x = data.x.clone()
+        x[data.rows[0, : int(data.count[0])]] += 1.0  # the first client's examples and nobody else's
+        after = session(sim.algorithm, sim.task, dataclasses.replace(data, x=x), kept, down, rnd)
+        agree(tree.take(before.kept, slice(1, None)), tree.take(after.kept, slice(1, None)), 1e-12)
+        sent, resent = tree.values(before.upload), tree.values(after.upload)
+        agree(tree.take(sent, slice(1, None)), tree.take(resent, slice(1, None)), 1e-12)
+        assert any(not torch.equal(before.local.params[n][0], after.local.params[n][0]) for n in before.local.params)
+        break
+
+
+def test_only_what_a_turn_moves_moves(algorithm: Algorithm, kind: str) -> None:
+    sim = worlds.simulation(algorithm, kind)
+    moved = 0
+    for rnd, ids, down in sessions(sim):
+        kept, data = sim.store.gather(ids), sim.federation.examples("train", ids)
+        start = sim.algorithm.start(kept, tree.received(down, len(ids)), rnd)
+        turns = sim.algorithm.turns(start, rnd)
+        if not all(isinstance(t, Turn) for t in turns):
+            continue  # a probe may change masks in between
+        done = session(sim.algorithm, sim.task, data, kept, down, rnd).local
+        for n, before in start.params.items():
+            may = torch.zeros_like(before, dtype=torch.bool)
+            for turn in turns:
+                assert isinstance(turn, Turn)
+                moves = turn.moves(start) if callable(turn.moves) else turn.moves
+                if n in moves:
+                    mask = moves[n]
+                    may |= torch.ones_like(may) if mask is None else mask
+            assert torch.equal(before[~may], done.params[n][~may]), n
+            moved += int((before[may] != done.params[n][may]).sum())
+    assert moved > 0
+
+
+def test_what_is_kept_survives_the_store(algorithm: Algorithm) -> None:
+    sim = worlds.simulation(algorithm)
+    for rnd, ids, down in sessions(sim):
+        kept = sim.store.gather(ids)
+        fresh = sim.algorithm.init_clients(sim.model.initial, sim.algorithm.init_server(sim.model.initial), ids)
+        assert {n: (t.shape, t.dtype) for n, t in kept.items()} == {n: (t.shape, t.dtype) for n, t in fresh.items()}
+        done = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), kept, down, rnd)
+        sim.store.scatter(ids, done.kept)
+        agree(sim.store.gather(ids), done.kept, 0)
+
+
+def test_aggregation_keeps_the_servers_names_and_shapes(algorithm: Algorithm) -> None:
+    sim = worlds.simulation(algorithm)
+    before = {n: (t.shape, t.dtype) for n, t in sim.server.items()}
+    sim.run()
+    assert {n: (t.shape, t.dtype) for n, t in sim.server.items()} == before
+
+
+def row(payload: Payload, c: int) -> Payload:
+    return {n: Masked(t.values[c], t.mask[c], t.known) if isinstance(t, Masked) else t[c] for n, t in payload.items()}
+
+
+def test_counted_bytes_are_packed_bytes(algorithm: Algorithm, kind: str) -> None:
+    sim = worlds.simulation(algorithm, kind)
+    up = down = 0
+    for rnd, ids, sent in sessions(sim):
+        done = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), sim.store.gather(ids), sent, rnd)
+        if rnd.stage.down:
+            assert not sent.own
+            down += len(wire.pack(sent.shared)) * len(ids)
+        if rnd.stage.up:
+            up += sum(len(wire.pack(row(done.upload, c))) for c in range(len(ids)))
+    assert (sim.totals.up_bytes, sim.totals.down_bytes) == (up, down)
+
+
+def test_nothing_hidden_crosses_the_network(algorithm: Algorithm, kind: str) -> None:
+    plain = worlds.simulation(algorithm, kind)
+    packed = worlds.simulation(algorithm, kind, through_wire=True)
+    for sim in (plain, packed):
+        sim.run()
+    agree(plain.server, packed.server, 0)
+    agree(everyone(plain), everyone(packed), 0)
+
+
+def test_the_same_seed_gives_the_same_result(algorithm: Algorithm) -> None:
+    first, again, other = (worlds.simulation(algorithm, seed=s) for s in (3, 3, 4))
+    for sim in (first, again, other):
+        sim.run()
+    agree(first.server, again.server, 0)
+    agree(everyone(first), everyone(again), 0)
+    a, b = (s.ready(s.model, s.everybody) for s in (first, other))
+    assert any(not torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+def test_few_rounds_work(algorithm: Algorithm, rounds: int) -> None:
+    if "iterations" in {f.name for f in algorithm.settings()}:
+        algorithm = dataclasses.replace(algorithm, iterations=1)  # type: ignore[call-arg]
+    sim = worlds.simulation(algorithm, num_rounds=rounds)
+    sim.run()
+    assert len(sim.rows) >= rounds
+    assert 0 <= sim.rows[-1]["personal"]["mean"] <= 1
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_recipe_to_object_and_back(name: str) -> None:
+    made = config.method({"name": name, "label": "mine", **BUSY.get(name, {})})
+    assert config.method({"name": name, "label": "mine", **config.settings(made.algorithm)}) == made
+    assert made.label == "mine"
+
+
+def test_local_steps_instead_of_epochs(algorithm: Algorithm) -> None:
+    sim = worlds.simulation(algorithm, local_steps=3)
+    for rnd, ids, down in sessions(sim):
+        data = sim.federation.examples("train", ids)
+        done = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
+        assert done.local.steps is not None
+        if rnd.stage.who == "sampled" and sim.algorithm.__class__.__name__ != "FedRep":
+            assert done.local.steps.tolist() == [3] * len(ids)
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0)])
+def test_momentum_and_adam_stack_too(algorithm: Algorithm, optimizer: str, momentum: float) -> None:
+    options = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.01, "grad_clip": 1.0, "lr": 0.02}
+    together, alone = (worlds.simulation(algorithm, chunk=c, **options) for c in (100, 1))
+    for sim in (together, alone):
+        sim.run()
+    agree(together.server, alone.server, 1e-9)
+    agree(everyone(together), everyone(alone), 1e-9)

@@ -1,0 +1,5 @@
+"""One thread per test process: small tensors gain nothing from more, and processes run side by side."""
+
+import torch
+
+torch.set_num_threads(1)

@@ -1,0 +1,215 @@
+import pytest
+import torch
+
+from personafl.core import batches, rng
+from personafl.core.types import Batch, Examples
+
+COUNTS = (7, 4, 2)
+IDS = (11, 5, 8)
+
+
+def examples(counts=COUNTS, ids=IDS, first=0):
+    """Client c holds rows 1 + 10 c, 2 + 10 c, ...; row 0 belongs to nobody, is what padding points at, and is poison."""
+    rows = torch.zeros(len(counts), max(counts), dtype=torch.int64)
+    for c, n in enumerate(counts):
+        rows[c, :n] = 1 + 10 * (c + first) + torch.arange(n)
+    x = torch.arange(10.0 * (first + len(counts)) + 1).unsqueeze(1)
+    x[0] = torch.nan
+    return Examples(x, torch.arange(len(x)), rows, torch.tensor(counts), torch.tensor(ids))
+
+
+def keys(ids=IDS):
+    return rng.key(0, "batches", 3, torch.tensor(ids))
+
+
+def own_rows(data, c):
+    return data.rows[c, : data.count[c]].tolist()
+
+
+def seen(plan, c, step):
+    """The rows of one client's minibatch, without padding."""
+    return plan.rows[c, step, : plan.real[c, step]].tolist()
+
+
+def test_every_epoch_visits_every_example_once():
+    data = examples()
+    plan = batches.plan(data, 3, keys(), epochs=3)
+    for c, per_epoch in enumerate((3, 2, 1)):  # 7, 4, 2 examples in batches of 3
+        for epoch in range(3):
+            steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+            assert sorted(row for s in steps for row in seen(plan, c, s)) == own_rows(data, c)
+
+
+def test_the_shape_of_a_plan_in_numbers():
+    plan = batches.plan(examples(), 3, keys(), epochs=2)
+    assert plan.rows.shape == (3, 6, 3)
+    assert plan.steps.tolist() == [6, 4, 2]
+    assert plan.active == [3, 3, 2, 2, 1, 1]
+    assert plan.real[0].tolist() == [3, 3, 1, 3, 3, 1]  # the last batch of an epoch is short
+    assert plan.real[1, :4].tolist() == [3, 1, 3, 1]
+    assert plan.real[2, :2].tolist() == [2, 2]
+    assert plan.full == [False, False, False, False, True, False]  # step 4: client 0 alone, 3 of 3
+    assert plan.examples.tolist() == [14, 8, 4]
+    assert plan.examples.dtype == torch.float64
+
+
+def test_batches_are_no_wider_than_the_largest_client():
+    plan = batches.plan(examples(), 64, keys(), epochs=1)
+    assert plan.rows.shape == (3, 1, 7)
+    assert plan.real[:, 0].tolist() == [7, 4, 2]
+
+
+@pytest.mark.parametrize("length", [{"epochs": 3.0}, {"epochs": 0.5}, {"steps": 5}])
+def test_a_client_alone_gets_the_minibatches_it_gets_in_a_stack(length):
+    stacked = batches.plan(examples(), 3, keys(), **length)
+    for c in range(3):
+        alone = batches.plan(examples(COUNTS[c : c + 1], IDS[c : c + 1], first=c), 3, keys(IDS[c : c + 1]), **length)
+        assert alone.steps[0] == stacked.steps[c]
+        assert alone.examples[0] == stacked.examples[c]
+        for s in range(int(alone.steps[0])):
+            assert seen(alone, 0, s) == seen(stacked, c, s)
+
+
+def test_epochs_are_shuffled_anew():
+    plan = batches.plan(examples(), 7, keys(), epochs=4)
+    orders = {tuple(seen(plan, 0, s)) for s in range(4)}
+    assert len(orders) == 4
+
+
+def test_clients_of_equal_data_are_shuffled_differently():
+    plan = batches.plan(examples((7, 7)), 7, keys((1, 2)), epochs=1)
+    first, second = (torch.tensor(seen(plan, c, 0)) - 10 * c for c in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_a_later_turn_goes_on_with_the_next_epoch():
+    data = examples()
+    both = batches.plan(data, 3, keys(), epochs=2)
+    second = batches.plan(data, 3, keys(), epochs=1, first=1)
+    for c, per_epoch in enumerate((3, 2, 1)):
+        for s in range(per_epoch):
+            assert seen(second, c, s) == seen(both, c, per_epoch + s)
+
+
+def test_a_fraction_of_an_epoch_is_rounded_to_whole_steps():
+    plan = batches.plan(examples(), 3, keys(), epochs=0.5)
+    assert plan.steps.tolist() == [2, 1, 1]  # of 3, 2, 1: 1.5 and 0.5 are rounded up
+    assert plan.active == [3, 1]
+    assert plan.examples.tolist() == [6, 3, 2]
+    whole = batches.plan(examples(), 3, keys(), epochs=1)
+    assert seen(plan, 0, 1) == seen(whole, 0, 1)
+    assert batches.plan(examples(), 3, keys(), epochs=1.5).steps.tolist() == [5, 3, 2]  # 4.5, 3, 1.5
+
+
+@pytest.mark.parametrize("epochs", [0.0, 0.1])
+def test_less_than_half_a_step_is_no_step(epochs):
+    plan = batches.plan(examples(), 3, keys(), epochs=epochs)
+    assert plan.steps.tolist() == [0, 0, 0]
+    assert plan.active == []
+    assert plan.full == []
+    assert plan.rows.shape == (3, 0, 3)
+    assert plan.examples.tolist() == [0, 0, 0]
+
+
+def test_steps_are_the_same_number_for_everybody():
+    data = examples()
+    plan = batches.plan(data, 3, keys(), steps=5)
+    assert plan.steps.tolist() == [5, 5, 5]
+    assert plan.active == [3] * 5
+    assert plan.real.tolist() == [[3, 3, 1, 3, 3], [3, 1, 3, 1, 3], [2] * 5]
+    assert plan.examples.tolist() == [13, 11, 10]
+    for s in range(5):  # the smallest client's epoch is one batch
+        assert sorted(seen(plan, 2, s)) == own_rows(data, 2)
+    assert sorted(seen(plan, 1, 2) + seen(plan, 1, 3)) == own_rows(data, 1)  # its second epoch
+
+
+def test_the_number_of_active_clients_never_rises():
+    g = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        counts = torch.randint(1, 30, (6,), generator=g).sort(descending=True).values.tolist()
+        plan = batches.plan(examples(counts, range(6)), 4, keys(range(6)), epochs=1.3)
+        assert plan.active == sorted(plan.active, reverse=True)
+        assert plan.steps.tolist() == sorted(plan.steps.tolist(), reverse=True)
+        assert len(plan.active) == plan.steps.max()
+        assert sum(plan.active) == plan.steps.sum()
+
+
+def test_a_minibatch_says_where_it_is_padded():
+    data = examples()
+    plan = batches.plan(data, 3, keys(), epochs=1)
+    batch = batches.gather(data, plan.rows[:, 0], plan.real[:, 0], plan.full[0], keys(), torch.float64)
+    assert batch.valid.tolist() == [[True] * 3, [True] * 3, [True, True, False]]
+    assert batch.count.tolist() == [3, 3, 2]
+    assert batch.x.dtype == torch.float64
+    assert torch.equal(batch.x[0, :, 0], plan.rows[0, 0].double())  # an example's value is its row number
+    assert torch.equal(batch.y, plan.rows[:, 0])
+    assert torch.equal(batch.keys, keys())
+
+
+def test_a_full_minibatch_has_no_mask():
+    data = examples()
+    plan = batches.plan(data, 2, keys(), epochs=1)
+    assert plan.full[0]
+    batch = batches.gather(data, plan.rows[:, 0], plan.real[:, 0], plan.full[0], keys(), torch.float32)
+    assert batch.valid is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(torch.uint8, torch.float64), (torch.float32, torch.float64), (torch.int64, torch.int64)],
+)
+def test_bytes_are_scaled_and_whole_numbers_stay(kind, expected):
+    x = torch.tensor([[0], [51], [255]], dtype=kind)
+    rows = torch.tensor([[0, 1, 2]])
+    data = Examples(x, torch.arange(3), rows, torch.tensor([3]), torch.tensor([0]))
+    out = batches.gather(data, rows, data.count, True, keys((0,)), torch.float64).x
+    assert out.dtype == expected
+    assert out.flatten().tolist() == ([0, 51 / 255, 1] if kind == torch.uint8 else [0, 51, 255])
+
+
+def test_the_mean_of_a_batch_is_over_real_examples():
+    valid = torch.tensor([[True, True], [True, False]])
+    batch = Batch(torch.zeros(2, 2), torch.zeros(2, 2), valid, torch.tensor([2, 1]), torch.zeros(2))
+    values = torch.tensor([[1.0, 3.0], [5.0, torch.nan]])
+    assert batch.mean(values).tolist() == [2, 5]
+
+
+def test_in_order_walks_each_clients_rows_once():
+    data = examples()
+    walked = {c: [] for c in range(3)}
+    firsts, widths = [], []
+    for batch, first in batches.in_order(data, 3, torch.float32):
+        firsts.append(first)
+        widths.append(batch.x.shape[:2])
+        for c in range(batch.x.shape[0]):
+            walked[c] += batch.y[c, : batch.count[c]].tolist()
+            real = torch.ones(batch.x.shape[1]).bool() if batch.valid is None else batch.valid[c]
+            assert real.sum() == batch.count[c]
+    assert walked == {c: own_rows(data, c) for c in range(3)}
+    assert firsts == [0, 3, 6]
+    assert widths == [(3, 3), (2, 3), (1, 1)]  # only clients that have rows left, no wider than the data
+
+
+def test_sums_ignore_padding():
+    def measure(batch):
+        values = batch.x[..., 0]  # padding would be nan
+        return {"total": batch.mean(values) * batch.count, "count": batch.count}
+
+    data = examples()
+    for batch_size in (1, 3, 64):
+        total = batches.sums(data, batch_size, torch.float32, measure)
+        assert total["count"].tolist() == [7, 4, 2]
+        # 1 + ... + 7 = 28; 11 + 12 + 13 + 14 = 50; 21 + 22 = 43
+        assert total["total"].tolist() == pytest.approx([28, 50, 43])
+        assert total["total"].dtype == torch.float64
+
+
+def test_sums_may_have_any_shape():
+    def measure(batch):
+        hot = torch.nn.functional.one_hot(batch.y % 2, 2)  # even and odd row numbers
+        if batch.valid is not None:
+            hot = hot * batch.valid.unsqueeze(-1)
+        return {"parity": hot.sum(1)}
+
+    parity = batches.sums(examples(), 3, torch.float32, measure)["parity"]
+    assert parity.tolist() == [[3, 4], [2, 2], [1, 1]]  # 1..7, 11..14, 21..22

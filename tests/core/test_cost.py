@@ -1,0 +1,124 @@
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from personafl.core import cost
+from personafl.core.types import Layer, ModelInfo
+from personafl.models import MODELS, StackedModel
+
+# Two linear layers: forward FLOP 2 * 12 + 4 = 28 and 2 * 8 + 2 = 18, together 46.
+BODY = Layer("body.weight", "body.bias", (4, 3), macs=12, outputs=4)
+HEAD = Layer("head.weight", "head.bias", (2, 4), macs=8, outputs=2)
+SHAPES = {"body.weight": (4, 3), "body.bias": (4,), "head.weight": (2, 4), "head.bias": (2,)}
+INFO = ModelInfo(SHAPES, frozenset(), frozenset({"head.weight", "head.bias"}), (BODY, HEAD))
+ALL = tuple(SHAPES)
+
+
+def half():
+    """Two clients' masks of the body: 6 and 3 of 12 positions."""
+    mask = torch.zeros(2, 12, dtype=torch.bool)
+    mask[0, :6] = True
+    mask[1, :3] = True
+    return mask.view(2, 4, 3)
+
+
+@pytest.fixture(scope="module")
+def cifar():
+    return StackedModel(MODELS["cifar-cnn"].build((3, 32, 32), 10), torch.rand(2, 3, 32, 32))
+
+
+# multiply-accumulates and outputs of the CIFAR CNN: images of 32, 28 (14), 10 (5) pixels
+CIFAR = [
+    ((64, 3, 5, 5), 64 * 28 * 28 * 75, 64 * 28 * 28),
+    ((64, 64, 5, 5), 64 * 10 * 10 * 1600, 64 * 10 * 10),
+    ((384, 1600), 384 * 1600, 384),
+    ((192, 384), 192 * 384, 192),
+    ((10, 192), 10 * 192, 10),
+]
+MACS, BIASES = sum(macs for _, macs, _ in CIFAR), sum(outputs for _, _, outputs in CIFAR)
+
+
+def test_layers_of_the_cifar_cnn(cifar):
+    assert [(layer.shape, layer.macs, layer.outputs) for layer in cifar.info.layers] == CIFAR
+    assert cifar.info.other_flops == 0
+
+
+def test_dense_forward_is_what_the_flop_counter_sees_and_the_biases(cifar):
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        cifar.module(torch.rand(2, 3, 32, 32))
+    counted = counter.get_total_flops() / 2  # per example
+    assert sum(cost.forward(layer) for layer in cifar.info.layers) == counted + BIASES
+    assert counted == 2 * MACS == 29_386_496
+    assert BIASES == 50_176 + 6_400 + 384 + 192 + 10
+
+
+def test_a_training_step_is_three_forward_passes(cifar):
+    masked, dense = cost.step(cifar.info, cifar.info.parameters, {}, 2)
+    assert dense.tolist() == masked.tolist() == [3 * (2 * MACS + BIASES)] * 2
+
+
+def test_a_training_step_is_the_flop_counters_and_the_first_layers_input_gradient_and_the_biases(cifar):
+    counter = FlopCounterMode(display=False)
+    with counter:
+        cifar.module(torch.rand(2, 3, 32, 32)).sum().backward()
+    counted = counter.get_total_flops() / 2
+    dense = cost.step(cifar.info, cifar.info.parameters, {}, 1)[1].item()
+    first = cifar.info.layers[0]
+    assert dense - counted == 2 * first.macs + 3 * BIASES
+
+
+def test_moving_only_the_head_costs_a_forward_pass_and_twice_the_head(cifar):
+    head = cifar.info.layers[-1]
+    dense = cost.step(cifar.info, cifar.info.head, {}, 1)[1].item()
+    assert dense == 2 * MACS + BIASES + 2 * (2 * head.macs + head.outputs)
+
+
+def test_moving_only_the_body_carries_gradients_through_the_head():
+    dense = cost.step(INFO, ["body.weight", "body.bias"], {}, 1)[1]
+    assert dense.tolist() == [3 * 28 + 2 * 18]  # the head: forward and the gradient of its input
+
+
+def test_a_bias_alone_moves_its_layer():
+    assert cost.step(INFO, ["head.bias"], {}, 1)[1].tolist() == [28 + 3 * 18]
+
+
+def test_density_is_each_clients_own():
+    assert cost.density(half()).tolist() == [0.5, 0.25]
+    assert cost.density(half()).dtype == torch.float64
+
+
+def test_a_mask_costs_its_density_and_biases_stay():
+    masked, dense = cost.step(INFO, ALL, {"body.weight": half()}, 2)
+    # body: 24 * 0.5 + 4 = 16 and 24 * 0.25 + 4 = 10
+    assert masked.tolist() == [3 * 16 + 3 * 18, 3 * 10 + 3 * 18]
+    assert dense.tolist() == [3 * 46, 3 * 46]
+
+
+def test_regrowth_needs_the_dense_weight_gradient():
+    masked, dense = cost.step(INFO, ALL, {"body.weight": half()}, 2, regrow=True)
+    assert masked.tolist() == [2 * 16 + 28 + 3 * 18, 2 * 10 + 28 + 3 * 18]
+    assert dense.tolist() == [3 * 46, 3 * 46]
+
+
+def test_a_frozen_masked_layer_costs_its_sparse_forward():
+    masked, dense = cost.step(INFO, INFO.head, {"body.weight": half()}, 2)
+    assert masked.tolist() == [16 + 3 * 18, 10 + 3 * 18]
+    assert dense.tolist() == [28 + 3 * 18] * 2
+
+
+def test_a_second_model_costs_its_own_masks():
+    both = [*ALL, *(f"personal/{n}" for n in ALL)]
+    masked, dense = cost.step(INFO, both, {"personal/body.weight": half()}, 2)
+    assert dense.tolist() == [2 * 3 * 46] * 2
+    assert masked.tolist() == [3 * 46 + 3 * 16 + 3 * 18, 3 * 46 + 3 * 10 + 3 * 18]
+
+
+def test_what_is_no_parameter_of_the_model_costs_nothing():
+    assert cost.step(INFO, ["theta/alpha"], {}, 2)[1].tolist() == [0, 0]
+
+
+def test_a_norm_that_moves_asks_for_every_gradient_behind_it():
+    norm = ModelInfo(SHAPES | {"norm.weight": (3,)}, frozenset(), INFO.head, (BODY, HEAD), other_flops=5)
+    assert cost.step(norm, ["norm.weight"], {}, 1)[1].tolist() == [3 * 5 + 2 * 28 + 2 * 18]
+    assert cost.step(norm, ["head.bias"], {}, 1)[1].tolist() == [5 + 28 + 3 * 18]

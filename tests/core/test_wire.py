@@ -1,0 +1,364 @@
+import math
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from personafl.core import wire
+from personafl.core.types import Masked
+from personafl.core.wire import WireError
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+DTYPES = [*FLOATS, torch.bool, torch.uint8, torch.int32, torch.int64]
+F32, U8 = 0, 5
+DENSE, BITS, PLACES, KNOWN = range(4)
+
+
+def entry(rest=b"", *, name=b"fc.weight", dtype=F32, encoding=DENSE, shape=(2,)):
+    """One entry by hand, as the module's first lines describe it."""
+    head = struct.pack("<H", len(name)) + name + struct.pack("<BBB", dtype, encoding, len(shape))
+    return head + struct.pack(f"<{len(shape)}I", *shape) + rest
+
+
+def message(*entries):
+    return b"PFL1" + struct.pack("<H", len(entries)) + b"".join(entries)
+
+
+def number(n):
+    return struct.pack("<I", n)
+
+
+def floats(*values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def sparse(numel, at, dtype=torch.float32, known=False):
+    """A masked vector with these active positions, holding 1, 2, 3, ..."""
+    mask, values = torch.zeros(numel, dtype=torch.bool), torch.zeros(numel, dtype=dtype)
+    mask[list(at)] = True
+    values[list(at)] = torch.arange(1, len(at) + 1).to(dtype)
+    return Masked(values, mask, known)
+
+
+def same(a, b):
+    if isinstance(a, Masked) != isinstance(b, Masked):
+        return False
+    if isinstance(a, Masked):
+        return a.known == b.known and same(a.values, b.values) and same(a.mask, b.mask)
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def round_trip(payload):
+    known = {n: t.mask for n, t in payload.items() if isinstance(t, Masked) and t.known}
+    return wire.unpack(wire.pack(payload), known)
+
+
+# Sizes by hand. Every message has 4 + 2 bytes; an entry called "w" has 2 + 1 + 3 and 4 per axis.
+
+
+def test_an_empty_payload_is_six_bytes():
+    assert len(wire.pack({})) == wire.size({}) == 4 + 2
+    assert wire.unpack(wire.pack({})) == {}
+
+
+def test_a_dense_tensor_costs_its_values():
+    payload = {"w": torch.zeros(3, 4)}
+    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 2 * 4) + 12 * 4
+
+
+def test_a_dense_mask_travels_as_bits():
+    payload = {"w": sparse(100, range(50))}  # 13 bytes of bits against 50 * 2 of positions
+    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 13 + 50 * 4
+
+
+def test_a_sparse_mask_travels_as_positions():
+    payload = {"w": sparse(100, [4, 50, 99])}  # 3 * 2 bytes of positions against 13 of bits
+    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 3 * 2 + 3 * 4
+
+
+def test_positions_take_two_bytes_up_to_65536_places_and_four_beyond():
+    for numel, width in ((65_536, 2), (65_537, 4)):
+        payload = {"w": sparse(numel, [0, numel - 1])}
+        assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 2 * width + 2 * 4
+        assert same(round_trip(payload)["w"], payload["w"])
+
+
+def test_a_known_mask_does_not_travel():
+    payload = {"w": sparse(100, range(50), known=True)}
+    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 50 * 4
+
+
+def test_names_are_counted_in_utf8_bytes():
+    payload = {"größe": torch.zeros(())}
+    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (2 + 7 + 3) + 4
+    assert list(round_trip(payload)) == ["größe"]
+
+
+def test_each_client_of_a_stack_has_its_own_size():
+    mask = torch.zeros(3, 100, dtype=torch.bool)
+    mask[1, :3] = True
+    mask[2, :50] = True
+    head = 6 + (6 + 4) + 4
+    sizes = wire.sizes({"w": Masked(torch.ones(3, 100), mask)}, 3)
+    assert sizes.tolist() == [head, head + 3 * 2 + 3 * 4, head + 13 + 50 * 4]
+    assert sizes.dtype == torch.int64
+
+
+# What goes in comes out.
+
+
+@st.composite
+def stacked_payloads(draw):
+    """A stack of one to three clients' payloads: dense, or masked from empty to full, known or not."""
+    count = draw(st.integers(1, 3))
+    payload = {}
+    for name in draw(st.lists(st.text(max_size=5), max_size=4, unique=True)):
+        dtype = draw(st.sampled_from(DTYPES))
+        masked = dtype != torch.bool and draw(st.booleans())
+        shape = draw(st.lists(st.integers(0, 6), min_size=int(masked), max_size=3))
+        g = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+        values = (torch.randn(count, *shape, generator=g) * 10).abs().to(dtype)
+        if masked:
+            share = draw(st.sampled_from([0.0, 0.03, 0.3, 1.0]))
+            mask = torch.rand(count, *shape, generator=g) < share
+            payload[name] = Masked(values, mask, draw(st.booleans()))
+        else:
+            payload[name] = values
+    return payload, count
+
+
+def row(payload, c):
+    return {n: Masked(t.values[c], t.mask[c], t.known) if isinstance(t, Masked) else t[c] for n, t in payload.items()}
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(stacked_payloads())
+def test_sizes_are_packed_lengths_and_unpacking_gives_the_payload_back(drawn):
+    payload, count = drawn
+    sizes = wire.sizes(payload, count)
+    for c in range(count):
+        own = row(payload, c)
+        blob = wire.pack(own)
+        assert len(blob) == sizes[c] == wire.size(own)
+        out = round_trip(own)
+        assert list(out) == list(own)
+        assert all(same(out[n], own[n]) for n in own)
+        assert wire.pack(out) == blob
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (0, 3), (2, 3)], ids=str)
+def test_every_type_and_shape_survives(dtype, shape):
+    payload = {"t": torch.arange(math.prod(shape)).view(shape).to(dtype)}
+    assert same(round_trip(payload)["t"], payload["t"])
+    assert len(wire.pack(payload)) == wire.size(payload)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)], ids=str)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_mask_without_positions_survives(shape, known):
+    payload = {"t": Masked(torch.zeros(shape), torch.zeros(shape, dtype=torch.bool), known)}
+    assert same(round_trip(payload)["t"], payload["t"])
+    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4 * len(shape)) + 4
+
+
+def test_a_masked_number_survives():
+    for active in (True, False):
+        payload = {"t": Masked(torch.tensor(3.0), torch.tensor(active))}
+        assert same(round_trip(payload)["t"], payload["t"])
+        assert len(wire.pack(payload)) == wire.size(payload)
+
+
+def test_extreme_values_survive():
+    for dtype in FLOATS:
+        info = torch.finfo(dtype)
+        t = torch.tensor([info.max, info.min, info.tiny, info.smallest_normal / 2, -0.0], dtype=dtype)
+        out = round_trip({"t": t})["t"]
+        assert torch.equal(out.view(torch.uint8), t.view(torch.uint8))
+    for dtype in (torch.int32, torch.int64):
+        t = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max], dtype=dtype)
+        assert same(round_trip({"t": t})["t"], t)
+
+
+LAYOUTS = {
+    "transposed": torch.arange(20.0).view(4, 5).t(),
+    "every other": torch.arange(20.0)[::2],
+    "expanded": torch.arange(3.0).expand(4, 3),
+    "column": torch.arange(20.0).view(4, 5)[:, 1:2],
+    "column of a transposed": torch.arange(20.0).view(4, 5).t()[:, :1],
+    "channels last": torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("t", LAYOUTS.values(), ids=LAYOUTS)
+def test_the_layout_in_memory_does_not_matter(t):
+    assert same(round_trip({"t": t})["t"], t)
+    assert wire.pack({"t": t}) == wire.pack({"t": t.clone(memory_format=torch.contiguous_format)})
+
+
+def test_a_tensor_that_requires_a_gradient_can_be_sent():
+    t = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert round_trip({"t": t})["t"].tolist() == [1, 2]
+
+
+def test_what_is_outside_the_mask_does_not_travel():
+    mask = torch.tensor([True, False, True])
+    a, b = Masked(torch.tensor([1.0, 2.0, 3.0]), mask), Masked(torch.tensor([1.0, -7.0, 3.0]), mask)
+    assert wire.pack({"w": a}) == wire.pack({"w": b})
+
+
+def test_unpacked_tensors_own_their_memory():
+    blob = wire.pack({"w": torch.tensor([1.0, 2.0])})
+    wire.unpack(blob)["w"].zero_()
+    assert wire.unpack(blob)["w"].tolist() == [1, 2]
+
+
+# Hand-made messages: a right one first, so that those below are wrong for the reason they state.
+
+
+def test_a_message_written_by_hand_is_understood():
+    blob = message(
+        entry(floats(1, 2)),
+        entry(number(2) + b"\x05" + floats(3, 4), name=b"bits", encoding=BITS, shape=(3,)),
+        entry(number(2) + struct.pack("<HH", 1, 99) + floats(5, 6), name=b"places", encoding=PLACES, shape=(100,)),
+        entry(number(1) + floats(7), name=b"known", encoding=KNOWN, shape=(2,)),
+    )
+    out = wire.unpack(blob, {"known": torch.tensor([False, True])})
+    assert out["fc.weight"].tolist() == [1, 2]
+    assert out["bits"].values.tolist() == [3, 0, 4]  # 0b101
+    assert out["places"].mask.nonzero().flatten().tolist() == [1, 99]
+    assert out["places"].values[[1, 99]].tolist() == [5, 6]
+    assert out["known"].values.tolist() == [0, 7]
+
+
+def small_message():
+    """All encodings in little more than a hundred bytes, and the masks its reader knows."""
+    known = sparse(4, [1, 2], known=True)
+    payload = {
+        "dense": torch.tensor([[1.0, 2.0]]),
+        "number": torch.tensor(3, dtype=torch.int64),
+        "bits": sparse(5, [0, 3]),
+        "places": sparse(100, [7, 90], dtype=torch.float16),
+        "known": known,
+        "nothing": torch.zeros(0),
+    }
+    return wire.pack(payload), {"known": known.mask}
+
+
+def test_a_message_cut_short_anywhere_is_refused():
+    blob, masks = small_message()
+    assert len(wire.unpack(blob, masks)) == 6
+    for end in range(len(blob)):
+        with pytest.raises(WireError):
+            wire.unpack(blob[:end], masks)
+
+
+def test_a_message_with_a_wrong_byte_is_refused_or_understood_but_never_crashes():
+    known = sparse(4, [1, 2], known=True)
+    blob = wire.pack({"dense": torch.tensor([[1.0, 2.0]]), "bits": sparse(5, [0, 3]), "known": known})
+    refused = 0
+    for at in range(len(blob)):
+        for wrong in (0x00, 0x01, 0x7F, 0xFF, blob[at] ^ 0x80):
+            try:
+                wire.unpack(blob[:at] + bytes([wrong]) + blob[at + 1 :], {"known": known.mask})
+            except WireError:
+                refused += 1
+    assert refused > len(blob)
+
+
+def test_a_message_with_bytes_behind_it_is_refused():
+    blob, masks = small_message()
+    with pytest.raises(WireError, match="3 bytes are left over"):
+        wire.unpack(blob + b"abc", masks)
+
+
+@pytest.mark.parametrize("blob", [b"PFL2\x00\x00", b"pfl1\x00\x00", b"\x80\x04K\x01.."])
+def test_another_magic_is_refused(blob):
+    with pytest.raises(WireError, match="PFL1"):
+        wire.unpack(blob)
+
+
+W = "fc.weight"
+WRONG = {
+    "sent twice": (message(entry(floats(1, 2)), entry(floats(1, 2))), "twice"),
+    "unknown type": (message(entry(floats(1, 2), dtype=99)), "type 99"),
+    "unknown encoding": (message(entry(floats(1, 2), encoding=4)), "encoding 4"),
+    "nan": (message(entry(floats(1, math.nan))), "finite"),
+    "infinity": (message(entry(floats(-math.inf, 1))), "finite"),
+    "nan in float16": (message(entry(struct.pack("<ee", 1, math.nan), dtype=2)), "finite"),
+    "infinity in bfloat16": (message(entry(struct.pack("<HH", 0, 0x7F80), dtype=3)), "finite"),
+    "nan in float64": (message(entry(struct.pack("<dd", 1, math.nan), dtype=1)), "finite"),
+    "nan under a mask": (message(entry(number(1) + b"\x01" + floats(math.nan), encoding=BITS)), "finite"),
+    "fewer bits than values": (message(entry(number(2) + b"\x01" + floats(1, 2), encoding=BITS)), "mask has 1"),
+    "more bits than values": (message(entry(number(1) + b"\x03" + floats(1), encoding=BITS)), "mask has 2"),
+    "more values than places": (message(entry(number(3) + b"\x03" + floats(1, 2, 3), encoding=BITS)), "3 values for 2"),
+    "positions equal": (
+        message(entry(number(2) + struct.pack("<HH", 5, 5) + floats(1, 2), encoding=PLACES, shape=(9,))),
+        "do not rise",
+    ),
+    "positions falling": (
+        message(entry(number(3) + struct.pack("<HHH", 5, 3, 7) + floats(1, 2, 3), encoding=PLACES, shape=(9,))),
+        "do not rise",
+    ),
+    "position outside": (
+        message(entry(number(2) + struct.pack("<HH", 5, 9) + floats(1, 2), encoding=PLACES, shape=(9,))),
+        r"0\.\.8",
+    ),
+    "unknown mask": (message(entry(number(1) + floats(1), encoding=KNOWN)), "no mask"),
+    "absurd dense shape": (message(entry(floats(1, 2), shape=(2**32 - 1,) * 3)), "bytes expected"),
+    "absurd rank": (message(entry(shape=(2**32 - 1,) * 255)), "bytes expected"),
+    "absurd shape under bits": (message(entry(number(0), encoding=BITS, shape=(2**31, 2**31))), "bytes expected"),
+    "absurd number of positions": (
+        message(entry(number(2**32 - 1), encoding=PLACES, shape=(2**31, 2**31))),
+        "bytes expected",
+    ),
+}
+
+
+@pytest.mark.parametrize(("blob", "why"), WRONG.values(), ids=WRONG)
+def test_a_wrong_entry_is_refused_by_name(blob, why):
+    with pytest.raises(WireError, match=rf"^{W}: .*{why}"):
+        wire.unpack(blob)
+
+
+ABSURD = {
+    "2^36 places, none of them sent": entry(number(0), encoding=PLACES, shape=(2**18, 2**18)),
+    "2^62 places, none of them sent": entry(number(0), encoding=PLACES, shape=(2**31, 2**31)),
+    "2^96 places, none of them sent": entry(number(0), encoding=PLACES, shape=(2**32 - 1,) * 3),
+    "2^36 places, one of them sent": entry(number(1) + number(5) + floats(1), encoding=PLACES, shape=(2**18, 2**18)),
+    "nothing in a shape past counting": entry(shape=(0, *[2**32 - 1] * 3)),
+}
+
+
+@pytest.mark.parametrize("wrong", ABSURD.values(), ids=ABSURD)
+def test_a_shape_out_of_all_proportion_is_refused_before_anything_is_allocated(wrong, monkeypatch):
+    zeros = torch.zeros
+
+    def careful(*size, **kind):
+        assert math.prod(size) < 2**33, f"{size} numbers asked for"
+        return zeros(*size, **kind)
+
+    monkeypatch.setattr(torch, "zeros", careful)
+    with pytest.raises(WireError, match=f"^{W}: "):
+        wire.unpack(message(wrong))
+
+
+def test_a_known_mask_of_another_shape_or_number_is_refused():
+    blob = message(entry(number(1) + floats(1), encoding=KNOWN))
+    assert wire.unpack(blob, {W: torch.tensor([True, False])})[W].values.tolist() == [1, 0]
+    with pytest.raises(WireError, match=rf"^{W}: .*no mask of shape \(2,\)"):
+        wire.unpack(blob, {W: torch.tensor([True, False, False])})
+    with pytest.raises(WireError, match=rf"^{W}: the mask has 2 positions, 1 values"):
+        wire.unpack(blob, {W: torch.tensor([True, True])})
+
+
+def test_a_name_that_is_not_utf8_is_refused():
+    with pytest.raises(WireError, match="not UTF-8"):
+        wire.unpack(message(entry(floats(1, 2), name=b"\xff\xfe")))
+
+
+def test_more_entries_announced_than_sent_are_refused():
+    with pytest.raises(WireError, match="name length"):
+        wire.unpack(b"PFL1" + struct.pack("<H", 2) + entry(floats(1, 2)))

@@ -1,0 +1,188 @@
+import numpy as np
+import pytest
+import torch
+
+from personafl.data.federated import Federation, Ragged, Source, arrays
+
+PARTS = [np.arange(0, 40), np.arange(40, 52), np.arange(52, 60)]  # 40, 12 and 8 samples
+
+
+def source(n=60, classes=4):
+    return Source("toy", torch.arange(float(n)).unsqueeze(1), torch.arange(n) % classes, classes)
+
+
+def held(federation, split):
+    ragged = federation.splits[split]
+    return [ragged.flat[a:b].tolist() for a, b in zip(ragged.first[:-1], ragged.first[1:], strict=True)]
+
+
+def test_a_quarter_is_for_testing():
+    built = Federation.build(source(), PARTS, seed=0)
+    assert built.sizes("test").tolist() == [10, 3, 2]
+    assert built.sizes("train").tolist() == [30, 9, 6]
+    assert built.sizes("validation").tolist() == [0, 0, 0]
+
+
+def test_splits_are_disjoint_and_together_what_the_client_holds():
+    built = Federation.build(source(), PARTS, seed=0, validation_share=0.25)
+    assert built.sizes("validation").tolist() == [10, 3, 2]
+    assert built.sizes("train").tolist() == [20, 6, 4]
+    for c, part in enumerate(PARTS):
+        together = [row for split in built.splits for row in held(built, split)[c]]
+        assert sorted(together) == part.tolist()
+
+
+def test_splits_are_random():
+    built = Federation.build(source(), PARTS, seed=0)
+    assert held(built, "test")[0] != list(range(10))
+    assert sorted(held(built, "test")[0]) != list(range(10))
+
+
+def test_a_client_is_split_the_same_whoever_comes_after_it():
+    all_of_them, first = Federation.build(source(), PARTS, seed=0), Federation.build(source(), PARTS[:1], seed=0)
+    assert held(first, "test")[0] == held(all_of_them, "test")[0]
+
+
+def test_a_small_client_still_gets_a_test_sample():
+    built = Federation.build(source(), [np.array([0, 1])], seed=0)
+    assert built.sizes("test").tolist() == [1]  # round(0.5) would be 0
+    assert built.sizes("train").tolist() == [1]
+
+
+def test_a_client_too_small_to_split_is_refused():
+    with pytest.raises(ValueError, match="client 1 has 1 samples"):
+        Federation.build(source(), [PARTS[0], np.array([41])], seed=0)
+    with pytest.raises(ValueError, match="client 0 has 2 samples, too few .* a validation and a test part"):
+        Federation.build(source(), [np.array([0, 1])], seed=0, validation_share=0.1)
+
+
+def test_no_test_share_leaves_everything_for_training():
+    built = Federation.build(source(), PARTS, seed=0, test_share=0.0)
+    assert built.sizes("train").tolist() == [40, 12, 8]
+    assert built.sizes("test").tolist() == [0, 0, 0]
+
+
+def test_the_digest_tells_splits_apart():
+    digest = Federation.build(source(), PARTS, seed=0).digest()
+    assert digest == Federation.build(source(), PARTS, seed=0).digest()
+    others = {
+        Federation.build(source(), PARTS, seed=1).digest(),
+        Federation.build(source(), PARTS[::-1], seed=0).digest(),
+        Federation.build(source(), PARTS, seed=0, test_share=0.5).digest(),
+        Federation.build(source(), PARTS, seed=0, validation_share=0.1).digest(),
+    }
+    assert len(others | {digest}) == 5
+
+
+def test_class_counts_are_over_all_splits():
+    built = Federation.build(source(), PARTS, seed=0, validation_share=0.1)
+    assert built.class_counts().tolist() == [[10] * 4, [3] * 4, [2] * 4]  # labels go round 0, 1, 2, 3
+
+
+def test_examples_are_rows_padded_with_zero():
+    built = Federation.build(source(), PARTS, seed=0)
+    data = built.examples("test", torch.tensor([0, 2]))
+    assert data.rows.shape == (2, 10)
+    assert data.count.tolist() == [10, 2]
+    assert data.rows[0].tolist() == held(built, "test")[0]
+    assert data.rows[1].tolist() == held(built, "test")[2] + [0] * 8
+    assert data.x is built.source.x
+    assert data.ids.tolist() == [0, 2]
+
+
+def test_examples_come_in_the_order_asked_for():
+    built = Federation.build(source(), PARTS, seed=0)
+    data = built.examples("train", torch.tensor([2, 0]))
+    assert data.rows[0, :6].tolist() == held(built, "train")[2]
+    assert data.rows[1].tolist() == held(built, "train")[0]
+
+
+def test_a_split_nobody_asked_for_has_no_examples():
+    data = Federation.build(source(), PARTS, seed=0).examples("validation", torch.tensor([0, 1]))
+    assert data.rows.shape == (2, 0)
+    assert data.count.tolist() == [0, 0]
+
+
+def test_ragged_rows_may_be_empty_in_between():
+    ragged = Ragged.of([np.array([7, 8]), np.array([], np.int64), np.array([9])])
+    assert ragged.lengths(torch.tensor([0, 1, 2])).tolist() == [2, 0, 1]
+    rows, count = ragged.padded(torch.tensor([0, 1, 2]))
+    assert rows.tolist() == [[7, 8], [0, 0], [9, 0]]
+    assert count.tolist() == [2, 0, 1]
+
+
+def test_moving_casts_floating_examples_and_leaves_bytes():
+    built = Federation.build(source(), PARTS, seed=0).to(torch.device("cpu"), torch.float64)
+    assert built.source.x.dtype == torch.float64
+    assert built.source.y.dtype == torch.int64
+    images = Source("toy", torch.zeros(60, 2, dtype=torch.uint8), torch.zeros(60, dtype=torch.int64), 1)
+    moved = Federation.build(images, PARTS, seed=0).to(torch.device("cpu"), torch.float64)
+    assert moved.source.x.dtype == torch.uint8
+    assert moved.digest() == Federation.build(images, PARTS, seed=0).digest()
+
+
+# One's own data
+
+
+def test_arrays_take_lists_and_numpy():
+    s = arrays(np.array([[1.0, 2.0], [3.0, 4.0]]), [0, 2])
+    assert s.x.dtype == torch.float32
+    assert s.y.tolist() == [0, 2]
+    assert s.y.dtype == torch.int64
+    assert s.classes == 3  # the largest label and one
+    assert arrays([[1.0]], [0], classes=5).classes == 5
+
+
+def test_whole_labels_in_floating_point_are_accepted():
+    assert arrays([[1.0], [2.0]], np.array([1.0, 0.0])).y.tolist() == [1, 0]
+
+
+def test_client_names_become_numbers():
+    s = arrays([[1.0]] * 4, [0, 0, 1, 1], clients=["b", "a", "b", "c"])
+    assert s.clients.tolist() == [1, 0, 1, 2]
+    assert s.clients.dtype == np.int64
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_example_that_is_not_finite_is_refused(bad):
+    with pytest.raises(ValueError, match="mine: example 2 contains NaN or infinity"):
+        arrays([[1.0], [2.0], [bad]], [0, 1, 0], name="mine")
+
+
+def test_an_example_that_is_one_number_and_not_finite_is_refused():
+    with pytest.raises(ValueError, match="mine: example 1 contains NaN or infinity"):
+        arrays([1.0, float("nan")], [0, 1], name="mine")
+
+
+@pytest.mark.parametrize(("label", "at"), [(4, 1), (-1, 0)])
+def test_a_label_out_of_range_is_refused(label, at):
+    labels = [0, 0, 3]
+    labels[at] = label
+    with pytest.raises(ValueError, match=rf"label {label} of example {at} is not in 0\.\.3"):
+        arrays([[1.0]] * 3, labels, classes=4)
+
+
+@pytest.mark.parametrize("label", [0.5, float("nan")])
+def test_a_label_that_is_no_whole_number_is_refused(label):
+    with pytest.raises(ValueError, match="labels must be whole numbers"):
+        arrays([[1.0]] * 2, [0.0, label])
+
+
+def test_another_number_of_labels_than_examples_is_refused():
+    with pytest.raises(ValueError, match="3 examples but 2 labels"):
+        arrays([[1.0]] * 3, [0, 1])
+
+
+def test_another_number_of_client_ids_than_examples_is_refused():
+    with pytest.raises(ValueError, match="2 examples but 3 client ids"):
+        arrays([[1.0]] * 2, [0, 1], clients=[0, 1, 2])
+
+
+def test_labels_of_several_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"their shape is \(2, 2\)"):
+        arrays([[1.0]] * 2, [[0, 1], [1, 0]])
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(ValueError, match="no examples"):
+        arrays(np.zeros((0, 3)), np.zeros(0, int))

@@ -1,0 +1,201 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from personafl.core import rng
+from personafl.data.partition import PARTITIONS, Ask, partition
+
+
+def ask(labels, num_clients, *, seed=0, classes=10, alpha=0.3, classes_per_client=2, clients=None):
+    return Ask(
+        labels=np.asarray(labels),
+        classes=classes,
+        num_clients=num_clients,
+        alpha=alpha,
+        classes_per_client=classes_per_client,
+        clients=None if clients is None else np.asarray(clients),
+        rng=rng.generator(seed, "partition"),
+    )
+
+
+def balanced(per_class, classes=10):
+    """Labels in a mixed order."""
+    return np.arange(per_class * classes) % classes
+
+
+def assert_covers(rows, total):
+    """Every sample has exactly one holder."""
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(total))
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0, 100.0])
+def test_dirichlet_deals_every_sample_once_and_enough_to_everybody(alpha):
+    question = ask(balanced(200), 20, alpha=alpha)
+    parts = partition("dirichlet", question)
+    assert question.least == 40  # min(40, 2000 / 20 / 2 = 50)
+    assert len(parts.rows) == 20
+    assert_covers(parts.rows, 2000)
+    assert min(map(len, parts.rows)) >= 40
+
+
+def test_dirichlet_of_many_clients_and_small_alpha_ends_and_reports_what_it_moved():
+    parts = partition("dirichlet", ask(balanced(6000), 500, alpha=0.01))
+    assert_covers(parts.rows, 60_000)
+    assert min(map(len, parts.rows)) >= 40
+    # With ten classes of a few large shares each, most of 500 clients are below 40 before samples are moved.
+    assert 10_000 < parts.notes["samples_moved"] <= 500 * 40
+
+
+def test_dirichlet_moves_nothing_where_everybody_has_enough():
+    assert partition("dirichlet", ask(balanced(200), 10, alpha=100.0)).notes == {"samples_moved": 0}
+
+
+def test_moved_samples_are_counted():
+    # Two samples per client are the least, and 10 samples for five clients leave no choice: two each.
+    parts = partition("dirichlet", ask(np.zeros(10, int), 5, classes=1, alpha=0.01))
+    assert [len(r) for r in parts.rows] == [2] * 5
+    # A Dirichlet(0.01) draw gives one client nearly everything, so about eight had to move.
+    assert 6 <= parts.notes["samples_moved"] <= 8
+
+
+def test_small_alpha_concentrates_and_large_alpha_spreads():
+    def top_share(alpha):
+        labels = balanced(200)
+        rows = partition("dirichlet", ask(labels, 20, alpha=alpha)).rows
+        return np.mean([np.bincount(labels[r]).max() / len(r) for r in rows])
+
+    assert top_share(0.05) > 0.6
+    assert top_share(100.0) < 0.3  # ten equal classes would be 0.1
+
+
+def test_dirichlet_is_a_function_of_its_seed():
+    def rows(seed):
+        return partition("dirichlet", ask(balanced(100), 10, seed=seed, alpha=0.1)).rows
+
+    assert all(np.array_equal(a, b) for a, b in zip(rows(3), rows(3), strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(rows(3), rows(4), strict=True))
+
+
+def test_a_client_with_its_fair_share_gets_nothing_of_later_classes():
+    labels = balanced(100)
+    drawn = [partition("dirichlet", ask(labels, 10, seed=seed, alpha=1.0)) for seed in range(20)]
+    untouched = [parts for parts in drawn if not parts.notes["samples_moved"]]
+    assert len(untouched) > 5
+    for parts in untouched:
+        for rows in parts.rows:
+            held = labels[rows]
+            assert (held < held.max()).sum() < 100  # 1000 samples over 10 clients, before its last class
+
+
+def test_dirichlet_accepts_classes_nobody_has():
+    parts = partition("dirichlet", ask(np.zeros(10, int), 1, classes=3))
+    assert_covers(parts.rows, 10)
+
+
+@pytest.mark.parametrize(
+    ("samples", "clients", "least"),
+    [(4000, 20, 40), (800, 20, 20), (30, 10, 2), (20, 10, 2)],  # min(40, half the average), never below 2
+)
+def test_the_least_a_client_may_have(samples, clients, least):
+    assert ask(np.zeros(samples, int), clients).least == least
+
+
+def test_pathological_makes_five_groups_of_twenty_with_the_same_two_classes():
+    labels = balanced(600)
+    rows = partition("pathological", ask(labels, 100)).rows
+    assert len(rows) == 100
+    assert_covers(rows, 6000)
+    for client, own in enumerate(rows):
+        group = client // 20
+        assert set(labels[own]) == {2 * group, 2 * group + 1}
+
+
+def test_pathological_quantities_are_skewed():
+    labels = balanced(600)
+    rows = partition("pathological", ask(labels, 100)).rows
+    for k in range(10):
+        holders = [int((labels[r] == k).sum()) for r in rows if (labels[r] == k).any()]
+        # an average of 600 / 20 = 30: nineteen holders get 3 to 29, the last one the rest
+        assert len(holders) == 20
+        assert all(3 <= n <= 29 for n in holders[:-1])
+        assert holders[-1] == 600 - sum(holders[:-1])
+        assert holders[-1] >= 600 - 19 * 29
+
+
+def test_pathological_deals_uneven_numbers_of_places():
+    labels = balanced(60, classes=4)
+    rows = partition("pathological", ask(labels, 3, classes=4, classes_per_client=2)).rows
+    # six places over four classes: at most two holders each; class 0 goes to 0 and 1, class 1 too, 2 and 3 to client 2
+    assert [set(labels[r]) for r in rows] == [{0, 1}, {0, 1}, {2, 3}]
+    assert_covers(rows, 240)
+
+
+def test_pathological_without_classes_is_refused():
+    with pytest.raises(ValueError, match="4 clients x 0 classes"):
+        partition("pathological", ask(balanced(10), 4, classes_per_client=0))
+
+
+def test_iid_deals_equally():
+    labels = balanced(103)
+    rows = partition("iid", ask(labels, 4)).rows
+    assert_covers(rows, 1030)
+    assert sorted(map(len, rows)) == [257, 257, 258, 258]
+    for own in rows:  # about 26 of each class, deviation below 5
+        assert np.abs(np.bincount(labels[own], minlength=10) - 26).max() < 25
+
+
+def test_natural_clients_keep_their_samples():
+    who = np.array([5, 9, 5, 9, 5, 9, 5, 9, 9])
+    parts = partition("natural", ask(np.zeros(9, int), 0, clients=who))
+    assert [r.tolist() for r in parts.rows] == [[0, 2, 4, 6], [1, 3, 5, 7, 8]]
+    assert parts.notes == {"clients_left_out": 0}
+
+
+def test_natural_clients_of_fewer_than_four_samples_are_left_out():
+    who = np.array([0, 0, 0, 1, 1, 1, 1, 2])
+    parts = partition("natural", ask(np.zeros(8, int), 0, clients=who))
+    assert [r.tolist() for r in parts.rows] == [[3, 4, 5, 6]]
+    assert parts.notes == {"clients_left_out": 2}
+
+
+def test_a_number_of_natural_clients_is_drawn():
+    who = np.repeat(np.arange(20), 5)
+
+    def chosen(seed):
+        rows = partition("natural", ask(np.zeros(100, int), 6, seed=seed, clients=who)).rows
+        assert all(len(set(who[r])) == 1 for r in rows)
+        return [int(who[r[0]]) for r in rows]
+
+    assert len(set(chosen(0))) == 6
+    assert chosen(0) == chosen(0)
+    assert chosen(0) != chosen(1)
+
+
+def test_more_natural_clients_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="num_clients=3: the data set has 2 natural clients"):
+        partition("natural", ask(np.zeros(10, int), 3, clients=np.repeat([0, 1], 5)))
+
+
+def test_natural_without_clients_is_refused():
+    with pytest.raises(ValueError, match="no natural clients; try dirichlet"):
+        partition("natural", ask(np.zeros(10, int), 2))
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "pathological", "natural"])
+def test_too_many_clients_are_refused(name):
+    with pytest.raises(ValueError, match="num_clients=6: the data set has 10 samples"):
+        partition(name, ask(np.zeros(10, int), 6, clients=np.arange(10)))
+
+
+@pytest.mark.parametrize("name", list(PARTITIONS))
+def test_a_rule_uses_only_the_settings_it_names(name):
+    question = ask(balanced(40), 5, clients=np.arange(400) % 8)
+    other = dataclasses.replace(
+        question,
+        rng=rng.generator(0, "partition"),
+        alpha=question.alpha if "alpha" in PARTITIONS[name].uses else 50.0,
+        classes_per_client=question.classes_per_client if "classes_per_client" in PARTITIONS[name].uses else 5,
+    )
+    first, second = partition(name, question).rows, partition(name, other).rows
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+import torch
+
+from personafl.data import shift
+from personafl.data.federated import Federation, Source
+
+SIZES = (40, 8, 20, 12)  # a quarter of each is for testing: 10, 2, 5, 3
+
+
+@pytest.fixture(scope="module")
+def federation():
+    total = sum(SIZES)
+    source = Source("toy", torch.arange(float(total)).unsqueeze(1), torch.zeros(total, dtype=torch.int64), 1)
+    return Federation.build(source, np.split(np.arange(total), np.cumsum(SIZES)[:-1]), seed=0)
+
+
+def of(ragged, client):
+    return ragged.flat[ragged.first[client] : ragged.first[client + 1]].tolist()
+
+
+def own(federation, client):
+    return of(federation.splits["test"], client)
+
+
+def test_a_donor_is_never_oneself_and_anybody_else(federation):
+    donors = shift.draw(federation, "donor", seed=0, draws=60).donors
+    assert donors.shape == (60, 4)
+    for client in range(4):
+        assert set(donors[:, client].tolist()) == {0, 1, 2, 3} - {client}
+
+
+def test_donors_are_drawn_uniformly(federation):
+    donors = shift.draw(federation, "donor", seed=0, draws=600).donors
+    for client in range(4):
+        counts = torch.bincount(donors[:, client], minlength=4)
+        counts = counts[torch.arange(4) != client]
+        # 200 expected of each of three, deviation sqrt(600 * 1/3 * 2/3) = 11.5
+        assert (counts - 200).abs().max() < 5 * 11.5
+
+
+def test_replacements_are_of_the_donors_test_set(federation):
+    drawn = shift.draw(federation, "donor", seed=0, draws=10)
+    for d, rows in enumerate(drawn.rows):
+        for client in range(4):
+            assert set(of(rows, client)) <= set(own(federation, int(drawn.donors[d, client])))
+            assert len(of(rows, client)) == len(own(federation, client))
+
+
+def test_places_are_an_order_of_ones_own_test_set(federation):
+    for places in shift.draw(federation, "donor", seed=0, draws=5).places:
+        for client in range(4):
+            assert sorted(of(places, client)) == list(range(len(own(federation, client))))
+
+
+def test_a_sample_is_drawn_twice_only_if_the_donor_is_too_small(federation):
+    drawn = shift.draw(federation, "donor", seed=0, draws=30)
+    enough, too_small = 0, 0
+    for d, rows in enumerate(drawn.rows):
+        for client in range(4):
+            mine, donor = own(federation, client), own(federation, int(drawn.donors[d, client]))
+            new = of(rows, client)
+            if len(donor) >= len(mine):
+                enough += 1
+                assert len(set(new)) == len(mine)
+            else:
+                too_small += 1
+                assert len(set(new)) <= len(donor) < len(mine)
+    assert enough > 0
+    assert too_small > 0
+
+
+def test_the_pool_is_everybodys_test_data(federation):
+    drawn = shift.draw(federation, "pool", seed=0, draws=60)
+    assert (drawn.donors == -1).all()
+    everybody = {row for client in range(4) for row in own(federation, client)}
+    for client in range(4):
+        new = [of(rows, client) for rows in drawn.rows]
+        assert set().union(*new) == everybody  # oneself included
+        assert all(len(set(rows)) == len(rows) for rows in new)  # 20 rows are enough for each
+
+
+def test_draws_are_a_function_of_the_seed(federation):
+    digest = shift.draw(federation, "donor", seed=0).digest()
+    assert digest == shift.draw(federation, "donor", seed=0).digest()
+    assert digest != shift.draw(federation, "donor", seed=1).digest()
+    assert digest != shift.draw(federation, "pool", seed=0).digest()
+
+
+def test_asking_for_more_draws_keeps_the_first_ones(federation):
+    few, many = (shift.draw(federation, "donor", seed=0, draws=n) for n in (2, 5))
+    assert len(many.rows) == 5
+    for d in range(2):
+        assert torch.equal(few.rows[d].flat, many.rows[d].flat)
+        assert torch.equal(few.places[d].flat, many.places[d].flat)
+    assert not torch.equal(many.rows[0].flat, many.rows[1].flat)
+
+
+def test_one_client_alone_has_no_donor():
+    source = Source("toy", torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64), 1)
+    single = Federation.build(source, [np.arange(8)], seed=0)
+    with pytest.raises(ValueError, match="one client alone has no donor"):
+        shift.draw(single, "donor", seed=0)
+    assert len(of(shift.draw(single, "pool", seed=0).rows[0], 0)) == 2
+
+
+OWN, FOREIGN, PLACES = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), -torch.arange(1.0, 6.0), torch.tensor([3, 0, 4, 1, 2])
+
+
+def test_degree_zero_is_ones_own_test_set():
+    assert torch.equal(shift.mixed(OWN, FOREIGN, PLACES, 0.0), OWN)
+
+
+def test_degree_one_is_all_foreign():
+    out = shift.mixed(OWN, FOREIGN, PLACES, 1.0)
+    assert sorted(out.tolist()) == sorted(FOREIGN.tolist())
+    assert out.mean() == FOREIGN.mean()
+
+
+def test_a_degree_in_between_replaces_its_share_in_order():
+    # 0.4 of five places: the first two of the order, places 3 and 0, by the first two foreign scores
+    assert shift.mixed(OWN, FOREIGN, PLACES, 0.4).tolist() == [-2, 2, 3, -1, 5]
+
+
+def test_what_is_replaced_at_a_degree_is_replaced_at_every_larger_one():
+    before = shift.mixed(OWN, FOREIGN, PLACES, 0.0)
+    for degree, count in ((0.2, 1), (0.4, 2), (0.6, 3), (0.8, 4), (1.0, 5)):
+        now = shift.mixed(OWN, FOREIGN, PLACES, degree)
+        assert (now < 0).sum() == count
+        assert torch.equal(now[before < 0], before[before < 0])
+        before = now
+
+
+def test_mixing_leaves_its_inputs_alone():
+    scores = OWN.clone()
+    shift.mixed(scores, FOREIGN, PLACES, 1.0)
+    assert torch.equal(scores, OWN)

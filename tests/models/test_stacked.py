@@ -1,0 +1,745 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from personafl.core import rng, tree
+from personafl.models import CNN, MLP, MODELS, StackedModel
+
+CLIENTS, SIZE = 3, 4
+KEYS = rng.key(0, "noise", 1, torch.tensor([3, 5, 9]))
+
+
+class TextNet(nn.Module):
+    """Embedding, Conv1d, GroupNorm and LayerNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+        self.conv = nn.Conv1d(6, 4, 3, padding=1)
+        self.groups = nn.GroupNorm(2, 4)
+        self.norm = nn.LayerNorm(4)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.groups(self.conv(self.table(x).transpose(1, 2)))  # [N, 4, T]
+        return self.fc(self.norm(x.transpose(1, 2)).relu().mean(1))
+
+
+class BatchNormNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, bias=False)
+        self.norm = nn.BatchNorm2d(3)
+        self.fc = nn.Linear(3 * 9, 4)
+        self.norm1 = nn.BatchNorm1d(4, affine=False, momentum=0.3)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu().flatten(1)
+        return self.head(self.norm1(self.fc(x)))
+
+
+class Recurrent(nn.Module):
+    """An LSTM of two layers with dropout between them, time first or examples first."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.batch_first = batch_first
+        self.lstm = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=batch_first)
+        self.fc = nn.Linear(8, 2)
+
+    def forward(self, x):
+        if self.batch_first:
+            out, (h, _) = self.lstm(x)
+            last = out[:, -1]
+        else:
+            out, (h, _) = self.lstm(x.transpose(0, 1))
+            last = out[-1]
+        return self.fc(torch.cat([last, h[0]], 1))
+
+
+class GRUNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(3, 4, batch_first=True)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(self.gru(x)[1][-1])
+
+
+class BareParameter(nn.Module):
+    """Parameters that belong to no layer: a vector and a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.shift = nn.Parameter(torch.randn(3))
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.fc(x + self.shift) * self.scale
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(self.attention(x, x, x)[0].mean(1))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(self.layer(x).mean(1))
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(3, 8)
+        self.fc = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.fc(F.dropout(self.hidden(x), 0.5, self.training))
+
+
+class CentredInput(nn.Module):
+    """A forward that mixes the examples of a batch, before any parameter is seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.fc(x - x.mean(0))
+
+
+class CentredFeatures(nn.Module):
+    """The same behind a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(3, 4)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.hidden(x)
+        return self.fc(x - x.mean(0))
+
+
+class TiedWeights(nn.Module):
+    """One layer used twice under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = self.first
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.fc(self.second(self.first(x).relu()))
+
+
+class ReadsItsLayers(nn.Module):
+    """A forward that looks at its layers' attributes: a decoder tied to the embedding, a size."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x):
+        out = self.lstm(self.table(x))[0][:, -1, : self.lstm.hidden_size]
+        return F.linear(out, self.table.weight)
+
+
+class Frozen(nn.Module):
+    """Layers nobody trains, of every kind that must find its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(3, 4)
+        self.norm = nn.LayerNorm(4)
+        self.shift = nn.Parameter(torch.randn(4))
+        self.fc = nn.Linear(4, 2)
+        for p in (*self.backbone.parameters(), *self.norm.parameters(), self.shift):
+            p.requires_grad_(False)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.backbone(x)).relu() + self.shift)
+
+
+# module, shape of an example (None: tokens), whether the whole module must run client by client
+ZOO = {
+    "mlp": (lambda: MLP(6, 5, 4, 3), (2, 3), False),
+    "cnn": (lambda: CNN((2, 8, 8), (3, 4), (5,), 3, kernel=3, padding=1), (2, 8, 8), False),
+    "batch norm": (BatchNormNet, (2, 5, 5), False),
+    "text": (TextNet, None, False),
+    "lstm, examples first": (lambda: Recurrent(True), (5, 3), False),
+    "lstm, time first": (lambda: Recurrent(False), (5, 3), False),
+    "gru": (GRUNet, (5, 3), False),
+    "bare parameter": (BareParameter, (3,), False),
+    "attention": (Attention, (5, 4), True),
+    "transformer layer": (Encoder, (5, 4), True),
+    "functional dropout": (FunctionalDropout, (3,), True),
+    "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2), nn.Dropout(0.2)), (3,), False),
+    "centred input": (CentredInput, (3,), True),
+    "centred features": (CentredFeatures, (3,), True),
+    "tied weights": (TiedWeights, (3,), True),
+    "reads its layers": (ReadsItsLayers, None, True),
+    "frozen": (Frozen, (3,), False),
+    "no bias": (
+        lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.LayerNorm(4, bias=False), nn.Linear(4, 2)),
+        (3,),
+        False,
+    ),
+    "linear on sequences": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (5, 3), False),
+}
+EACH = pytest.mark.parametrize("name", list(ZOO))
+
+
+def draw(shape, rows, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    if shape is None:
+        return torch.randint(0, 7, (*rows, 5), generator=g)
+    return torch.randn(*rows, *shape, generator=g, dtype=torch.float64)
+
+
+def build(make, shape, **settings):
+    """The stacked model in float64, and every client's own random parameters."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = make()
+    example = draw(shape, (2,), seed=0)
+    model = StackedModel(module, example if shape is None else example.float(), **settings)
+    return model.to(torch.device("cpu"), torch.float64), module.double()
+
+
+def clients(model, count=CLIENTS):
+    g = torch.Generator().manual_seed(2)
+    return {  # positive noise keeps a running variance positive
+        n: t + 0.3 * torch.rand(count, *t.shape, generator=g, dtype=torch.float64) for n, t in model.initial.items()
+    }
+
+
+def leaves(model, params):
+    return {n: t.clone().requires_grad_(n not in model.info.buffers) for n, t in params.items()}
+
+
+def differentiate(model, out, params, weights):
+    """Gradients of a weighted sum of outputs, by name."""
+    names = model.info.parameters
+    grads = torch.autograd.grad((out * weights).sum(), [params[n] for n in names], materialize_grads=True)
+    return dict(zip(names, grads, strict=True))
+
+
+def assert_same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def weights_of(out):
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@EACH
+def test_a_stack_in_evaluation_is_each_client_alone(name):
+    make, shape, whole = ZOO[name]
+    model, module = build(make, shape)
+    assert model.whole == whole
+    params, x = leaves(model, clients(model)), draw(shape, (CLIENTS, SIZE))
+    out = model(params, x)
+    weights = weights_of(out)
+    stacked = differentiate(model, out, params, weights)
+    module.eval()
+    for c in range(CLIENTS):
+        own = {n: t[c].detach().requires_grad_(t.requires_grad) for n, t in params.items()}
+        alone = functional_call(module, own, (x[c],))
+        assert_same(out[c], alone)
+        for n, g in differentiate(model, alone, own, weights[c]).items():
+            assert_same(stacked[n][c], g)
+
+
+def run(model, params, x, valid, keys, weights):
+    """Outputs, gradients and running statistics of one training step."""
+    own = leaves(model, params)
+    out = model(own, x, valid, keys)
+    grads = differentiate(model, out, own, weights)
+    return out.detach(), grads | tree.select(own, model.info.buffers)
+
+
+@EACH
+def test_a_stack_in_training_is_three_stacks_of_one(name):
+    make, shape, _ = ZOO[name]
+    model, _ = build(make, shape)
+    params, x = clients(model), draw(shape, (CLIENTS, SIZE))
+    weights = weights_of(model(params, x))
+    out, rest = run(model, params, x, None, KEYS, weights)
+    for c in range(CLIENTS):
+        row = slice(c, c + 1)
+        alone, alone_rest = run(model, tree.take(params, row), x[row], None, KEYS[row], weights[row])
+        assert_same(out[row], alone)
+        assert alone_rest.keys() == rest.keys()
+        for n, t in alone_rest.items():
+            assert_same(rest[n][row], t)
+
+
+@EACH
+def test_padding_reaches_no_number_in_training(name):
+    make, shape, _ = ZOO[name]
+    model, _ = build(make, shape)
+    params, x = clients(model), draw(shape, (CLIENTS, SIZE))
+    real = [4, 3, 2]
+    valid = torch.arange(SIZE) < torch.tensor(real).unsqueeze(1)
+    weights = weights_of(model(params, x))
+    weights[~valid] = 0  # a loss looks at real examples only
+    out, rest = run(model, params, x, valid, KEYS, weights)
+    changed = x.clone()
+    changed[~valid] = draw(shape, (int((~valid).sum()),), seed=9)
+    again, again_rest = run(model, params, changed, valid, KEYS, weights)
+    assert torch.equal(out[valid], again[valid])
+    for c, n in enumerate(real):
+        row = slice(c, c + 1)
+        alone, alone_rest = run(model, tree.take(params, row), x[row, :n], None, KEYS[row], weights[row, :n])
+        assert_same(out[row, :n], alone)
+        for key, t in alone_rest.items():
+            assert_same(rest[key][row], t)
+            assert_same(again_rest[key][row], t)
+
+
+def test_odd_convolutions_are_those_of_each_client():
+    layers = [
+        lambda: nn.Conv2d(2, 4, 3, stride=2, groups=2),
+        lambda: nn.Conv2d(2, 4, 2, padding="same", dilation=2, bias=False),
+        lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"),
+        lambda: nn.ConvTranspose2d(2, 4, 2),
+    ]
+    for layer in layers:
+        model, module = build(layer, (2, 6, 6))
+        params, x = clients(model), draw((2, 6, 6), (CLIENTS, SIZE))
+        out = model(params, x)
+        for c in range(CLIENTS):
+            assert_same(out[c], functional_call(module, {n: t[c] for n, t in params.items()}, (x[c],)))
+
+
+def test_volumes_can_be_convolved():
+    def make():
+        return nn.Sequential(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2), nn.Flatten(), nn.Linear(16, 2))
+
+    model, module = build(make, (1, 3, 3, 3))
+    params, x = clients(model), draw((1, 3, 3, 3), (CLIENTS, SIZE))
+    out = model(params, x)
+    for c in range(CLIENTS):
+        assert_same(out[c], functional_call(module.eval(), {n: t[c] for n, t in params.items()}, (x[c],)))
+
+
+def test_the_padding_word_of_an_embedding_has_no_gradient():
+    def make():
+        return nn.Sequential(nn.Embedding(7, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 2))
+
+    model, module = build(make, None)
+    params, x = leaves(model, clients(model)), draw(None, (CLIENTS, SIZE))
+    assert (x == 0).any()
+    out = model(params, x)
+    stacked = differentiate(model, out, params, torch.ones_like(out))
+    own = {n: t[0].detach().requires_grad_() for n, t in params.items()}
+    alone = functional_call(module, own, (x[0],))
+    grads = differentiate(model, alone, own, torch.ones_like(alone))
+    assert grads["0.weight"][0].tolist() == [0] * 4
+    assert_same(stacked["0.weight"][0], grads["0.weight"])
+
+
+# Batch normalisation
+
+
+@pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm1d, ()), (nn.BatchNorm1d, (4,)), (nn.BatchNorm2d, (2, 3))])
+def test_batch_norm_is_torchs_own_on_the_real_rows(norm, shape):
+    flat = 3 * torch.Size(shape).numel()
+    model, _ = build(lambda: nn.Sequential(norm(3, momentum=0.3), nn.Flatten(), nn.Linear(flat, 2)), (3, *shape))
+    params, x = clients(model), draw((3, *shape), (CLIENTS, 6))
+    start = {n: t.clone() for n, t in params.items()}
+    real = [6, 4, 2]
+    valid = torch.arange(6) < torch.tensor(real).unsqueeze(1)
+    for _ in range(2):
+        out = model(params, x, valid, KEYS)
+    for c, n in enumerate(real):
+        plain = norm(3, momentum=0.3).double().train()
+        own = {k.removeprefix("0."): t[c] for k, t in start.items() if k.startswith("0.")}
+        plain.load_state_dict(own, strict=False)
+        for _ in range(2):
+            hidden = plain(x[c, :n]).flatten(1)
+        assert_same(out[c, :n], F.linear(hidden, params["2.weight"][c], params["2.bias"][c]))
+        assert_same(params["0.running_mean"][c], plain.running_mean)
+        assert_same(params["0.running_var"][c], plain.running_var)
+
+
+def test_batch_norm_in_training_has_torchs_gradients():
+    model, module = build(BatchNormNet, (2, 5, 5))
+    params, x = leaves(model, clients(model)), draw((2, 5, 5), (CLIENTS, SIZE))
+    start = {n: t.detach().clone() for n, t in params.items()}
+    out = model(params, x, None, KEYS)
+    weights = weights_of(out)
+    stacked = differentiate(model, out, params, weights)
+    module.train()
+    for c in range(CLIENTS):
+        own = {n: t[c].clone().requires_grad_(n not in model.info.buffers) for n, t in start.items()}
+        alone = functional_call(module, own, (x[c],))
+        assert_same(out[c], alone)
+        for n, g in differentiate(model, alone, own, weights[c]).items():
+            assert_same(stacked[n][c], g)
+        for n in model.info.buffers:
+            assert_same(params[n][c], own[n])
+
+
+def test_running_statistics_are_state_and_the_counter_of_batches_is_not():
+    model, _ = build(BatchNormNet, (2, 5, 5))
+    assert model.info.buffers == {
+        "norm.running_mean",
+        "norm.running_var",
+        "norm1.running_mean",
+        "norm1.running_var",
+    }
+    assert list(model.info.shapes)[-4:] == sorted(model.info.buffers)  # parameters come first
+    assert model.info.shapes["norm.running_mean"] == (3,)
+    assert not model.info.buffers & set(model.info.parameters)
+
+
+def test_evaluation_changes_no_running_statistics():
+    model, _ = build(BatchNormNet, (2, 5, 5))
+    params = clients(model)
+    before = {n: t.clone() for n, t in params.items()}
+    model(params, draw((2, 5, 5), (CLIENTS, SIZE)))
+    assert all(torch.equal(params[n], before[n]) for n in params)
+
+
+def test_a_single_example_in_training_counts_as_its_own_mean():
+    model, _ = build(lambda: nn.Sequential(nn.BatchNorm1d(3, momentum=0.25), nn.Linear(3, 2)), (3,))
+    params = clients(model, 1)
+    before = params["0.running_mean"].clone()
+    x = draw((3,), (1, 2))
+    model(params, x, torch.tensor([[True, False]]), KEYS[:1])
+    assert_same(params["0.running_mean"], 0.75 * before + 0.25 * x[:, 0])
+    assert torch.isfinite(params["0.running_var"]).all()
+
+
+def test_dropped_statistics_are_no_state_and_the_batch_gives_them():
+    model, module = build(BatchNormNet, (2, 5, 5), policy="drop")
+    assert model.info.policy == "drop"
+    assert model.info.buffers == frozenset()
+    assert not [n for n in (*model.info.shapes, *model.initial) if "running" in n]
+    params, x = clients(model), draw((2, 5, 5), (CLIENTS, SIZE))
+    evaluated, trained = model(params, x), model(params, x, None, KEYS)
+    assert torch.equal(evaluated, trained)
+    module.train()
+    for c in range(CLIENTS):
+        assert_same(evaluated[c], functional_call(module, {n: t[c] for n, t in params.items()}, (x[c],)))
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_the_other_policies_keep_statistics_as_state(policy):
+    model, _ = build(BatchNormNet, (2, 5, 5), policy=policy)
+    assert model.info.policy == policy
+    assert len(model.info.buffers) == 4
+
+
+def test_a_cumulative_average_is_refused():
+    with pytest.raises(ValueError, match="momentum=None"):
+        StackedModel(nn.Sequential(nn.BatchNorm1d(3, momentum=None), nn.Linear(3, 2)), torch.randn(2, 3))
+
+
+class FrozenNorm(nn.Module):
+    """A batch norm nobody trains, with statistics of its own, in a module of one of three kinds."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.hidden = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.fc = nn.Linear(4, 2)
+        if kind == "bare parameter":
+            self.shift = nn.Parameter(torch.zeros(3))
+        for p in self.norm.parameters():
+            p.requires_grad_(False)
+        self.norm.running_mean.fill_(0.5)
+        self.norm.running_var.fill_(2.0)
+
+    def forward(self, x):
+        x = self.hidden(x + self.shift if self.kind == "bare parameter" else x)
+        return self.fc(self.norm(x - x.mean(0) if self.kind == "mixing" else x))
+
+
+@pytest.mark.parametrize("kind", ["plain", "bare parameter", "mixing"])
+def test_a_frozen_batch_norm_keeps_its_statistics_in_training(kind):
+    model, _ = build(lambda: FrozenNorm(kind), (3,))
+    assert model.whole == (kind == "mixing")
+    assert not [n for n in model.info.shapes if n.startswith("norm.")]
+    assert model.info.buffers == frozenset()
+    params, x = clients(model), draw((3,), (CLIENTS, SIZE))
+    before = model(params, x)
+    assert_same(model(params, 5 * x, None, KEYS), model(params, 5 * x))  # the same in training and in evaluation
+    assert torch.equal(model(params, x), before)
+
+
+def test_statistics_of_an_instance_norm_are_not_shared_between_clients():
+    class InstanceNormNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.InstanceNorm1d(3, affine=True, track_running_stats=True)
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(self.norm(x).mean(2))
+
+    model, _ = build(InstanceNormNet, (3, 5))
+    params, x = clients(model), draw((3, 5), (CLIENTS, SIZE))
+    first = slice(0, 1)
+    before = model(tree.take(params, first), x[first])
+    model(tree.take(params, slice(1, 3)), 5 * x[1:] + 3, None, KEYS[1:])  # the other clients train
+    assert torch.equal(model(tree.take(params, first), x[first]), before)
+
+
+# Parameters that are not trained
+
+
+def test_frozen_parameters_are_no_state_and_still_act():
+    model, module = build(Frozen, (3,))
+    assert set(model.info.shapes) == set(model.initial) == {"fc.weight", "fc.bias"}
+    params, x = clients(model), draw((3,), (CLIENTS, SIZE))
+    with torch.no_grad():
+        module.backbone.weight[0] += 1
+    other = StackedModel(module, draw((3,), (2,), seed=0))
+    assert not torch.allclose(other(params, x), model(params, x))
+
+
+def test_a_module_without_trainable_parameters_is_refused():
+    with pytest.raises(ValueError, match="ReLU has no parameter"):
+        StackedModel(nn.ReLU(), torch.randn(2, 3))
+    with pytest.raises(ValueError, match="Linear has no parameter that requires a gradient"):
+        StackedModel(nn.Linear(3, 2).requires_grad_(False), torch.randn(2, 3))
+
+
+def test_a_module_that_answers_differently_each_time_is_refused():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.calls = nn.Linear(3, 2), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.fc(x) + self.calls
+
+    with pytest.raises(ValueError, match="Counting: .* different outputs each time"):
+        StackedModel(Counting(), torch.randn(2, 3))
+
+
+def test_a_module_that_does_not_fit_its_data_speaks_for_itself():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        StackedModel(nn.Linear(4, 2), torch.randn(2, 3))
+
+
+def test_the_module_given_is_left_alone():
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).train()
+    before = copy.deepcopy(module.state_dict())
+    StackedModel(module, torch.randn(2, 3), policy="drop")
+    assert module.training
+    assert module.state_dict().keys() == before.keys()
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+
+
+# Dropout
+
+
+def ones(*layers, width=200):
+    """A layer whose output is all ones, then these."""
+    module = nn.Sequential(nn.Linear(3, width), *layers)
+    nn.init.zeros_(module[0].weight)
+    nn.init.ones_(module[0].bias)
+    return module
+
+
+def test_dropout_keeps_its_share_and_scales_it():
+    model, _ = build(lambda: ones(nn.Dropout(0.3)), (3,))
+    params = tree.stack(model.initial, CLIENTS)
+    out = model(params, draw((3,), (CLIENTS, 50)), None, KEYS)
+    kept = out != 0
+    torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / 0.7))
+    # 10,000 draws per client: standard error sqrt(0.3 * 0.7 / 10000) = 0.0046
+    assert kept.double().mean((1, 2)).tolist() == pytest.approx([0.7] * 3, abs=5 * 0.0046)
+    assert torch.equal(model(params, draw((3,), (CLIENTS, 50))), torch.ones(CLIENTS, 50, 200, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("make", [lambda: ones(nn.Dropout(0.5)), lambda: Recurrent(True), FunctionalDropout])
+def test_dropout_depends_on_the_clients_key_and_on_nothing_else(make):
+    shape = (5, 3) if make().__class__ is Recurrent else (3,)
+    model, _ = build(make, shape)
+    params, x = tree.stack(model.initial, CLIENTS), draw(shape, (1, SIZE)).expand(CLIENTS, SIZE, *shape)
+    out = model(params, x, None, KEYS)
+    assert not torch.allclose(out[0], out[1])
+    turned = torch.tensor([2, 0, 1])
+    assert_same(model(params, x, None, KEYS[turned]), out[turned])
+    assert_same(model(params, x, None, KEYS), out)
+    assert not torch.allclose(model(params, x, None, rng.extend(KEYS, 1)), out)
+    padded = torch.arange(SIZE) < torch.tensor([[4], [2], [1]])
+    if make().__class__ is nn.Sequential:  # an example's draw does not depend on those behind it
+        assert torch.equal(model(params, x, padded, KEYS)[padded], out[padded])
+        assert torch.equal(model(params, x[:, :2], None, KEYS), out[:, :2])
+
+
+def test_two_dropouts_of_a_step_draw_differently():
+    model, _ = build(lambda: ones(nn.Dropout(0.5), nn.Dropout(0.5)), (3,))
+    out = model(tree.stack(model.initial, 1), draw((3,), (1, 50)), None, KEYS[:1])
+    # a quarter survives two independent draws, half would survive the same one twice; 10,000 draws
+    assert (out != 0).double().mean() == pytest.approx(0.25, abs=5 * 0.0043)
+
+
+def test_channel_dropout_drops_whole_channels():
+    model, _ = build(lambda: ones(nn.Unflatten(1, (50, 2, 2)), nn.Dropout2d(0.4)), (3,))
+    out = model(tree.stack(model.initial, CLIENTS), draw((3,), (CLIENTS, 20)), None, KEYS).flatten(3)  # [3, 20, 50, 4]
+    dropped = (out == 0).all(3)
+    assert torch.equal(dropped, (out == 0).any(3))
+    # 3,000 channels: standard error sqrt(0.4 * 0.6 / 3000) = 0.009
+    assert dropped.double().mean() == pytest.approx(0.4, abs=5 * 0.009)
+
+
+def test_dropping_everything_leaves_no_gradient_and_no_nan():
+    model, _ = build(lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(1.0), nn.Linear(4, 2)), (3,))
+    params = leaves(model, clients(model))
+    out = model(params, draw((3,), (CLIENTS, SIZE)), None, KEYS)
+    grads = differentiate(model, out, params, torch.ones_like(out))
+    assert grads["0.weight"].count_nonzero() == 0
+    assert grads["2.bias"].tolist() == [[SIZE, SIZE]] * CLIENTS
+
+
+def test_dropout_leaves_the_global_generator_alone():
+    model, _ = build(FunctionalDropout, (3,))
+    state = torch.get_rng_state()
+    model(tree.stack(model.initial, CLIENTS), draw((3,), (CLIENTS, SIZE)), None, KEYS)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# What a model says about itself
+
+
+def test_the_head_is_the_last_linear_layer():
+    assert build(BatchNormNet, (2, 5, 5))[0].info.head == {"head.weight", "head.bias"}
+    assert build(lambda: MLP(6, 5, 4, 3), (6,))[0].info.head == {"head.weight", "head.bias"}
+    assert build(lambda: nn.Linear(3, 2), (3,))[0].info.head == {"weight", "bias"}
+
+
+def test_a_frozen_layer_is_no_head():
+    def make():
+        module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        module[1].requires_grad_(False)
+        return module
+
+    assert build(make, (3,))[0].info.head == {"0.weight", "0.bias"}
+
+
+def test_a_model_without_linear_layers_has_no_head():
+    assert build(lambda: nn.Conv1d(3, 2, 1), (3, 4))[0].info.head == frozenset()
+
+
+def test_the_head_may_be_a_pattern():
+    model, _ = build(lambda: MLP(6, 5, 4, 3), (6,), head="layers.1.*")
+    assert model.info.head == {"layers.1.weight", "layers.1.bias"}
+
+
+def test_a_head_that_matches_nothing_is_refused_with_what_there_is():
+    with pytest.raises(ValueError, match=r"model.head='fc\*' matches no parameter; .* layers.0.weight, .* head.bias"):
+        build(lambda: MLP(6, 5, 4, 3), (6,), head="fc*")
+
+
+def test_layers_are_in_forward_order_with_their_work():
+    class Backwards(nn.Module):
+        """Defined last to first, and its first layer called twice."""
+
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 2, bias=False)
+            self.first = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.last(self.first(self.first(x)))
+
+    first, last = build(Backwards, (4,))[0].info.layers
+    assert (first.weight, first.bias, first.macs, first.outputs) == ("first.weight", "first.bias", 2 * 16, 2 * 4)
+    assert (last.weight, last.bias, last.macs, last.outputs) == ("last.weight", None, 8, 0)
+
+
+def test_work_outside_trained_layers_is_counted_apart():
+    info = build(Frozen, (3,))[0].info
+    assert [layer.weight for layer in info.layers] == ["fc.weight"]
+    assert info.other_flops == 2 * 12 + 4  # the frozen layer: 3 x 4 weights, 4 biases
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [
+        ("cifar-cnn", (3, 32, 32), 10, 797_962),
+        ("pews-mlp", (5,), 4, 14_884),
+        ("mlp", (1, 8, 8), 10, 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10),
+        # conv 16 and 32 with pooling leave 32 images of 2 x 2
+        ("small-cnn", (1, 8, 8), 10, 9 * 16 + 16 + 9 * 16 * 32 + 32 + 128 * 64 + 64 + 64 * 10 + 10),
+    ],
+)
+def test_networks_have_their_number_of_parameters(name, shape, classes, count):
+    module = MODELS[name].build(shape, classes)
+    assert sum(p.numel() for p in module.parameters()) == count
+    assert module(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+def test_an_image_network_refuses_flat_data():
+    with pytest.raises(ValueError, match=r"model.name='cifar-cnn' wants images .* shape \(5,\)"):
+        MODELS["cifar-cnn"].build((5,), 4)
+
+
+# Using it
+
+
+@pytest.mark.parametrize("name", ["batch norm", "frozen", "bare parameter", "centred features"])
+def test_a_client_can_take_its_ordinary_module_away(name):
+    make, shape, _ = ZOO[name]
+    model, _ = build(make, shape)
+    params, x = clients(model), draw(shape, (CLIENTS, SIZE))
+    out = model(params, x)
+    for c in range(CLIENTS):
+        module = model.client({n: t[c] for n, t in params.items()})
+        assert not module.training
+        assert_same(module(x[c]), out[c])
+
+
+def test_a_copy_answers_alike_and_shares_nothing():
+    model, _ = build(lambda: MLP(6, 5, 4, 3), (6,))
+    params, x = clients(model), draw((6,), (CLIENTS, SIZE))
+    twin = model.copy()
+    assert torch.equal(twin(params, x), model(params, x))
+    assert twin._context is not model._context
+    assert all(m.context is twin._context for m in twin._folded.modules() if hasattr(m, "context"))
+
+
+def test_the_initial_parameters_are_the_modules():
+    model, module = build(BatchNormNet, (2, 5, 5))
+    state = module.state_dict()
+    assert set(model.initial) == set(model.info.shapes)
+    assert all(torch.equal(t, state[n]) for n, t in model.initial.items())
+    assert {n: tuple(t.shape) for n, t in model.initial.items()} == dict(model.info.shapes)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [("mlp", True), ("batch norm", True), ("dropout", True), ("gru", False), ("attention", False)],
+)
+def test_only_models_without_per_client_calls_run_in_threads(name, parallel):
+    make, shape, _ = ZOO[name]
+    assert build(make, shape)[0].parallel == parallel

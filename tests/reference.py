@@ -1,0 +1,425 @@
+"""Slow reference implementations: one client at a time, one position at a time, in float64.
+
+They share with the package the random streams and the `nn.Module`, nothing else. A model is a
+dictionary of tensors without a client axis; a mask is a bool tensor of a weight's shape.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from personafl.core import rng
+from personafl.core.types import Training
+from personafl.data.federated import Federation, Split
+
+Params = dict[str, Tensor]
+
+
+# Data and random streams
+
+
+def rows_of(federation: Federation, split: Split, client: int) -> Tensor:
+    """The rows of the source that a client holds in a split."""
+    ragged = federation.splits[split]
+    return ragged.flat[int(ragged.first[client]) : int(ragged.first[client + 1])]
+
+
+def sampled(federation: Federation, training: Training, number: int) -> list[int]:
+    """S_t: |S_t| = max(1, int(ratio * C)) clients without replacement."""
+    size = max(1, int(training.join_ratio * federation.num_clients + 1e-9))
+    drawn = rng.generator(training.seed, "cohort", number).choice(federation.num_clients, size, replace=False)
+    return [int(c) for c in drawn]
+
+
+def shuffled(rows: Tensor, training: Training, purpose: str, number: int, client: int, epoch: int) -> Tensor:
+    """A client's rows in the order of one local epoch."""
+    stream = rng.extend(rng.key(training.seed, purpose, number, torch.tensor([client])), epoch)
+    return rows[rng.order(stream, torch.tensor([len(rows)]), len(rows))[0]]
+
+
+def minibatches(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Consecutive runs of an order; the last one may be short."""
+    return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+
+
+def rate(training: Training, number: int) -> float:
+    """The learning rate of a round."""
+    return training.lr * training.lr_decay**number
+
+
+# One model
+
+
+def initial(module: nn.Module) -> Params:
+    """A module's own parameters, in float64."""
+    return {name: p.detach().double().clone() for name, p in module.named_parameters()}
+
+
+class Network:
+    """An ordinary module whose parameters are set before each use."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module).double()
+
+    def _load(self, params: Params) -> None:
+        with torch.no_grad():
+            for name, p in self.module.named_parameters():
+                p.copy_(params[name])
+
+    def logits(self, params: Params, x: Tensor) -> Tensor:
+        """Outputs in eval mode."""
+        self._load(params)
+        self.module.eval()
+        with torch.no_grad():
+            out: Tensor = self.module(x.double())
+        return out
+
+    def gradient(self, params: Params, x: Tensor, y: Tensor) -> Params:
+        """The dense gradient of the mean cross-entropy of a minibatch."""
+        self._load(params)
+        self.module.train()
+        self.module.zero_grad()
+        F.cross_entropy(self.module(x.double()), y).backward()
+        return {name: p.grad.clone() for name, p in self.module.named_parameters() if p.grad is not None}
+
+
+def sgd_step(params: Params, gradient: Params, lr: float, moves: dict[str, Tensor | None]) -> Params:
+    """Plain SGD on the named tensors, within their masks where there is one; all else stays."""
+    out = dict(params)
+    for name, mask in moves.items():
+        step = lr * gradient[name]
+        if mask is not None:
+            step = torch.where(mask, step, torch.zeros_like(step))
+        out[name] = params[name] - step
+    return out
+
+
+def weighted_mean(models: list[Params], sizes: list[int], names: list[str]) -> Params:
+    """FedAvg mean: sum n_c w_c / sum n_c."""
+    out: Params = {}
+    for name in names:
+        total = torch.zeros_like(models[0][name])
+        for model, n in zip(models, sizes, strict=True):
+            total = total + n * model[name]
+        out[name] = total / sum(sizes)
+    return out
+
+
+# FedAvg
+
+
+def fedavg(module: nn.Module, federation: Federation, training: Training) -> list[Params]:
+    """The server's weights after each round of FedAvg."""
+    network, server, history = Network(module), initial(module), []
+    x, y = federation.source.x, federation.source.y
+    for number in range(training.num_rounds):
+        models, sizes = [], []
+        for c in sampled(federation, training, number):
+            rows, local = rows_of(federation, "train", c), dict(server)
+            for epoch in range(training.local_epochs):
+                order = shuffled(rows, training, "batches", number, c, epoch)
+                for batch in minibatches(order, training.batch_size):
+                    gradient = network.gradient(local, x[batch], y[batch])
+                    local = sgd_step(local, gradient, rate(training, number), dict.fromkeys(local))
+            models.append(local)
+            sizes.append(len(rows))
+        server = weighted_mean(models, sizes, list(server))
+        history.append(server)
+    return history
+
+
+# DM-PFL
+
+
+@dataclass(frozen=True)
+class Settings:
+    """DM-PFL's settings, as far as the reference knows them."""
+
+    sparsity: float = 0.5
+    readjust_share: float = 0.01
+    readjust_interval: int = 10
+    readjust_when: Literal["before_last_epoch", "after_training"] = "before_last_epoch"
+    iterations: int = 2
+    reset_personal: bool = True
+    vote_threshold: float = 0.3
+    votes: Literal["counted", "weighted"] = "counted"
+    uncovered: Literal["keep", "drop"] = "keep"
+
+
+@dataclass
+class Client:
+    """w_c, zero outside m_c, and m_c."""
+
+    weights: Params
+    masks: Params
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive rounds `first` to `first + length - 1` of one kind."""
+
+    kind: Literal["masks", "global", "personal"]
+    first: int
+    length: int
+
+
+def phases(num_rounds: int, iterations: int) -> list[Phase]:
+    """Each iteration: half Phase 1, a quarter 2a, a quarter 2b; boundaries are rounded cumulative shares."""
+    iterations = max(1, min(iterations, num_rounds // 4))
+    out: list[Phase] = []
+    for i in range(iterations):
+        edges = [round(num_rounds * (i + share) / iterations) for share in (0.0, 0.5, 0.75, 1.0)]
+        out.append(Phase("masks", edges[0], edges[1] - edges[0]))
+        out.append(Phase("global", edges[1], edges[2] - edges[1]))
+        out.append(Phase("personal", edges[2], edges[3] - edges[2]))
+    return out
+
+
+def largest(values: Tensor, among: list[int], k: int) -> list[int]:
+    """The k flat positions of largest value; of equal values the earlier position."""
+    flat = values.flatten().tolist()
+    return sorted(among, key=lambda i: (-flat[i], i))[:k]
+
+
+def tied(values: Tensor, taken: list[int], left: list[int]) -> bool:
+    """Whether a value among those taken also stands among those left."""
+    flat = values.flatten().tolist()
+    return not {flat[i] for i in taken}.isdisjoint(flat[i] for i in left)
+
+
+def as_mask(positions: list[int], like: Tensor) -> Tensor:
+    """A mask of these flat positions."""
+    mask = torch.zeros(like.numel(), dtype=torch.bool)
+    for i in positions:
+        mask[i] = True
+    return mask.view(like.shape)
+
+
+def only(values: Tensor, mask: Tensor) -> Tensor:
+    """The values in a mask, zero elsewhere."""
+    return torch.where(mask, values, torch.zeros_like(values))
+
+
+class DMPFL:
+    """DM-PFL; `events` counts what happened, so that a test can see that it met every case."""
+
+    def __init__(
+        self, module: nn.Module, federation: Federation, training: Training, settings: Settings, budget: dict[str, int]
+    ) -> None:
+        """`budget` gives the number of active positions of every masked weight."""
+        self.network, self.federation, self.training, self.settings = Network(module), federation, training, settings
+        self.budget, self.events = budget, Counter[str]()
+        self.x, self.y = federation.source.x, federation.source.y
+        self.phases = phases(training.num_rounds, settings.iterations)
+        self.w_g = initial(module)
+        self.biases = [name for name in self.w_g if name not in budget]
+        # m_g: the largest magnitudes of the initialisation; every client starts with m_c = m_g and the same weights.
+        self.m_g: Params = {}
+        for name, k in budget.items():
+            size = self.w_g[name].numel()
+            self.m_g[name] = as_mask(largest(self.w_g[name].abs(), list(range(size)), k), self.w_g[name])
+        self.clients = [
+            Client({n: only(self.w_g[n], m) for n, m in self.m_g.items()}, {n: m.clone() for n, m in self.m_g.items()})
+            for _ in range(federation.num_clients)
+        ]
+
+    # Models
+
+    def theta_g(self) -> Params:
+        """theta_g = w_g * m_g, and the global biases."""
+        return {n: only(w, self.m_g[n]) if n in self.m_g else w for n, w in self.w_g.items()}
+
+    def theta_c(self, c: int) -> Params:
+        """Eq. 4: w_g * (m_g AND m_c) + w_c * (m_c AND NOT m_g), and the global biases."""
+        out, client = {n: self.w_g[n] for n in self.biases}, self.clients[c]
+        for n, m_c in client.masks.items():
+            m_g = self.m_g[n]
+            out[n] = only(self.w_g[n], m_g & m_c) + only(client.weights[n], m_c & ~m_g)
+        return out
+
+    # Rounds
+
+    def phase_of(self, number: int) -> Phase:
+        """The phase a round belongs to."""
+        return next(p for p in self.phases if p.first <= number < p.first + p.length)
+
+    def play(self, number: int) -> None:
+        """One round."""
+        phase = self.phase_of(number)
+        if phase.kind == "masks":
+            self.masks_round(number)
+        elif phase.kind == "global":
+            self.global_round(number)
+        elif number == phase.first:
+            for c in range(self.federation.num_clients):
+                self.personal_phase(c, phase)
+
+    def steps(
+        self,
+        c: int,
+        number: int,
+        epoch: int,
+        theta: Params,
+        lr: float,
+        moves: dict[str, Tensor | None],
+        share: float = 1.0,
+    ) -> Params:
+        """One local epoch, or the first `share` of its minibatches."""
+        order = shuffled(rows_of(self.federation, "train", c), self.training, "batches", number, c, epoch)
+        batches = minibatches(order, self.training.batch_size)
+        for batch in batches[: math.floor(share * len(batches) + 0.5)]:
+            theta = sgd_step(theta, self.network.gradient(theta, self.x[batch], self.y[batch]), lr, moves)
+        return theta
+
+    # Phase 1
+
+    def masks_round(self, number: int) -> None:
+        """Algorithm 1."""
+        cohort = sampled(self.federation, self.training, number)
+        readjust = number % self.settings.readjust_interval == 0
+        uploads = [self.masks_client(c, number, readjust) for c in cohort]
+        sizes = [len(rows_of(self.federation, "train", c)) for c in cohort]
+        masks = [{n: m.clone() for n, m in self.clients[c].masks.items()} for c in cohort]
+        self.w_g |= weighted_mean(uploads, sizes, self.biases)
+        for name in self.budget:
+            self.aggregate(name, [u[name] for u in uploads], [m[name] for m in masks], sizes)
+
+    def masks_client(self, c: int, number: int, readjust: bool) -> Params:
+        """A client's part of Algorithm 1; returns what it uploads."""
+        client, lr = self.clients[c], rate(self.training, number)
+        # w_c takes w_g at (m_g AND m_c) and keeps its own weights elsewhere; the model is w_c * m_c: Eq. 4 again.
+        theta = self.theta_c(c)
+        epochs, late = self.training.local_epochs, self.settings.readjust_when == "after_training"
+        for epoch in range(epochs):
+            if readjust and not late and epoch == epochs - 1:
+                theta = self.readjust(c, number, theta)
+            moves: dict[str, Tensor | None] = {**dict.fromkeys(self.biases), **client.masks}
+            theta = self.steps(c, number, epoch, theta, lr, moves)
+        if readjust and late:
+            theta = self.readjust(c, number, theta)
+        client.weights = {n: theta[n].clone() for n in self.budget}
+        return theta
+
+    def readjust(self, c: int, number: int, theta: Params) -> Params:
+        """Prune the smallest weights, regrow where the gradient is largest; returns the model under the new mask."""
+        alpha = self.settings.readjust_share / 2 * (1 + math.cos(math.pi * number / self.training.num_rounds))
+        order = shuffled(rows_of(self.federation, "train", c), self.training, "probe", number, c, 0)
+        batch = order[: self.training.batch_size]
+        gradient = self.network.gradient(theta, self.x[batch], self.y[batch])
+        out = dict(theta)
+        for name in self.budget:
+            old = self.clients[c].masks[name]
+            active = [i for i, on in enumerate(old.flatten().tolist()) if on]
+            k = math.ceil(alpha * len(active))
+            kept = largest(theta[name].abs(), active, len(active) - k)  # of equal ones the earlier
+            pruned = sorted(set(active) - set(kept))
+            inactive = sorted(set(range(old.numel())) - set(kept))  # the just-pruned ones included
+            grown = largest(gradient[name].abs(), inactive, k)
+            self.events["ties in pruning"] += tied(theta[name].abs(), pruned, kept)
+            self.events["ties in growing"] += tied(gradient[name].abs(), grown, sorted(set(inactive) - set(grown)))
+            self.events["pruned and regrown at once"] += len(set(pruned) & set(grown))
+            self.events["newly grown"] += len(set(grown) - set(active))
+            new = as_mask(kept + grown, old)
+            # Regrown at once: the weight stays. New: theta is zero outside the old mask, so it starts at zero.
+            out[name] = only(theta[name], new)
+            self.clients[c].masks[name] = new
+        return out
+
+    def aggregate(self, name: str, weights: list[Tensor], masks: list[Tensor], sizes: list[int]) -> None:
+        """Eq. 5, then the server's mask from votes and magnitudes."""
+        shape, w_g = self.w_g[name].shape, self.w_g[name].flatten().tolist()
+        m_g = self.m_g[name].flatten().tolist()
+        flat_w, flat_m = [w.flatten().tolist() for w in weights], [m.flatten().tolist() for m in masks]
+        threshold = Fraction(str(self.settings.vote_threshold))
+        eligible: list[int] = []
+        for i in range(len(w_g)):
+            having = [c for c in range(len(sizes)) if flat_m[c][i]]
+            if having:
+                w_g[i] = sum(sizes[c] * flat_w[c][i] for c in having) / sum(sizes[c] for c in having)
+            if self.settings.votes == "counted":
+                votes = Fraction(len(having), len(sizes))
+            else:
+                votes = Fraction(sum(sizes[c] for c in having), sum(sizes))
+            if votes > threshold:
+                eligible.append(i)
+            elif votes > 0:
+                self.events["too few votes"] += 1
+                self.events["votes at the threshold"] += votes == threshold
+            elif m_g[i]:
+                self.events["uncovered in m_g"] += 1
+                if self.settings.uncovered == "keep":
+                    eligible.append(i)
+        self.events["fewer than the budget"] += len(eligible) < self.budget[name]
+        self.events["more than the budget"] += len(eligible) > self.budget[name]
+        self.w_g[name] = torch.tensor(w_g, dtype=torch.float64).view(shape)
+        chosen = largest(self.w_g[name].abs(), eligible, self.budget[name])
+        self.events["ties in m_g"] += tied(self.w_g[name].abs(), chosen, sorted(set(eligible) - set(chosen)))
+        self.m_g[name] = as_mask(chosen, self.w_g[name])
+
+    # Phase 2
+
+    def global_round(self, number: int) -> None:
+        """Algorithm 2: FedAvg of theta_g within m_g; w_g outside m_g, w_c and all masks stay."""
+        cohort = sampled(self.federation, self.training, number)
+        models = []
+        for c in cohort:
+            theta = self.theta_g()
+            moves: dict[str, Tensor | None] = {**dict.fromkeys(self.biases), **self.m_g}
+            for epoch in range(self.training.local_epochs):
+                theta = self.steps(c, number, epoch, theta, rate(self.training, number), moves)
+            models.append(theta)
+        sizes = [len(rows_of(self.federation, "train", c)) for c in cohort]
+        for name, mean in weighted_mean(models, sizes, list(self.w_g)).items():
+            self.w_g[name] = torch.where(self.m_g[name], mean, self.w_g[name]) if name in self.m_g else mean
+
+    def personal_phase(self, c: int, phase: Phase) -> None:
+        """Algorithm 3: a client's whole share of the phase at once; only m_c AND NOT m_g moves."""
+        client = self.clients[c]
+        own: dict[str, Tensor | None] = {n: m & ~self.m_g[n] for n, m in client.masks.items()}
+        theta = self.theta_c(c)
+        if self.settings.reset_personal:  # line 3, literally: w_c <- w_g * (m_g AND m_c)
+            theta |= {n: only(self.w_g[n], self.m_g[n] & m) for n, m in client.masks.items()}
+        total = self.training.local_epochs * self.training.join_ratio * phase.length
+        epoch = 0
+        while epoch < total:
+            lr = rate(self.training, phase.first + int(epoch * phase.length / total))
+            theta = self.steps(c, phase.first, epoch, theta, lr, own, min(1.0, total - epoch))
+            epoch += 1
+        self.events["fractional epochs"] += total != int(total)
+        client.weights = {n: theta[n].clone() for n in self.budget}
+
+
+# DM-PFL+
+
+
+def entropy(logits: list[float]) -> float:
+    """Shannon entropy of the softmax, in nats."""
+    top = max(logits)
+    exponentials = [math.exp(z - top) for z in logits]
+    return -sum(e / sum(exponentials) * math.log(e / sum(exponentials)) for e in exponentials)
+
+
+def cosine(a: list[float], b: list[float]) -> float:
+    """The cosine of two vectors."""
+    dot = sum(p * q for p, q in zip(a, b, strict=True))
+    return dot / math.sqrt(sum(p * p for p in a)) / math.sqrt(sum(q * q for q in b))
+
+
+def base_entropy(network: Network, theta: Params, x: Tensor) -> float:
+    """BE: the mean entropy of a model on unshifted inputs."""
+    return sum(entropy(z) for z in network.logits(theta, x).tolist()) / len(x)
+
+
+def chooses_own(z_c: list[float], z_g: list[float], be_c: float, be_g: float) -> bool:
+    """Algorithm 4: whether theta_c, not theta_g, predicts this sample."""
+    similarity = cosine(z_c, z_g)
+    return entropy(z_c) - (1 - similarity) * be_c < entropy(z_g) - (1 - similarity) * be_g

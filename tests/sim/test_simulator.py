@@ -1,0 +1,216 @@
+"""The round, chunks and threads, fairness of comparisons, and models that keep running statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from personafl import ALGORITHMS, DMPFL, Ditto, Evaluation, FedAvg, FedRep, Local, Simulation, StackedModel
+from personafl.core import tree
+from personafl.core.types import Stage
+from personafl.sim.layout import Layout
+from tests import worlds
+
+
+def test_every_method_sees_the_same_split_cohorts_initial_weights_and_shift() -> None:
+    seen = [
+        worlds.simulation(cls(), evaluation=Evaluation(shift="donor", eval_every=100)).hashes()
+        for cls in ALGORITHMS.values()
+    ]
+    assert all(h == seen[0] for h in seen)
+    other = worlds.simulation(FedAvg(), seed=1, evaluation=Evaluation(shift="donor", eval_every=100)).hashes()
+    assert other["cohorts"] != seen[0]["cohorts"]
+    assert other["shift"] != seen[0]["shift"]
+
+
+def test_a_cohort_is_a_fresh_sample_sorted_by_size() -> None:
+    sim = worlds.simulation(FedAvg(), join_ratio=0.5)
+    drawn = [sim.cohort(Stage(t)) for t in range(20)]
+    assert all(len(set(ids.tolist())) == 3 for ids in drawn)
+    assert len({tuple(ids.tolist()) for ids in drawn}) > 5
+    for ids in drawn:
+        sizes = sim.federation.sizes("train")[ids].tolist()
+        assert sizes == sorted(sizes, reverse=True)
+    assert len(worlds.simulation(FedAvg(), join_ratio=0.01).cohort(Stage(0))) == 1
+
+
+def test_convolutions_run_a_client_per_thread_with_the_same_result() -> None:
+    one, two = (worlds.simulation(Ditto(), "cnn", join_ratio=1.0) for _ in range(2))
+    one.layout, two.layout = Layout(1, 1, 1), Layout(1, 2, 1)
+    one.run()
+    two.run()
+    assert torch.get_num_threads() == 1
+    assert all(torch.equal(one.server[n], two.server[n]) for n in one.server)
+    kept = one.store.gather(one.everybody), two.store.gather(two.everybody)
+    assert all(torch.equal(kept[0][n], kept[1][n]) for n in kept[0])
+
+
+def test_float32_stacks_agree_up_to_rounding() -> None:
+    stacked, alone = (worlds.simulation(FedAvg(), "cnn", precision="float32", chunk=c) for c in (100, 1))
+    stacked.run()
+    alone.run()
+    for n in stacked.server:
+        assert stacked.server[n].dtype == torch.float32
+        torch.testing.assert_close(stacked.server[n], alone.server[n], rtol=1e-3, atol=1e-4)
+
+
+def test_accuracy_over_clients_is_the_mean_of_each_clients_own() -> None:
+    sim = worlds.simulation(Local(), evaluation=Evaluation(shift="none", eval_every=100))
+    sim.run()
+    table, shift = sim.clients_table()
+    assert shift is None
+    found = []
+    ready = sim.ready(sim.model, sim.everybody)
+    for c in range(6):
+        rows = sim.federation.examples("test", torch.tensor([c])).rows[0]
+        module = sim.model.client({n: t[c] for n, t in ready.items()})
+        with torch.no_grad():
+            guess = module(sim.federation.source.x[rows]).argmax(1)
+        found.append(float((guess == sim.federation.source.y[rows]).double().mean()))
+    assert [r["accuracy"] for r in table] == pytest.approx(found)
+    assert sim.rows[-1]["personal"]["mean"] == pytest.approx(sum(found) / 6)
+    assert sim.rows[-1]["personal"]["worst"] == pytest.approx(min(found))
+
+
+def test_evaluating_selected_clients_after_local_training() -> None:
+    """Scored is the locally trained model, before the server averages: for FedAvg not what it then sends."""
+    late = Evaluation(shift="none", eval_every=1, when="after_local", clients="selected")
+    sim = worlds.simulation(FedAvg(), evaluation=late, num_rounds=1, lr=0.5, local_epochs=8)
+    ids = sim.cohort(sim.schedule[0])
+    alone = worlds.simulation(Local(), num_rounds=1, lr=0.5, local_epochs=8, evaluation=Evaluation(shift="none"))
+    sim.run()
+    alone.run()
+    by_client = {r["client"]: r["accuracy"] for r in alone.clients_table()[0]}
+    assert sim.rows[-1]["personal"]["mean"] == pytest.approx(sum(by_client[int(c)] for c in ids) / len(ids))
+    assert "global" not in sim.rows[-1]
+
+
+def test_a_keyed_sample_of_clients_can_be_scored() -> None:
+    few = Evaluation(shift="donor", eval_every=100, clients=2)
+    sim, again = (worlds.simulation(FedAvg(), evaluation=few) for _ in range(2))
+    assert torch.equal(sim.scored(sim.schedule[0]), again.scored(again.schedule[-1]))
+    sim.run()
+    assert len(sim.clients_table()[0]) == 2
+
+
+def test_full_shift_under_one_donor_is_the_donors_test_set() -> None:
+    sim = worlds.simulation(FedAvg(), evaluation=Evaluation(shift="donor", draws=1, degrees=(0.0, 1.0)))
+    sim.run()
+    table, shift = sim.clients_table()
+    assert shift is not None
+    assert shift["degrees"]["0.0"]["mean"] == pytest.approx(sim.rows[-1]["personal"]["mean"])
+    assert shift["average"] == pytest.approx(sum(shift["degrees"][d]["mean"] for d in ("0.0", "1.0")) / 2)
+    client = 4  # its test set is one row, so at full shift it is scored on one row of its donor's
+    donor = int(sim.shift.donors[0, client])  # type: ignore[union-attr]
+    drawn = sim.shift.rows[0]  # type: ignore[union-attr]
+    row = drawn.flat[drawn.first[client] : drawn.first[client + 1]]
+    assert set(row.tolist()) <= set(sim.federation.examples("test", torch.tensor([donor])).rows[0].tolist())
+    with torch.no_grad():
+        guess = sim.model({n: t[None] for n, t in sim.server.items()}, sim.federation.source.x[row][None])[0].argmax(1)
+    right = float((guess == sim.federation.source.y[row]).double().mean())
+    assert table[client]["shift_1"] == pytest.approx(right)
+
+
+class Normed(nn.Module):
+    """A batch norm between two linear layers, and dropout."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(p), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(self.norm(self.first(x)).relu()))  # type: ignore[no-any-return]
+
+
+def normed(policy: str, p: float = 0.0, freeze: bool = False) -> StackedModel:
+    torch.manual_seed(0)
+    module = Normed(p)
+    if freeze:
+        module.first.requires_grad_(False)
+    return StackedModel(module, worlds.federation().source.x[:2], policy=policy)  # type: ignore[arg-type]
+
+
+STATS = {"norm.running_mean", "norm.running_var"}
+
+
+@pytest.mark.parametrize("cls", [FedAvg, FedRep, Ditto, DMPFL])
+def test_running_statistics_follow_the_policy(cls: type) -> None:
+    average = worlds.simulation(cls(), model=normed("average"))
+    local = worlds.simulation(cls(), model=normed("local"))
+    drop = worlds.simulation(cls(), model=normed("drop"))
+    for sim in (average, local, drop):
+        sim.run()
+        assert 0 <= sim.rows[-1]["personal"]["mean"] <= 1
+    assert STATS <= average.server.keys()
+    assert not torch.equal(average.server["norm.running_mean"], average.model.initial["norm.running_mean"])
+    assert not STATS & local.server.keys()
+    kept = local.store.gather(local.everybody)
+    assert STATS <= kept.keys()
+    assert not torch.equal(kept["norm.running_mean"][0], kept["norm.running_mean"][1])
+    assert not any("running" in n for n in (*drop.server, *drop.store.gather(drop.everybody)))
+    assert local.totals.up_bytes < average.totals.up_bytes
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "drop"])
+@pytest.mark.parametrize("cls", [FedAvg, Ditto, DMPFL])
+def test_normed_models_with_dropout_stack(cls: type, policy: str) -> None:
+    """Padding reaches neither batch statistics nor dropout: ragged stacks equal single clients."""
+    together, alone = (worlds.simulation(cls(), model=normed(policy, 0.4), chunk=c) for c in (100, 1))
+    together.run()
+    alone.run()
+    for n in together.server:
+        torch.testing.assert_close(together.server[n], alone.server[n], rtol=1e-10, atol=1e-10)
+    ready = [s.ready(s.model, s.everybody) for s in (together, alone)]
+    for n in ready[0]:
+        torch.testing.assert_close(ready[0][n], ready[1][n], rtol=1e-10, atol=1e-10)
+    assert together.rows[-1]["personal"] == pytest.approx(alone.rows[-1]["personal"])
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_frozen_parameters_are_neither_stacked_nor_sent(name: str) -> None:
+    model = normed("average", freeze=True)
+    sim = worlds.simulation(ALGORITHMS[name](), model=model)
+    before = sim.model.module.first.weight.clone()  # type: ignore[union-attr]
+    sim.run()
+    frozen = {"first.weight", "first.bias"}
+    names = set(sim.server) | set(sim.store.gather(sim.everybody)) | set(sim.ready(sim.model, sim.everybody))
+    assert not any(n.endswith(tuple(frozen)) for n in names)
+    assert torch.equal(sim.model.module.first.weight, before)  # type: ignore[union-attr]
+    client = sim.model.client(
+        {n: t[0] for n, t in tree.select(sim.ready(sim.model, sim.everybody), model.info.shapes).items()}
+    )
+    assert torch.equal(client.first.weight, before)  # type: ignore[union-attr]
+
+
+def absolute_error(out: Tensor, y: Tensor) -> Tensor:
+    return (out[:, 0] - y).abs()
+
+
+def near(out: Tensor, y: Tensor) -> Tensor:
+    return ((out[:, 0] - y).abs() < 0.5).float()
+
+
+def test_loss_and_metric_can_be_ones_own() -> None:
+    sim = worlds.simulation(FedAvg(), criterion=absolute_error, metric=near, lr=0.02, num_rounds=30)
+    sim.run()
+    assert sim.rows[-1]["loss"] < 0.5 * sim.rows[0]["loss"]
+    ready = sim.ready(sim.model, sim.everybody)
+    scores = []
+    for c in range(6):
+        rows = sim.federation.examples("test", torch.tensor([c])).rows[0]
+        with torch.no_grad():
+            out = sim.model({n: t[c : c + 1] for n, t in ready.items()}, sim.federation.source.x[rows][None])[0]
+        scores.append(float(near(out, sim.federation.source.y[rows]).mean()))
+    assert sim.rows[-1]["personal"]["mean"] == pytest.approx(sum(scores) / 6)
+
+
+def test_a_rows_totals_never_fall() -> None:
+    sim: Simulation = worlds.simulation(dataclasses.replace(DMPFL(), iterations=1))
+    sim.run()
+    for key in ("up_bytes", "down_bytes", "gflop"):
+        values = [r[key] for r in sim.rows]
+        assert values == sorted(values)
+    assert {r["phase"] for r in sim.rows} == {"masks", "global", "personal"}

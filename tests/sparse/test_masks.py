@@ -1,0 +1,130 @@
+import pytest
+import torch
+
+from personafl.sparse import masks
+
+
+def bools(*rows):
+    """Masks written as strings: `x` is active."""
+    return torch.tensor([[ch == "x" for ch in row] for row in rows])
+
+
+def test_top_k_takes_the_largest():
+    assert torch.equal(masks.top_k(torch.tensor([[1.0, 4.0, 3.0, 2.0]]), 2), bools(".xx."))
+
+
+def test_of_equal_scores_the_earlier_position_wins():
+    scores = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 2.0, 2.0, 2.0]])
+    assert torch.equal(masks.top_k(scores, 2), bools("xx..", ".xx."))
+    assert masks.top_k(torch.zeros(1, 1000), 137).sum() == 137
+    assert masks.top_k(torch.zeros(1, 1000), 137)[0, :137].all()
+
+
+def test_each_client_has_its_own_k():
+    scores = torch.tensor([[1.0, 4.0, 3.0, 2.0]]).repeat(4, 1)
+    expected = bools("....", ".x..", ".xxx", "xxxx")
+    assert torch.equal(masks.top_k(scores, torch.tensor([0, 1, 3, 4])), expected)
+
+
+def test_top_k_looks_at_a_tensor_as_a_whole():
+    scores = torch.tensor([[[1.0, 8.0], [3.0, 6.0]], [[7.0, 2.0], [5.0, 4.0]]])
+    out = masks.top_k(scores, 2)
+    assert out.shape == (2, 2, 2)
+    assert torch.equal(out.flatten(1), bools(".x.x", "x.x."))
+
+
+def test_minus_infinity_is_never_taken():
+    scores = torch.tensor([[-torch.inf, 1.0, -torch.inf, -5.0]])
+    assert torch.equal(masks.top_k(scores, 3), bools(".x.x"))
+
+
+def test_top_k_of_a_client_does_not_depend_on_the_stack():
+    scores = torch.rand(5, 30, generator=torch.Generator().manual_seed(0)).round(decimals=1)  # many ties
+    k = torch.tensor([3, 0, 30, 15, 7])
+    stacked = masks.top_k(scores, k)
+    assert torch.equal(masks.active(stacked), k)
+    for c in range(5):
+        assert torch.equal(masks.top_k(scores[c : c + 1], k[c : c + 1])[0], stacked[c])
+
+
+def test_active_counts_each_client():
+    assert masks.active(bools("x.x.", "....", "xxxx")).tolist() == [2, 0, 4]
+
+
+def test_prune_drops_the_smallest_active_magnitudes():
+    weights = torch.tensor([[-9.0, 1.0, 0.1, -2.0, 3.0]])
+    assert torch.equal(masks.prune(bools("xx.xx"), weights, torch.tensor([2])), bools("x...x"))
+    assert torch.equal(masks.prune(bools("xx.xx"), weights, torch.tensor([0])), bools("xx.xx"))
+    assert torch.equal(masks.prune(bools("xx.xx"), weights, torch.tensor([4])), bools("....."))
+
+
+def test_an_active_weight_of_zero_is_still_active():
+    assert torch.equal(masks.prune(bools("xxx."), torch.zeros(1, 4), torch.tensor([1])), bools("xx.."))
+
+
+def test_regrow_adds_the_largest_inactive_gradients():
+    grads = torch.tensor([[9.0, 1.0, -5.0, 2.0]])
+    assert torch.equal(masks.regrow(bools("x..."), grads, torch.tensor([2])), bools("x.xx"))
+
+
+def test_regrow_among_all_changes_nothing_where_it_hits_an_active_position():
+    grads = torch.tensor([[9.0, 1.0, -5.0, 2.0]])
+    assert torch.equal(masks.regrow(bools("x..."), grads, torch.tensor([2]), among_active=True), bools("x.x."))
+
+
+def test_readjust_spelled_out():
+    mask = bools("xxxx....")
+    weights = torch.tensor([[4.0, 1.0, 3.0, 2.0, 0.0, 0.0, 0.0, 0.0]])
+    grads = torch.tensor([[0.0, 0.1, 0.0, 0.2, 0.5, 0.0, -0.9, 0.3]])
+    # half of four go: positions 1 and 3; positions 6 and 4 come
+    assert torch.equal(masks.readjust(mask, weights, grads, 0.5), bools("x.x.x.x."))
+
+
+def test_a_pruned_position_may_come_straight_back():
+    weights = torch.tensor([[4.0, 1.0, 3.0, 2.0, 0.0, 0.0]])
+    grads = torch.tensor([[0.0, 0.8, 0.0, 0.1, 0.2, 0.1]])
+    # pruned: positions 1 and 3; position 1 has the largest gradient, position 4 the next
+    assert torch.equal(masks.readjust(bools("xxxx.."), weights, grads, 0.5), bools("xxx.x."))
+
+
+def test_the_share_is_rounded_up():
+    weights, grads = torch.tensor([[1.0, 2.0, 3.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+    # a tenth of three positions is one
+    assert torch.equal(masks.readjust(bools("xxx."), weights, grads, 0.1), bools(".xxx"))
+    assert torch.equal(masks.readjust(bools("xxx."), weights, grads, 0.0), bools("xxx."))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
+def test_readjust_keeps_the_number_of_active_positions(share):
+    g = torch.Generator().manual_seed(1)
+    mask = masks.top_k(torch.rand(6, 4, 10, generator=g), torch.tensor([0, 1, 7, 20, 39, 40]))
+    out = masks.readjust(mask, torch.randn(6, 4, 10, generator=g), torch.randn(6, 4, 10, generator=g), share)
+    assert masks.active(out).tolist() == [0, 1, 7, 20, 39, 40]
+    assert torch.equal(out, mask) == (share == 0)
+
+
+def test_regrowing_among_all_may_shrink_the_mask():
+    weights = torch.tensor([[4.0, 1.0, 3.0, 2.0, 0.0, 0.0]])
+    grads = torch.tensor([[9.0, 0.0, 8.0, 0.0, 1.0, 0.0]])
+    # positions 1 and 3 go; the two largest gradients are at 0 and 2, which are active already
+    assert torch.equal(masks.readjust(bools("xxxx.."), weights, grads, 0.5, among_active=True), bools("x.x..."))
+
+
+@pytest.mark.parametrize("among_active", [False, True])
+def test_a_dense_mask_stays_dense_where_pruned_positions_are_the_only_free_ones(among_active):
+    full = torch.ones(2, 10, dtype=torch.bool)
+    g = torch.Generator().manual_seed(2)
+    weights = torch.randn(2, 10, generator=g)
+    out = masks.readjust(full, weights, 1 / weights, 0.3, among_active=among_active)  # small weights, large gradients
+    assert out.all()
+    assert masks.readjust(full, weights, weights, 0.3).all()
+
+
+def test_a_client_is_readjusted_by_its_own_numbers_alone():
+    g = torch.Generator().manual_seed(3)
+    mask = masks.top_k(torch.rand(3, 20, generator=g), torch.tensor([5, 10, 15]))
+    weights, grads = torch.randn(3, 20, generator=g), torch.randn(3, 20, generator=g)
+    stacked = masks.readjust(mask, weights, grads, 0.3)
+    for c in range(3):
+        own = slice(c, c + 1)
+        assert torch.equal(masks.readjust(mask[own], weights[own], grads[own], 0.3)[0], stacked[c])

@@ -1,0 +1,138 @@
+"""Recipes: TOML in, objects out, and one clear line for everything that cannot be."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from personafl import DMPFL, Ditto, config
+from personafl.config import ConfigError
+
+
+def test_the_demo_has_the_six_methods_of_the_first_screen() -> None:
+    recipe = config.load()
+    assert [m.label for m in recipe.algorithms] == ["local", "fedavg", "fedavg-ft", "ditto", "dm-pfl", "dm-pfl-plus"]
+    assert recipe.data.dataset == "digits"
+    assert recipe.data.num_clients == 20
+
+
+@pytest.mark.parametrize("name", sorted(config.recipes()))
+def test_shipped_recipes_resolve_to_themselves(name: str) -> None:
+    recipe = config.load(name)
+    again = config.load(tomllib.loads(config.dump(recipe)))
+    assert again.algorithms == recipe.algorithms
+    assert (again.data, again.model, again.training, again.evaluation) == (
+        recipe.data,
+        recipe.model,
+        recipe.training,
+        recipe.evaluation,
+    )
+    assert {"local", "fedavg-ft"} <= {m.name for m in recipe.algorithms}
+
+
+def test_overrides_reach_sections_and_methods() -> None:
+    recipe = config.load(
+        None, ["training.num_rounds=7", "dm-pfl.sparsity=0.8", "data.alpha=1", "evaluation.degrees=0,1"]
+    )
+    assert recipe.training.num_rounds == 7
+    assert recipe.data.alpha == 1.0
+    assert isinstance(recipe.data.alpha, float)
+    assert recipe.evaluation.degrees == (0.0, 1.0)
+    by_label = {m.label: m.algorithm for m in recipe.algorithms}
+    assert by_label["dm-pfl"] == DMPFL(sparsity=0.8, **_demo("dm-pfl", "sparsity"))
+
+
+def _demo(label: str, *but: str) -> dict[str, object]:
+    """What the demo sets for a method."""
+    raw = tomllib.loads(config.recipes()["demo"])["algorithms"]
+    mine = next(m for m in raw if m.get("label", m["name"]) == label)
+    return {k: v for k, v in mine.items() if k not in ("name", "label", *but)}
+
+
+def test_algorithms_chooses_exactly_those_and_keeps_their_settings() -> None:
+    recipe = config.load(None, ["dm-pfl.sparsity=0.8", "algorithms=dm-pfl,fedrep", "fedrep.head_epochs=3"])
+    assert [m.label for m in recipe.algorithms] == ["dm-pfl", "fedrep"]
+    assert config.settings(recipe.algorithms[0].algorithm)["sparsity"] == 0.8
+    assert config.settings(recipe.algorithms[1].algorithm)["head_epochs"] == 3.0
+
+
+def test_one_method_twice_under_two_labels() -> None:
+    raw = {"algorithms": [{"name": "ditto"}, {"name": "ditto", "label": "near", "proximal_weight": 2}]}
+    methods = config.load(raw, ["near.proximal_weight=3"]).algorithms
+    assert [(m.label, m.algorithm) for m in methods] == [("ditto", Ditto()), ("near", Ditto(proximal_weight=3.0))]
+
+
+def test_a_method_of_ones_own_by_dotted_path() -> None:
+    found = config.load({"algorithms": [{"name": "personafl.algorithms.ditto:Ditto", "label": "mine"}]})
+    assert found.algorithms[0].algorithm == Ditto()
+
+
+def test_natural_takes_all_clients_unless_told() -> None:
+    assert config.load(None, ["data.partition=natural"]).data.num_clients == 0
+    assert config.load(None, ["data.partition=natural", "data.num_clients=5"]).data.num_clients == 5
+    assert "num_clients" not in config.dump(config.load(None, ["data.partition=natural"]))
+
+
+def test_settings_a_partition_does_not_use_are_dropped() -> None:
+    text = config.dump(config.load(None, ["data.partition=iid"]))
+    assert "alpha" not in text
+    assert "classes_per_client" not in text
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.global_rounds=3", "did you mean num_rounds?"),
+        ("training.learning_rate=3", "did you mean lr?"),
+        ("data.alhpa=3", "did you mean alpha?"),
+        ("data.alpha=0", "data.alpha=0.0: must be greater than 0"),
+        ("data.alpha=-1", "data.alpha=-1.0: must be greater than 0"),
+        ("data.alpha=nan", "data.alpha=nan: must be finite"),
+        ("data.num_clients=0", "data.num_clients=0: must be at least 1"),
+        ("data.test_share=1", "data.test_share=1.0: must be between 0 and 1"),
+        ("data.dataset=mnits", "no such data set"),
+        ("data.partition=dirichelt", "did you mean dirichlet?"),
+        ("model.name=mpl", "did you mean mlp?"),
+        ("model.buffers=forget", "possible are average, local, drop"),
+        ("training.lr=fast", "training.lr='fast': must be a number"),
+        ("training.num_rounds=2.5", "training.num_rounds=2.5: must be a whole number"),
+        ("training.num_rounds=true", "training.num_rounds=True: must be a whole number"),
+        ("training.join_ratio=0", r"must be in \(0, 1\]"),
+        ("training.loss=crossentropy", "did you mean cross_entropy?"),
+        ("training.loss=no.such:thing", "cannot be imported"),
+        ("evaluation.shift=weather", "possible are donor, pool, none"),
+        ("evaluation.degrees=0,2", "must be shares in"),
+        ("evaluation.clients=some", "possible are all, selected, a whole number"),
+        ("dm-pfl.sparsity=1", r"dm-pfl: sparsity=1.0: must be in \[0, 1\)"),
+        ("dm-pfl.sparcity=0.5", "did you mean sparsity?"),
+        ("algorithms=dmpfl", "did you mean dm-pfl?"),
+        ("algorithms=no.such:Thing", "cannot be imported"),
+        ("algorithms=personafl.core.tree:select", "not a subclass"),
+        ("algorithms=", "no algorithms"),
+        ("algorithms=ditto,ditto", "two methods are called 'ditto'"),
+        ("nonsense", "expected section.key=value"),
+        ("fedprox.mu=1", "neither a section"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        config.load(None, [override])
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_section_and_a_broken_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"section \[trainig\]: no such section; did you mean training?"):
+        config.load({"trainig": {}, "algorithms": [{"name": "local"}]})
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[data\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        config.load(broken)
+    with pytest.raises(ConfigError, match="no such file"):
+        config.load(tmp_path / "absent.toml")
+
+
+def test_a_label_that_would_leave_the_run_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names a folder"):
+        config.load({"algorithms": [{"name": "local", "label": "../up"}]})

@@ -1,0 +1,72 @@
+"""Imports flow one way, and heavy or optional packages are imported where they are used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import personafl
+
+ROOT = Path(personafl.__file__).parent
+
+# What each part may import of ours.
+MAY: dict[str, set[str]] = {
+    "core": {"core"},
+    "sparse": {"core", "sparse"},
+    "models": {"core", "models"},
+    "data": {"core", "data"},
+    "algorithms": {"core", "sparse", "algorithms"},
+    "evaluation": {"core", "data", "evaluation"},
+    "sim": {"core", "models", "data", "evaluation", "sim"},
+    "config": {"algorithms", "core", "data", "evaluation", "models"},
+    "experiment": {"config", "core", "data", "evaluation", "models", "sim"},
+    "cli": {"algorithms", "config", "core", "data", "evaluation", "experiment", "models"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{a.name}" for a in node.names}
+    return found
+
+
+@pytest.mark.parametrize("part", sorted(MAY))
+def test_parts_import_only_what_lies_below_them(part: str) -> None:
+    files = sorted((ROOT / part).glob("*.py")) if (ROOT / part).is_dir() else [ROOT / f"{part}.py"]
+    assert files
+    for file in files:
+        ours = {n.split(".")[1] for n in imports(file) if n.startswith("personafl.")}
+        ours -= {"__version__"}
+        assert ours <= MAY[part], f"{file.name} imports {ours - MAY[part]}"
+
+
+def test_an_algorithm_file_holds_no_loop_over_batches_no_optimiser_and_no_files() -> None:
+    banned = (
+        "torch.optim",
+        "torch.utils.data",
+        "pathlib",
+        "personafl.core.local",
+        "personafl.core.batches",
+        "os",
+        "io",
+    )
+    for file in sorted((ROOT / "algorithms").glob("*.py")):
+        assert not [n for n in imports(file) if n.startswith(tuple(f"{b}." for b in banned)) or n in banned], file.name
+        assert ".backward(" not in file.read_text()
+        assert ".item()" not in file.read_text()
+
+
+def test_importing_the_package_leaves_slow_and_optional_packages_alone() -> None:
+    slow = ["matplotlib", "sklearn", "flwr", "onnx", "tensorboard", "opacus"]
+    code = f"import sys, personafl, personafl.cli; print([m for m in {slow} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,49 @@
+"""Small federations and models the tests share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import nn
+
+from personafl import Algorithm, Evaluation, Federation, Simulation, Source, StackedModel, Training
+from personafl.models import CNN, MLP
+
+SIZES = (37, 8, 21, 14, 4, 30)  # rows per client, three quarters of them for training: 28, 6, 16, 10, 3, 22
+QUIET = Evaluation(shift="none", eval_every=10_000)
+
+
+def federation(kind: str = "mlp", sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
+    """Ragged clients over three separable classes; images for the CNN, vectors for the MLP."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = sum(sizes)
+    shape = (6,) if kind == "mlp" else (1, 8, 8)
+    y = torch.randint(3, (rows,), generator=draw)
+    x = torch.randn(rows, *shape, generator=draw) + y.view(-1, *[1] * len(shape))
+    parts = np.split(np.arange(rows), np.cumsum(sizes)[:-1])
+    return Federation.build(Source("toy", x, y, 3), parts, seed)
+
+
+def module(kind: str = "mlp") -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return MLP(6, 12, 8, 3) if kind == "mlp" else CNN((1, 8, 8), (4, 6), (10,), 3, kernel=3, padding=1)
+
+
+def model(kind: str = "mlp", **options: str) -> StackedModel:
+    return StackedModel(module(kind), federation(kind).source.x[:2], **options)  # type: ignore[arg-type]
+
+
+def training(**changes: object) -> Training:
+    usual = Training(num_rounds=8, join_ratio=0.5, local_epochs=2, batch_size=5, lr=0.1, precision="float64")
+    return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def simulation(algorithm: Algorithm, kind: str = "mlp", fed: Federation | None = None, **options: object) -> Simulation:
+    """A quiet float64 simulation; `training` fields and Simulation options may be changed."""
+    own = {k: options.pop(k) for k in ("chunk", "through_wire", "criterion", "metric") if k in options}
+    evaluation = options.pop("evaluation", QUIET)
+    stacked = options.pop("model", None) or model(kind)
+    return Simulation(fed or federation(kind), stacked, algorithm, training(**options), evaluation, **own)  # type: ignore[arg-type]
