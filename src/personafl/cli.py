@@ -22,7 +22,7 @@ from rich.table import Table
 from personafl import __version__, config
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
 
 
@@ -30,12 +30,10 @@ def main() -> None:
     """The console script: every wrong input ends in one line and exit code 2."""
     warnings.showwarning = _warn
     try:
-        app(standalone_mode=False)
-    except (typer.Exit, SystemExit) as e:
-        sys.exit(getattr(e, "exit_code", getattr(e, "code", 0)))
-    except (KeyboardInterrupt, typer.Abort):
-        errors.print("stopped; what was written so far is kept")
-        sys.exit(130)
+        code = app(standalone_mode=False)
+        if code == 130:  # typer's word for Ctrl-C
+            errors.print("stopped; what was written so far is kept")
+        sys.exit(code)
     except ValueError as e:
         _fail(str(e))
     except OSError as e:
@@ -156,7 +154,7 @@ def _table(summaries: list[dict[str, Any]]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(report.COLUMNS[:-1]):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
     cells = report.rows(summaries)
     for row in cells:
         table.add_row(*map(escape, row[:-1]))

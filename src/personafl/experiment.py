@@ -76,7 +76,10 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
         module = build(tuple(data.x.shape[1:]), data.classes) if name in MODELS else _users(build, data)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name={name!r}: gave {type(module).__name__}, not a torch.nn.Module")
-    return StackedModel(module, example, choice.head or None, choice.buffers)
+    try:
+        return StackedModel(module, example, choice.head or None, choice.buffers)
+    except (RuntimeError, TypeError) as e:
+        raise ConfigError(f"model.name={name!r}: fails on a batch of shape {tuple(example.shape)}: {e}") from None
 
 
 def _users(build: Callable[..., Any], data: Source) -> Any:

@@ -9,7 +9,7 @@ IDS = (11, 5, 8)
 
 
 def examples(counts=COUNTS, ids=IDS, first=0):
-    """Client c holds rows 1 + 10 c, 2 + 10 c, ...; row 0 belongs to nobody, is what padding points at, and is poison."""
+    """Client c holds rows 1 + 10 c, 2 + 10 c, ...; row 0, which padding points at, is nobody's and not a number."""
     rows = torch.zeros(len(counts), max(counts), dtype=torch.int64)
     for c, n in enumerate(counts):
         rows[c, :n] = 1 + 10 * (c + first) + torch.arange(n)

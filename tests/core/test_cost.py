@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from personafl.core import cost
-from personafl.core.types import Layer, ModelInfo
+from personafl.core import cost, wire
+from personafl.core.types import Download, Layer, Masked, ModelInfo, Stage
 from personafl.models import MODELS, StackedModel
 
 # Two linear layers: forward FLOP 2 * 12 + 4 = 28 and 2 * 8 + 2 = 18, together 46.
@@ -122,3 +122,59 @@ def test_a_norm_that_moves_asks_for_every_gradient_behind_it():
     norm = ModelInfo(SHAPES | {"norm.weight": (3,)}, frozenset(), INFO.head, (BODY, HEAD), other_flops=5)
     assert cost.step(norm, ["norm.weight"], {}, 1)[1].tolist() == [3 * 5 + 2 * 28 + 2 * 18]
     assert cost.step(norm, ["head.bias"], {}, 1)[1].tolist() == [5 + 28 + 3 * 18]
+
+
+# Bytes: a message has 6, an entry called "w" has 6 and 4 per axis; two clients
+
+
+def sent(known=False):
+    """Three of twelve weights of the first client and all of the second's."""
+    mask = torch.zeros(2, 3, 4, dtype=torch.bool)
+    mask[0, 0, :3] = True
+    mask[1] = True
+    return {"w": Masked(torch.ones(2, 3, 4), mask, known)}
+
+
+def test_a_shared_download_is_received_by_every_client():
+    down = Download(shared={"w": torch.zeros(3, 4)})
+    assert cost.traffic(Stage(0), down, {}, 2).down == 2 * (6 + (6 + 2 * 4) + 12 * 4)
+
+
+def test_own_rows_travel_in_the_same_message():
+    down = Download(shared={"w": torch.zeros(3, 4)}, own={"a": torch.zeros(2, 1)})
+    one = len(wire.pack({"w": torch.zeros(3, 4), "a": torch.zeros(1)}))
+    assert cost.traffic(Stage(0), down, {}, 2).down == 2 * one
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_uploads_are_what_the_codec_packs_of_each(known):
+    # 12 positions are two bytes of bits, which is less than three or twelve positions of two bytes each
+    mask = 0 if known else 2
+    head = 6 + (6 + 2 * 4) + 4
+    assert cost.traffic(Stage(0), Download(), sent(known), 2).up == 2 * (head + mask) + (3 + 12) * 4
+
+
+def test_the_papers_count_has_no_headers_and_is_the_mean_of_both_directions():
+    down = Download(
+        shared={"w": torch.zeros(3, 4), "counter": torch.zeros(3, dtype=torch.int64)}, own={"a": torch.zeros(2, 1)}
+    )
+    up = 4 * (3 + 12) + 2 * 12 / 8  # values, and a bit for each of twelve weights of two clients
+    assert cost.traffic(Stage(0), down, sent(), 2).paper == (2 * 12 * 4 + 2 * 4 + up) / 2
+    assert cost.traffic(Stage(0), down, sent(known=True), 2).paper == (2 * 12 * 4 + 2 * 4 + 4 * 15) / 2
+
+
+def test_half_precision_counts_four_bytes_in_the_papers_count_only():
+    down = Download(shared={"w": torch.zeros(3, 4, dtype=torch.float16)})
+    found = cost.traffic(Stage(0), down, {}, 1)
+    assert found.down == 6 + (6 + 2 * 4) + 12 * 2
+    assert found.paper == 12 * 4 / 2
+
+
+def test_a_stage_in_which_nothing_travels_costs_no_bytes():
+    down = Download(shared={"w": torch.zeros(3, 4)})
+    silent = cost.traffic(Stage(0, down=False, up=False), Download(), {}, 2)
+    assert (silent.up, silent.down, silent.paper) == (0, 0, 0)
+    unseen = cost.traffic(Stage(0, in_paper=False), down, sent(), 2)
+    assert unseen.paper == 0
+    assert unseen.down > 0
+    assert unseen.up > 0

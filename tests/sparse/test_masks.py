@@ -47,6 +47,26 @@ def test_top_k_of_a_client_does_not_depend_on_the_stack():
         assert torch.equal(masks.top_k(scores[c : c + 1], k[c : c + 1])[0], stacked[c])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_take_equally_many_take_what_sorting_would(dtype):
+    g = torch.Generator().manual_seed(4)
+    scores = torch.randint(-2, 3, (4, 12), generator=g).to(dtype)  # five values over twelve places: ties everywhere
+    scores[0, :5], scores[1, 3], scores[2] = -torch.inf, torch.inf, 7
+    possible = torch.tensor([7, 12, 12, 12])
+    for k in range(13):
+        out = masks.top_k(scores, k)
+        assert torch.equal(out, masks.by_rank(scores, possible.clamp(max=k)))
+        assert masks.active(out).tolist() == [min(k, 7), k, k, k]
+
+
+@pytest.mark.parametrize("k", [torch.tensor([2, 2]), torch.tensor([2, 3])], ids=["equal k", "different k"])
+def test_a_score_that_is_not_a_number_is_never_taken(k):
+    scores = torch.tensor([[torch.nan, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0]])
+    out = masks.top_k(scores, k)
+    assert torch.equal(out[:1], bools(".xx."))
+    assert masks.active(out).tolist() == k.tolist()
+
+
 def test_active_counts_each_client():
     assert masks.active(bools("x.x.", "....", "xxxx")).tolist() == [2, 0, 4]
 

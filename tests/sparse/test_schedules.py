@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from personafl.sparse.schedules import cosine, due
@@ -24,4 +26,4 @@ def test_cosine_stays_at_nothing_behind_its_end():
 
 def test_cosine_falls_all_the_way():
     shares = [cosine(0.5, rnd, 20) for rnd in range(21)]
-    assert all(a > b for a, b in zip(shares[:-1], shares[1:], strict=True))
+    assert all(a > b for a, b in pairwise(shares))

@@ -92,13 +92,16 @@ def pathological(ask: Ask) -> Parts:
     As DM-PFL's comparison code: class by class, the first clients with a free place hold it; all of them but
     the last get between a tenth of the average and the average, the last gets the rest.
     """
+    if ask.num_clients * ask.classes_per_client < ask.classes:
+        raise ValueError(
+            f"pathological: {ask.num_clients} clients x {ask.classes_per_client} classes cannot hold "
+            f"the data's {ask.classes} classes; use more of either"
+        )
     places = np.full(ask.num_clients, ask.classes_per_client)
-    holders = -(-ask.num_clients * ask.classes_per_client // ask.classes)
     rows: list[list[Indices]] = [[] for _ in range(ask.num_clients)]
     for k in range(ask.classes):
+        holders = -(-int(places.sum()) // (ask.classes - k))  # the same for every class where it divides evenly
         free = np.flatnonzero(places > 0)[:holders]
-        if not len(free):
-            break
         mine = ask.rng.permutation(np.flatnonzero(ask.labels == k))
         average = len(mine) / len(free)
         low = max(1, int(average / 10))
@@ -106,11 +109,6 @@ def pathological(ask: Ask) -> Parts:
         for client, part in zip(free, np.split(mine, np.cumsum(sizes)), strict=True):
             rows[client].append(part)
             places[client] -= 1
-    if any(not r for r in rows):
-        raise ValueError(
-            f"pathological: {ask.num_clients} clients x {ask.classes_per_client} classes leave some without a class; "
-            f"the data have {ask.classes} classes"
-        )
     return Parts([np.sort(np.concatenate(r)) for r in rows])
 
 

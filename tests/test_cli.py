@@ -1,0 +1,278 @@
+"""What a person sees: commands, run folders, and one clear line for every wrong input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import personafl
+from personafl import cli, config
+
+QUICK = [
+    "training.num_rounds=4",
+    "training.local_epochs=1",
+    "data.num_clients=5",
+    "dm-pfl.iterations=1",
+    "dm-pfl-plus.iterations=1",
+]
+
+
+class Said:
+    """The end of a command: exit code and what it printed."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Run a command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["personafl", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as e:
+            code = int(e.code or 0)
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+def quick(*labels: str) -> list[str]:
+    """The quickest settings for these methods."""
+    return [q for q in QUICK if q.split(".")[0] in ("training", "data", *labels)] + [f"algorithms={','.join(labels)}"]
+
+
+def test_a_run_writes_its_folder_and_prints_a_table(call, tmp_path: Path) -> None:
+    said = call("run", *quick("local", "fedavg-ft", "dm-pfl"), "--out", "here", "--seeds", "1,2")
+    assert said.code == 0, said.err
+    for word in ("No shift", "Full shift", "Average", "MiB", "GFLOP", "Seconds", "local", "dm-pfl", "Evaluated model"):
+        assert word in said.out
+    here = tmp_path / "here"
+    assert {p.name for p in here.iterdir()} == {
+        "recipe.toml",
+        "table.md",
+        "report.html",
+        "local",
+        "fedavg-ft",
+        "dm-pfl",
+    }
+    for label in ("local", "fedavg-ft", "dm-pfl"):
+        for seed in ("seed-1", "seed-2"):
+            home = here / label / seed
+            assert {p.name for p in home.iterdir()} == {"metrics.jsonl", "clients.csv", "summary.json", "checkpoint"}
+    rows = [json.loads(line) for line in (here / "fedavg-ft" / "seed-1" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in rows] == [0, 1, 2, 3, 4]  # four rounds and the fine-tuning stage
+    with (here / "local" / "seed-1" / "clients.csv").open() as f:
+        assert [r["client"] for r in csv.DictReader(f)] == ["0", "1", "2", "3", "4"]
+    assert "<svg" in (here / "report.html").read_text()
+    again = config.load(here / "recipe.toml")
+    assert again.training.num_rounds == 4
+    assert again.model.name == "mlp"  # what auto stood for
+
+
+def test_summary_has_the_agreed_names(call, tmp_path: Path) -> None:
+    assert call("run", *quick("dm-pfl"), "--out", "o", "--quiet").code == 0
+    s = json.loads((tmp_path / "o" / "dm-pfl" / "seed-0" / "summary.json").read_text())
+    assert set(s) == {
+        "algorithm", "label", "seed", "rounds", "evaluated_model", "settings", "environment", "accuracy", "shift",
+        "communication", "compute", "time", "hashes",
+    }  # fmt: skip
+    assert set(s["environment"]) == {"device", "hardware", "torch", "version", "commit"}
+    assert set(s["accuracy"]) == {"personal", "global"}
+    assert set(s["accuracy"]["personal"]) == {"mean", "std", "weighted", "p10", "worst"}
+    assert set(s["shift"]) == {"protocol", "degrees", "average"}
+    assert list(s["shift"]["degrees"]) == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert set(s["shift"]["degrees"]["1.0"]) == {"mean", "std"}
+    assert set(s["communication"]) == {"up_bytes", "down_bytes", "mib_per_client", "paper_mib_per_client"}
+    assert set(s["compute"]) == {"flops_per_client", "dense_flops_per_client"}
+    assert set(s["time"]) == {"seconds", "seconds_per_round"}
+    assert set(s["hashes"]) == {"split", "cohorts", "init", "shift"}
+    total = s["communication"]["up_bytes"] + s["communication"]["down_bytes"]
+    assert s["communication"]["mib_per_client"] == pytest.approx(total / 5 / 2**20)
+    assert s["settings"]["sparsity"] == 0.5
+
+
+def test_everything_but_time_and_environment_follows_from_recipe_and_seed(call, tmp_path: Path) -> None:
+    for out in ("a", "b"):
+        assert call("run", *quick("dm-pfl-plus"), "--out", out, "--quiet").code == 0
+    first, second = (json.loads((tmp_path / o / "dm-pfl-plus" / "seed-0" / "summary.json").read_text()) for o in "ab")
+    for s in (first, second):
+        del s["time"], s["environment"]
+    assert first == second
+
+
+def test_json_prints_the_summaries_and_nothing_else(call) -> None:
+    said = call("run", *quick("local"), "--json")
+    assert [s["label"] for s in json.loads(said.out)] == ["local"]
+
+
+def test_compare_reads_run_folders_and_warns_of_what_is_missing(call, tmp_path: Path) -> None:
+    call("run", *quick("fedavg"), "--out", "one", "--quiet")
+    call("run", *quick("local"), "training.lr=0.05", "training.seed=0", "--out", "two", "--quiet")
+    said = call("compare", "one", "two/local/seed-0", "--md", "t.md", "--latex", "t.tex", "--html", "t.html")
+    assert said.code == 0, said.err
+    assert "no fedavg-ft among the methods" in " ".join(said.out.split())
+    assert "not comparable" not in said.out
+    assert (tmp_path / "t.md").read_text().startswith("| Method")
+    assert r"\begin{tabular}" in (tmp_path / "t.tex").read_text()
+    assert "one/fedavg" in (tmp_path / "t.html").read_text()
+    call("run", *quick("local"), "data.alpha=5", "--out", "three", "--quiet")
+    assert "did not see the same split" in " ".join(call("compare", "one", "three").out.split())
+
+
+@pytest.mark.parametrize("what", ["algorithms", "datasets", "partitions", "models", "recipes"])
+def test_list_names_what_there_is(call, what: str) -> None:
+    found = json.loads(call("list", what, "--json").out)
+    assert len(found) > 0
+    assert all(entry["name"] and entry["summary"] for entry in found)
+    assert found[0]["name"] in call("list", what).out
+
+
+@pytest.mark.parametrize("name", ["dm-pfl", "digits", "dirichlet", "cifar-cnn", "demo"])
+def test_info_explains_by_name(call, name: str) -> None:
+    said = call("info", name)
+    assert said.code == 0
+    assert name in said.out
+    assert len(said.out) > 40
+
+
+def test_info_gives_settings_with_defaults(call) -> None:
+    out = call("info", "dm-pfl-plus").out
+    assert "KDD 2023" in out
+    assert "readjust_share" in out and "0.01" in out
+    assert "which of a client's models answers" in out
+
+
+def test_partition_shows_saves_and_draws(call, tmp_path: Path) -> None:
+    said = call("partition", "demo", "data.num_clients=4", "--save", "p.json", "--plot", "p.png")
+    assert said.code == 0, said.err
+    saved = json.loads((tmp_path / "p.json").read_text())
+    assert saved["hash"] in said.out
+    held = [i for split in saved["clients"].values() for client in split for i in client]
+    assert sorted(held) == list(range(1797))
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_doctor_checks_the_engine(call) -> None:
+    said = call("doctor")
+    assert said.code == 0
+    assert "torch" in said.out
+    assert "largest difference" in said.out
+
+
+def bad_label(shape: object, classes: int) -> torch.nn.Module:
+    return torch.nn.Linear(1, 1)
+
+
+def write(path: Path, **arrays: np.ndarray) -> str:
+    np.savez(path, **arrays)
+    return str(path)
+
+
+X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+Y = np.arange(60) % 3
+
+WRONG = {
+    "unknown key": (["training.rounds=3"], "did you mean num_rounds"),
+    "unknown section": (["trainin.lr=3"], "neither a section"),
+    "unknown algorithm": (["algorithms=fedpher"], "no such algorithm"),
+    "unknown data set": (["data.dataset=imagenet"], "no such data set"),
+    "unknown recipe": (["nosuch"], "no such file"),
+    "alpha": (["data.alpha=-0.5"], "data.alpha=-0.5: must be greater than 0"),
+    "clients": (["data.num_clients=5000"], "num_clients=5000: the data set has 1797 samples"),
+    "natural": (["data.partition=natural"], "no natural clients"),
+    "sparsity": (["dm-pfl.sparsity=1.0"], "sparsity=1.0: must be in [0, 1)"),
+    "head": (
+        ["model.head=classifier*"],
+        "model.head='classifier*' matches no parameter; the model has layers.0.weight",
+    ),
+    "device": (["--device", "tpu"], "--device tpu: possible are"),
+    "seeds": (["--seeds", "a,b"], "--seeds a,b: expected whole numbers"),
+    "option": (["--fast"], "No such option"),
+    "model": (["model.name=small-cnn", "data.dataset=synthetic-3.2k"], "wants images"),
+    "model that fails": (["model.name=tests.test_cli:bad_label"], "shape"),
+    "no adaptive": (["algorithms=local", "local.inference=adaptive"], "needs a global model"),
+    "pathological": (
+        ["data.partition=pathological", "data.classes_per_client=1", "data.num_clients=3"],
+        "cannot hold the data's 10 classes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(WRONG))
+def test_wrong_input_ends_in_one_line_exit_two_and_nothing_written(call, tmp_path: Path, case: str) -> None:
+    words, message = WRONG[case]
+    said = call("run", *words)
+    assert said.code == 2, said.err
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.where(np.arange(180).reshape(60, 3) == 100, np.nan, X), "y": Y}, "example 33 contains NaN"),
+        ({"x": X, "y": Y - 1}, "label -1 of example 0 is not in 0.."),
+        ({"x": X, "y": Y + 0.5}, "labels must be whole numbers"),
+        ({"x": X, "y": Y[:50]}, "60 examples but 50 labels"),
+        ({"x": X}, "must hold arrays x and y"),
+    ],
+)
+def test_wrong_data_are_named(call, tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    said = call("run", f"data.dataset={write(tmp_path / 'own.npz', **arrays)}", "data.num_clients=3")
+    assert said.code == 2
+    assert message in said.err
+    assert {p.name for p in tmp_path.iterdir()} == {"own.npz"}
+
+
+def test_ones_own_arrays_with_clients_run(call, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.npz", x=X, y=Y, clients=np.array(["anna", "ben", "cleo"])[np.arange(60) // 20])
+    said = call("run", f"data.dataset={path}", "data.partition=natural", *QUICK[:2], "algorithms=local", "--json")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)[0]["accuracy"]["personal"]["mean"] > 0
+
+
+def test_a_folder_with_something_in_it_is_refused(call, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    said = call("run", *QUICK, "--out", "full")
+    assert said.code == 2
+    assert "not empty" in said.err
+    assert "personafl resume full" in said.err
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(call, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in ("file", "file/below", "/proc/nothing/here"):
+        said = call("run", *quick("local"), "--out", out)
+        assert said.code == 2, out
+        assert f"--out {out}" in said.err
+
+
+def test_the_module_can_be_run_and_stops_with_one_line_on_ctrl_c() -> None:
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    code = (
+        "import sys, personafl.cli as c, personafl.experiment as e\n"
+        "def stop(*a, **k): raise KeyboardInterrupt\n"
+        "e.run = stop\nsys.argv = ['personafl', 'run']\nc.main()"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert (out.returncode, out.stderr.strip()) == (130, "stopped; what was written so far is kept")
+    out = subprocess.run([sys.executable, "-m", "personafl", "--version"], capture_output=True, text=True, env=env)
+    assert out.stdout.strip() == personafl.__version__

@@ -1,0 +1,126 @@
+"""The Python door: run, take clients' models away, save and load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import personafl
+from personafl import config, experiment
+
+RECIPE = {
+    "data": {"dataset": "digits", "num_clients": 5},
+    "training": {"num_rounds": 4, "join_ratio": 0.6, "local_epochs": 1, "batch_size": 10},
+    "evaluation": {"eval_every": 2},
+    "algorithms": [{"name": "ditto"}, {"name": "dm-pfl-plus", "iterations": 1}],
+}
+
+
+@pytest.fixture(scope="module")
+def result() -> personafl.Result:
+    return personafl.run(RECIPE)
+
+
+def test_every_client_has_a_model_that_predicts(result: personafl.Result) -> None:
+    sim = result["ditto"].simulation
+    for c in range(5):
+        rows = sim.federation.examples("test", torch.tensor([c])).rows[0]
+        x, y = sim.federation.source.x[rows], sim.federation.source.y[rows]
+        logits = result["ditto"].client(c).predict(x)
+        assert logits.shape == (len(rows), 10)
+        mine = next(r for r in result["ditto"].clients if r["client"] == c)
+        assert float((logits.argmax(1) == y).double().mean()) == pytest.approx(mine["accuracy"])
+        with torch.no_grad():
+            torch.testing.assert_close(result["ditto"].client(c).module(x), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_saved_and_loaded_results_predict_the_same(result: personafl.Result, tmp_path: Path) -> None:
+    result.save(tmp_path / "run")
+    again = personafl.Result.load(tmp_path / "run")
+    assert again.methods.keys() == result.methods.keys()
+    x = result["ditto"].simulation.federation.source.x[:7]
+    for label in ("ditto", "dm-pfl-plus"):
+        assert again[label].summary == result[label].summary
+        assert again[label].rows == result[label].rows
+        assert again[label].clients == result[label].clients
+        for c in range(5):
+            assert torch.equal(again[label].client(c).predict(x), result[label].client(c).predict(x))
+
+
+def test_predict_takes_arrays_too(result: personafl.Result) -> None:
+    x = np.zeros((2, 1, 8, 8))
+    assert torch.equal(result["ditto"].client(0).predict(x), result["ditto"].client(0).predict(torch.zeros(2, 1, 8, 8)))
+
+
+def test_asking_for_what_is_not_there_says_what_is(result: personafl.Result) -> None:
+    with pytest.raises(KeyError, match="ditto \\(seed 0\\), dm-pfl-plus \\(seed 0\\)"):
+        result["fedavg"]
+    with pytest.raises(ValueError, match=r"clients 0\.\.4"):
+        result["ditto"].client(5)
+    with pytest.raises(ValueError, match="several methods"):
+        result.client(0)
+
+
+def test_the_pieces_by_hand() -> None:
+    x = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    source = personafl.arrays(x, y)
+    fed = personafl.Federation.build(source, np.split(np.arange(90), 3), seed=0)
+    model = personafl.StackedModel(torch.nn.Linear(4, 2), source.x[:2])
+    sim = personafl.Simulation(
+        fed, model, personafl.FedAvg(), personafl.Training(num_rounds=20, join_ratio=1.0, lr=0.5)
+    )
+    sim.run()
+    assert sim.rows[-1]["personal"]["mean"] > 0.85
+
+
+def test_validation_data_are_scored_apart(tmp_path: Path) -> None:
+    recipe = RECIPE | {"data": {"dataset": "digits", "num_clients": 5, "validation_share": 0.2}}
+    found = personafl.run(recipe)["ditto"]
+    assert {"mean", "std"} <= found.rows[-1]["validation"].keys()
+    assert found.rows[-1]["validation"] != found.rows[-1]["personal"]
+    fed = found.simulation.federation
+    held = [set(fed.splits[s].flat.tolist()) for s in ("train", "validation", "test")]
+    assert sum(map(len, held)) == len(set().union(*held)) == 1797
+
+
+class TwoOutputs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = torch.nn.Linear(64, 5), torch.nn.Linear(5, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x.flatten(1)).tanh())  # type: ignore[no-any-return]
+
+
+def test_a_model_of_ones_own_by_dotted_path_and_head_by_pattern() -> None:
+    recipe = RECIPE | {
+        "model": {"name": "tests.test_experiment:TwoOutputs", "head": "fc.*"},
+        "algorithms": [{"name": "fedrep"}],
+    }
+    found = personafl.run(recipe)["fedrep"].simulation
+    assert found.server.keys() == {"body.weight", "body.bias"}
+
+
+def pairs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.eye(8, dtype=np.float32).repeat(6, 0), np.arange(48) % 2, np.arange(48) // 12
+
+
+def test_data_of_ones_own_by_dotted_path() -> None:
+    recipe = config.load(
+        {"data": {"dataset": "tests.test_experiment:pairs", "partition": "natural"}, "algorithms": [{"name": "local"}]}
+    )
+    fed = experiment.federation(recipe)
+    assert fed.num_clients == 4
+    assert fed.source.classes == 2
+
+
+def test_another_seed_gives_another_federation_and_another_start() -> None:
+    hashes = []
+    for seed in (0, 1):
+        recipe = config.load(RECIPE).with_seed(seed)
+        hashes.append(experiment.simulation(recipe, recipe.algorithms[0]).hashes())
+    assert all(hashes[0][k] != hashes[1][k] for k in ("split", "cohorts", "init", "shift"))
