@@ -307,12 +307,12 @@ WRONG = {
         r"0\.\.8",
     ),
     "unknown mask": (message(entry(number(1) + floats(1), encoding=KNOWN)), "no mask"),
-    "absurd dense shape": (message(entry(floats(1, 2), shape=(2**32 - 1,) * 3)), "bytes expected"),
-    "absurd rank": (message(entry(shape=(2**32 - 1,) * 255)), "bytes expected"),
-    "absurd shape under bits": (message(entry(number(0), encoding=BITS, shape=(2**31, 2**31))), "bytes expected"),
+    "absurd dense shape": (message(entry(floats(1, 2), shape=(2**32 - 1,) * 3)), "over the limit"),
+    "absurd rank": (message(entry(shape=(2**32 - 1,) * 255)), "255 dimensions are over the limit"),
+    "absurd shape under bits": (message(entry(number(0), encoding=BITS, shape=(2**31, 2**31))), "over the limit"),
     "absurd number of positions": (
         message(entry(number(2**32 - 1), encoding=PLACES, shape=(2**31, 2**31))),
-        "bytes expected",
+        "over the limit",
     ),
 }
 

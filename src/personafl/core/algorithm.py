@@ -96,6 +96,7 @@ class Algorithm:
 
     evaluates: ClassVar[str] = "the client's own model"
 
+    lr: float = setting(0.0, "learning rate of this method; 0 takes the recipe's")
     inference: str = setting("own", "which of a client's models answers", tuple(INFERENCE))
     bound: Setup | None = field(default=None, repr=False, compare=False)
 
@@ -104,6 +105,8 @@ class Algorithm:
             choices, value = f.metadata.get("choices"), getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{f.name}={value!r}: possible are {', '.join(choices)}")
+        if self.lr < 0:
+            raise ValueError(f"lr={self.lr}: must be greater than 0, or 0 for the recipe's")
         self.check()
 
     @classmethod
@@ -116,7 +119,8 @@ class Algorithm:
 
     def bind(self, setup: Setup) -> Self:
         """The same method, told which model, training and number of clients it is for."""
-        return dataclasses.replace(self, bound=setup)
+        own = dataclasses.replace(setup.training, lr=self.lr or setup.training.lr)
+        return dataclasses.replace(self, bound=dataclasses.replace(setup, training=own))
 
     @property
     def setup(self) -> Setup:

@@ -56,7 +56,7 @@ def _plain(payload: Payload) -> float:
 
 def density(mask: Tensor) -> Tensor:
     """Each client's fraction of active positions: `[C]` float64."""
-    return mask.flatten(1).sum(1).double() / mask[0].numel()
+    return tree.flat(mask).sum(1).double() / mask[0].numel()
 
 
 def forward(layer: Layer, dense: float | Tensor = 1.0) -> float | Tensor:

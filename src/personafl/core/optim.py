@@ -120,7 +120,7 @@ def _clipped(grads: Params, moves: Moves, bound: float) -> Params:
     for prefix in dict.fromkeys(map(tree.prefix_of, grads)):
         group = {n: g for n, g in grads.items() if tree.prefix_of(n) == prefix}
         seen = {n: g if (m := moves[n]) is None else torch.where(m, g, 0) for n, g in group.items()}
-        norm = torch.stack([g.flatten(1).square().sum(1) for g in seen.values()]).sum(0).sqrt()
+        norm = torch.stack([tree.flat(g).square().sum(1) for g in seen.values()]).sum(0).sqrt()
         scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
         out |= {n: g * tree.column(scale, g) for n, g in group.items()}
     return out

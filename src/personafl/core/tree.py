@@ -88,8 +88,12 @@ def view(values: Tensor, mask: Tensor, known: bool) -> Masked:
 
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Each client's squared distance between two stacked trees of the same names: `[C]`."""
-    parts = [(a[n] - b[n]).flatten(1).square().sum(1) for n in a]
-    return torch.stack(parts).sum(0)
+    return torch.stack([flat(a[n] - b[n]).square().sum(1) for n in a]).sum(0)
+
+
+def flat(t: Tensor) -> Tensor:
+    """One row per client: `[C, M]`, also where a client has a single number."""
+    return t.reshape(t.shape[0], -1)
 
 
 def column(values: Tensor, like: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Masked:
 
     def __post_init__(self) -> None:
         assert self.mask.dtype == torch.bool and self.mask.shape == self.values.shape
-        object.__setattr__(self, "values", torch.where(self.mask, self.values, 0))
+        object.__setattr__(self, "values", torch.where(self.mask, self.values, self.values.new_zeros(())))
 
 
 Payload = dict[str, Tensor | Masked]

@@ -13,6 +13,7 @@ names, types, shapes and lengths before it allocates.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from typing import Final
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from personafl.core import tree
 from personafl.core.types import Masked, Payload
 
 _MAGIC: Final = b"PFL1"
@@ -35,6 +37,7 @@ _DTYPES: Final = {
     torch.int64: 7,
 }
 _BY_CODE: Final = {code: dtype for dtype, code in _DTYPES.items()}
+LIMIT: Final = 1 << 30  # numbers in one tensor: a header may claim what its bytes do not show
 _DENSE, _BITS, _PLACES, _KNOWN = range(4)
 
 
@@ -48,6 +51,8 @@ def pack(payload: Payload) -> bytes:
     for name, entry in payload.items():
         values, mask = (entry.values, entry.mask) if isinstance(entry, Masked) else (entry, None)
         values = values.detach().cpu()
+        if values.dtype not in _DTYPES:
+            raise WireError(f"{name}: tensors of type {values.dtype} cannot be sent")
         raw = name.encode()
         encoding = _DENSE if mask is None else _encoding(entry, int(mask.sum()))
         out.append(struct.pack("<H", len(raw)) + raw)
@@ -84,7 +89,7 @@ def sizes(payload: Payload, count: int) -> Tensor:
         if not isinstance(entry, Masked):
             total += numel * values.element_size()
             continue
-        nnz = entry.mask.flatten(1).sum(1).cpu()
+        nnz = tree.flat(entry.mask).sum(1).cpu()
         total += 4 + nnz * values.element_size()
         if not entry.known:
             total += torch.minimum(torch.tensor(-(-numel // 8)), nnz * _place_type(numel).itemsize)
@@ -115,9 +120,13 @@ def _entry(read: _Reader, name: str, known: Mapping[str, Tensor]) -> Tensor | Ma
     code, encoding, rank = struct.unpack("<BBB", read.take(3, f"{name}: type"))
     if code not in _BY_CODE or encoding > _KNOWN:
         raise WireError(f"{name}: unknown type {code} or encoding {encoding}")
+    if rank > 16:
+        raise WireError(f"{name}: {rank} dimensions are over the limit of 16")
     dtype = _BY_CODE[code]
     shape = struct.unpack(f"<{rank}I", read.take(4 * rank, f"{name}: shape"))
-    numel = int(np.prod(shape, dtype=object)) if rank else 1
+    numel = math.prod(shape)
+    if math.prod(d for d in shape if d) > LIMIT:
+        raise WireError(f"{name}: shape {shape} is over the limit of {LIMIT} numbers")
     if encoding == _DENSE:
         return read.values(numel, dtype, name).view(shape)
     nnz = read.number("<I", f"{name}: number of values")
@@ -170,6 +179,8 @@ class _Reader:
         out = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
         if dtype.is_floating_point and not torch.isfinite(out).all():
             raise WireError(f"{name}: not all values are finite")
+        if dtype == torch.bool and raw and max(raw) > 1:
+            raise WireError(f"{name}: a truth value is neither 0 nor 1")
         return out
 
 
@@ -186,4 +197,4 @@ def _place_type(numel: int) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
 
 
 def _raw(values: Tensor) -> bytes:
-    return values.contiguous().view(torch.uint8).numpy().tobytes() if values.dim() else _raw(values[None])
+    return values.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()

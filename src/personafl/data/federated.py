@@ -39,7 +39,7 @@ class Source:
         if self.clients is not None and len(self.clients) != len(self.y):
             raise ValueError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
-            bad = int((~torch.isfinite(self.x.flatten(1))).any(1).nonzero()[0, 0])
+            bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
             raise ValueError(f"{self.name}: example {bad} contains NaN or infinity")
         if self.y.is_floating_point():
             raise ValueError(f"{self.name}: labels must be whole numbers, they are {self.y.dtype}")
@@ -59,7 +59,7 @@ def arrays(x: object, y: object, clients: object = None, *, classes: int = 0, na
     if ys.dim() != 1:
         raise ValueError(f"{name}: labels must be one number per example, their shape is {tuple(ys.shape)}")
     ids = None if clients is None else np.unique(np.asarray(clients), return_inverse=True)[1].astype(np.int64)
-    count = classes or (int(ys.max()) + 1 if len(ys) else 0)
+    count = classes or (int(ys.max()) + 1 if len(ys) and not ys.is_floating_point() else 1)
     return Source(name, xs, ys if ys.is_floating_point() else ys.long(), count, clients=ids)
 
 

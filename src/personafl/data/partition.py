@@ -56,10 +56,13 @@ def dirichlet(ask: Ask) -> Parts:
     rows: list[list[Indices]] = [[] for _ in range(ask.num_clients)]
     for k in range(ask.classes):
         mine = ask.rng.permutation(np.flatnonzero(ask.labels == k))
+        if not len(mine):
+            continue
         shares = ask.rng.dirichlet(np.full(ask.num_clients, ask.alpha)) * (held < fair)
         if shares.sum() <= 0:  # all of the class would go to clients that are full
             shares = (held < fair).astype(float)
-        cuts = (np.cumsum(shares / shares.sum()) * len(mine)).astype(int)[:-1]
+        ends = np.cumsum(shares)
+        cuts = (ends / ends[-1] * len(mine)).astype(int)[:-1]
         for client, part in enumerate(np.split(mine, cuts)):
             rows[client].append(part)
             held[client] += len(part)
@@ -153,6 +156,8 @@ PARTITIONS: dict[str, Rule] = {
 
 def partition(name: str, ask: Ask) -> Parts:
     """Divide by a named rule, with the checks common to all."""
+    if ask.num_clients < 1 and name != "natural":
+        raise ValueError(f"num_clients={ask.num_clients}: must be at least 1")
     if ask.num_clients > len(ask.labels) // 2:
         raise ValueError(
             f"num_clients={ask.num_clients}: the data set has {len(ask.labels)} samples, two are needed per client"

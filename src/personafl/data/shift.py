@@ -40,6 +40,8 @@ class Shift:
 
 def draw(federation: Federation, protocol: str, seed: int, draws: int = 5) -> Shift:
     """Draw the shifted test sets of a run."""
+    if protocol not in ("donor", "pool"):
+        raise ValueError(f"evaluation.shift={protocol!r}: possible are {', '.join(PROTOCOLS)}")
     test, clients = federation.splits["test"], federation.num_clients
     if protocol == "donor" and clients < 2:
         raise ValueError("evaluation.shift='donor': one client alone has no donor; use shift='none'")

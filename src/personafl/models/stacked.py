@@ -109,14 +109,18 @@ class StackedModel:
         """Whether two clients in one stack come out as each does alone, in float64."""
         self.convolutional, self._folded = False, self._fold(whole).double()
         alone = copy.deepcopy(self.module).double()
-        x = torch.stack([example, example.flip(0)])
-        x = x.double() if x.is_floating_point() else x
+        x = (
+            torch.stack([example, example.flip(0) / 2]).double()
+            if example.is_floating_point()
+            else example[torch.tensor([[0, 1], [1, 1]])]
+        )
         params = {}
         for i, (n, t) in enumerate(self.initial.items()):
             noise = rng.uniform(rng.key(0, "check", i, torch.arange(2)), t.numel()).view(2, *t.shape)
             params[n] = t.double() + 0.1 * noise  # positive, so that a running variance stays one
         try:
             with torch.no_grad():
+                before = {n: b.clone() for n, b in self._folded.named_buffers()}
                 truth = torch.stack(
                     [functional_call(alone, {n: t[c] for n, t in params.items()}, (x[c],)) for c in range(2)]
                 )
@@ -125,12 +129,25 @@ class StackedModel:
                     self({n: t[rows].clone() for n, t in params.items()}, x[rows], keys=torch.arange(2)[rows])
                     for rows in (slice(0, 2), slice(0, 2), slice(0, 1), slice(1, 2))
                 )
-        except (RuntimeError, ValueError, IndexError, TypeError):
+                changed = _changed(before, self._folded)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
             if whole:
                 raise  # the module itself fails on this input: let its own words be seen
             return False
+        if changed:
+            raise ValueError(
+                f"buffer {changed!r} is changed by the forward pass; only batch norms may keep running statistics"
+            )
         pairs = ((stacked, truth), (trained, again), (trained, torch.cat([first, second])))
         return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs)
+
+
+def _changed(before: Params, module: nn.Module) -> str | None:
+    """The first buffer that is no longer what it was: state that clients would share unawares."""
+    for n, b in module.named_buffers():
+        if not n.endswith("num_batches_tracked") and not torch.equal(b, before[n]):
+            return n.replace("original.", "")
+    return None
 
 
 def _forget_statistics(module: nn.Module) -> None:
@@ -376,6 +393,8 @@ class _Dropout(_Stacked):
         drop = cast(nn.Dropout, self.original)
         if self.context.keys is None or drop.p == 0:
             return x
+        if drop.p == 1:
+            return x * 0
         self.context.calls += 1
         keys = rng.extend(self.context.keys, self.context.calls)
         rows = self.split(x)
@@ -400,6 +419,10 @@ class _PerClient(_Stacked):
     Randomness inside it is made the client's own by seeding PyTorch's generator for the call, which is
     why a model with such a part does not run in several threads.
     """
+
+    def __init__(self, context: _Context, original: nn.Module, name: str, info: ModelInfo) -> None:
+        super().__init__(context, original, name, info)
+        _freeze(original, context, info)
 
     def forward(self, x: Tensor, *rest: Any) -> Any:
         count, keys, valid = self.context.count, self.context.keys, self.context.valid
@@ -448,15 +471,32 @@ _RULES: dict[type[nn.Module], type[_Stacked]] = {
 }
 
 
+_USUAL = (("padding_mode", "zeros"), ("max_norm", None), ("padding_idx", None), ("scale_grad_by_freq", False))
+"""Options of convolutions and embeddings the rules above know; with others a module runs per client."""
+
+
+def _frozen(module: nn.Module) -> bool:
+    """Whether a module is a batch norm with statistics nobody trains."""
+    return isinstance(module, _BATCH_NORMS) and module.track_running_stats and not _tracks(module)
+
+
+def _freeze(module: nn.Module, context: _Context, info: ModelInfo) -> None:
+    """Keep the frozen norms inside a module as they are, also in training."""
+    for child, m in module.named_children():
+        if _frozen(m):
+            setattr(module, child, _FrozenNorm(context, m, child, info))
+        else:
+            _freeze(m, context, info)
+
+
 def _fold(module: nn.Module, context: _Context, info: ModelInfo, name: str) -> nn.Module:
     """Replace every module that must know whose example it sees."""
     kind = type(module)
-    if isinstance(module, _BATCH_NORMS) and module.track_running_stats and not _tracks(module):
+    if _frozen(module):
         return _FrozenNorm(context, module, name, info)
     own = any(f"{name}.{n}".lstrip(".") in info.shapes for n, _ in module.named_parameters(recurse=False))
     if own or kind in _BATCH_NORMS or kind in _DROPOUTS:
-        plain = getattr(module, "padding_mode", "zeros") == "zeros" and getattr(module, "max_norm", None) is None
-        rule = _RULES.get(kind) if plain else None
+        rule = _RULES.get(kind) if all(getattr(module, o, usual) == usual for o, usual in _USUAL) else None
         return (rule or _PerClient)(context, module, name, info)
     for child, m in module.named_children():
         setattr(module, child, _fold(m, context, info, f"{name}.{child}".lstrip(".")))

@@ -28,6 +28,7 @@ class Cost:
 def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int) -> Cost:
     """The expected cost to a client with this many training examples, drawn as often as the join ratio says."""
     algorithm = algorithm.bind(Setup(model.info, training, num_clients))
+    training = algorithm.setup.training
     task = Task(model, metrics.cross_entropy, metrics.accuracy)
     ids = torch.zeros(1, dtype=torch.int64)
     nothing = torch.zeros(0)

@@ -86,6 +86,7 @@ class Simulation:
         self.model = model.copy().to(self.device, dtype)
         self.task = Task(self.model, criterion, metric)
         self.algorithm = algorithm.bind(Setup(model.info, training, federation.num_clients))
+        self.training = self.algorithm.setup.training
         self.through_wire = through_wire
         self.layout = choose(self.model, training, self.device, federation.num_clients, chunk)
 

@@ -13,6 +13,11 @@ from personafl.core.types import Layer
 Rule = Callable[[Sequence[Layer], float], dict[str, int]]
 
 
+def _floor(value: float) -> int:
+    """Rounded down, but not over a rounding error: 0.2 * 1000 is 200."""
+    return math.floor(value + 1e-9)
+
+
 def _ratio(layer: Layer) -> float:
     """The Erdos-Renyi(-kernel) density up to a constant: sum of the dimensions over their product."""
     return sum(layer.shape) / math.prod(layer.shape)
@@ -32,7 +37,7 @@ def erk(layers: Sequence[Layer], sparsity: float) -> dict[str, int]:
             break
         dense |= over
     return {
-        layer.weight: layer.weights if layer.weight in dense else math.floor(scale * _ratio(layer) * layer.weights)
+        layer.weight: layer.weights if layer.weight in dense else _floor(scale * _ratio(layer) * layer.weights)
         for layer in layers
     }
 
@@ -40,7 +45,7 @@ def erk(layers: Sequence[Layer], sparsity: float) -> dict[str, int]:
 def uniform_first_dense(layers: Sequence[Layer], sparsity: float) -> dict[str, int]:
     """The same sparsity everywhere but in the first layer, which stays dense."""
     return {
-        layer.weight: layer.weights if i == 0 else math.floor((1 - sparsity) * layer.weights)
+        layer.weight: layer.weights if i == 0 else _floor((1 - sparsity) * layer.weights)
         for i, layer in enumerate(layers)
     }
 
@@ -53,7 +58,7 @@ def _feddst(layers: Sequence[Layer], sparsity: float, exempt: int) -> dict[str, 
     keep = {layer.weight: layer.weights for layer in layers[:exempt]}
     for layer in masked:
         share = min(max(scale * (1 - _ratio(layer)), 0.0), 1.0)
-        keep[layer.weight] = min(math.floor((1 - share) * layer.size), layer.weights)
+        keep[layer.weight] = min(_floor((1 - share) * layer.size), layer.weights)
     return keep
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from personafl.core import tree
+
 
 def top_k(scores: Tensor, k: int | Tensor) -> Tensor:
     """Each client's `k` positions of largest score, exactly `k` of them: of equal scores the earlier position wins.
 
-    Scores are `[C, ...]`; `k` is one number or `[C]`. A score of minus infinity is never taken.
+    Scores are `[C, ...]`; `k` is one number or `[C]`. A score of minus infinity, or none at all (NaN), is never taken.
     """
-    flat = scores.flatten(1)
+    flat = tree.flat(scores).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     k = torch.as_tensor(k, device=flat.device).expand(flat.shape[0])
     k = torch.minimum(k, (flat > -torch.inf).sum(1))
     same = int(k[0])
@@ -38,7 +40,7 @@ def _by_threshold(flat: Tensor, k: int) -> Tensor:
 
 def active(mask: Tensor) -> Tensor:
     """Each client's number of active positions: `[C]`."""
-    return mask.flatten(1).sum(1)
+    return tree.flat(mask).sum(1)
 
 
 def prune(mask: Tensor, weights: Tensor, k: Tensor) -> Tensor:
@@ -56,5 +58,5 @@ def regrow(mask: Tensor, grads: Tensor, k: Tensor, *, among_active: bool = False
 
 def readjust(mask: Tensor, weights: Tensor, grads: Tensor, share: float, *, among_active: bool = False) -> Tensor:
     """Prune a share of the active positions (rounded up) and regrow as many; a pruned one may come straight back."""
-    k = (share * active(mask).double()).ceil().long()
+    k = (share * active(mask).double() - 1e-9).ceil().long()  # 0.07 of 100 is 7, not 8
     return regrow(prune(mask, weights, k), grads, k, among_active=among_active)
