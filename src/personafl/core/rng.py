@@ -8,6 +8,7 @@ done for a whole stack at once.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX2 = 0x94D049BB133111EB - (1 << 64)
+_WORD = (1 << 64) - 1
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -32,11 +34,28 @@ def _mix(z: Tensor) -> Tensor:
 
 def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
     """The key of a stream: a 64-bit integer, or one per client where a part is a tensor of ids."""
-    digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
-    out = torch.tensor(int.from_bytes(digest, "little", signed=True))
-    for part in (seed, *parts):
+    word = _purpose(purpose)
+    rest: list[int | Tensor] = [seed, *parts]
+    while rest and isinstance(first := rest[0], int):  # the round's part costs nothing beside the clients'
+        word, rest = _mix_int((word ^ first) + _GOLDEN), rest[1:]
+    out = torch.tensor(word)
+    for part in rest:
         out = extend(out, part)
     return out
+
+
+@functools.cache
+def _purpose(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _mix_int(z: int) -> int:
+    """`_mix` of one number."""
+    z &= _WORD
+    z = ((z ^ (z >> 30)) * _MIX1) & _WORD
+    z = ((z ^ (z >> 27)) * _MIX2) & _WORD
+    z ^= z >> 31
+    return z - (1 << 64) if z >> 63 else z
 
 
 def extend(keys: Tensor, part: int | Tensor) -> Tensor:

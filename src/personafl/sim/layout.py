@@ -25,7 +25,7 @@ from personafl.core.types import Training
 from personafl.models.stacked import StackedModel
 
 T = TypeVar("T")
-SMALL = 5e8  # FLOP of a stacked training step
+SMALL = 5e7  # FLOP of a stacked training step
 
 
 @dataclass(frozen=True)
