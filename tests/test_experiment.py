@@ -15,7 +15,7 @@ RECIPE = {
     "data": {"dataset": "digits", "num_clients": 5},
     "training": {"num_rounds": 4, "join_ratio": 0.6, "local_epochs": 1, "batch_size": 10},
     "evaluation": {"eval_every": 2},
-    "algorithms": [{"name": "ditto"}, {"name": "dm-pfl-plus", "iterations": 1}],
+    "algorithms": [{"name": "ditto"}, {"name": "dm-pfl-plus", "iterations": 1, "allocation": "erk"}],
 }
 
 

@@ -62,6 +62,12 @@ def test_too_many_iterations_are_said_to_be_cut() -> None:
         worlds.simulation(DMPFL(), num_rounds=6)
 
 
+def test_a_starved_layer_is_pointed_out() -> None:
+    """6 x 12 = 72 dense weights of 192 leave the other layers little at S = 0.7, and nothing at 0.9."""
+    with pytest.warns(UserWarning, match=r"allocation=feddst_first_dense leaves only .* of layers.1.weight"):
+        worlds.simulation(DMPFL(sparsity=0.7))
+
+
 def test_no_iterations_train_masks_only() -> None:
     assert phases(10, 0) == [("masks", 0, 10)]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from personafl import ALGORITHMS, DMPFL, Ditto, Evaluation, FedAvg, FedRep, Local, Simulation, StackedModel
+from personafl import ALGORITHMS, DMPFL, Algorithm, Ditto, Evaluation, FedAvg, FedRep, Local, Simulation, StackedModel
 from personafl.core import tree
 from personafl.core.types import Stage
 from personafl.sim.layout import Layout
@@ -136,11 +136,14 @@ def normed(policy: str, p: float = 0.0, freeze: bool = False) -> StackedModel:
 STATS = {"norm.running_mean", "norm.running_var"}
 
 
-@pytest.mark.parametrize("cls", [FedAvg, FedRep, Ditto, DMPFL])
-def test_running_statistics_follow_the_policy(cls: type) -> None:
-    average = worlds.simulation(cls(), model=normed("average"))
-    local = worlds.simulation(cls(), model=normed("local"))
-    drop = worlds.simulation(cls(), model=normed("drop"))
+SPARSE = DMPFL(allocation="erk")  # the first layer is most of the model
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedRep(), Ditto(), SPARSE])
+def test_running_statistics_follow_the_policy(algorithm: Algorithm) -> None:
+    average = worlds.simulation(algorithm, model=normed("average"))
+    local = worlds.simulation(algorithm, model=normed("local"))
+    drop = worlds.simulation(algorithm, model=normed("drop"))
     for sim in (average, local, drop):
         sim.run()
         assert 0 <= sim.rows[-1]["personal"]["mean"] <= 1
@@ -155,10 +158,10 @@ def test_running_statistics_follow_the_policy(cls: type) -> None:
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-@pytest.mark.parametrize("cls", [FedAvg, Ditto, DMPFL])
-def test_normed_models_with_dropout_stack(cls: type, policy: str) -> None:
+@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(), SPARSE])
+def test_normed_models_with_dropout_stack(algorithm: Algorithm, policy: str) -> None:
     """Padding reaches neither batch statistics nor dropout: ragged stacks equal single clients."""
-    together, alone = (worlds.simulation(cls(), model=normed(policy, 0.4), chunk=c) for c in (100, 1))
+    together, alone = (worlds.simulation(algorithm, model=normed(policy, 0.4), chunk=c) for c in (100, 1))
     together.run()
     alone.run()
     for n in together.server:

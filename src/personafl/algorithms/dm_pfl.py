@@ -70,11 +70,7 @@ class DMPFL(Algorithm):
     def schedule(self) -> list[Stage]:
         stages = []
         rounds = self.setup.training.num_rounds
-        if self.iterations > max(1, rounds // 4):
-            fit = max(1, rounds // 4)
-            warnings.warn(
-                f"{rounds} rounds leave room for {fit} of DM-PFL's {self.iterations} iterations", stacklevel=2
-            )
+        self._advise(rounds)
         for phase, first, end in phases(rounds, self.iterations):
             for t in range(first, end):
                 if phase != "personal":
@@ -84,6 +80,22 @@ class DMPFL(Algorithm):
                 else:
                     stages.append(Stage(number=t, phase=phase, who="all" if t == first else "nobody", up=False))
         return stages
+
+    def _advise(self, rounds: int) -> None:
+        """Warn of settings that are possible but hardly meant."""
+        fit = max(1, rounds // 4)
+        if self.iterations > fit:
+            warnings.warn(
+                f"{rounds} rounds leave room for {fit} of DM-PFL's {self.iterations} iterations", stacklevel=3
+            )
+        sizes = {layer.weight: layer.weights for layer in self.info.layers}
+        least = 0.1 * (1 - self.sparsity)  # a tenth of the average density
+        starved = {n: k / sizes[n] for n, k in self._budget().items() if k < least * sizes[n]}
+        if starved:
+            cells = ", ".join(f"{100 * share:.1f} % of {n}" for n, share in starved.items())
+            warnings.warn(
+                f"allocation={self.allocation} leaves only {cells}; another rule, such as erk, spreads it", stacklevel=3
+            )
 
     def _refined(self, rnd: Round) -> int:
         """How many personal phases have begun by this round."""
