@@ -182,6 +182,12 @@ def test_recipe_to_object_and_back(name: str) -> None:
 
 
 def test_local_steps_instead_of_epochs(algorithm: Algorithm) -> None:
+    """Steps fall into different epochs for clients of different size; a stack must not feel that."""
+    together, alone = (worlds.simulation(algorithm, local_steps=7, join_ratio=1.0, chunk=c) for c in (100, 1))
+    together.run()
+    alone.run()
+    agree(together.server, alone.server, 1e-10)
+    agree(everyone(together), everyone(alone), 1e-10)
     sim = worlds.simulation(algorithm, local_steps=3)
     for rnd, ids, down in sessions(sim):
         data = sim.federation.examples("train", ids)

@@ -213,3 +213,20 @@ def test_sums_may_have_any_shape():
 
     parity = batches.sums(examples(), 3, torch.float32, measure)["parity"]
     assert parity.tolist() == [[3, 4], [2, 2], [1, 1]]  # 1..7, 11..14, 21..22
+
+
+def test_one_pass_reaches_every_example_of_clients_in_any_order():
+    """Counts 2, 5, 1, 4 in batches of 2: a later client may have more than an earlier one."""
+    counts = (2, 5, 1, 4)
+    data = examples(counts, ids=(0, 1, 2, 3))
+    seen = {c: [] for c in range(4)}
+    for batch, _ in batches.in_order(data, 2, torch.float64):
+        for c in range(batch.x.shape[0]):
+            real = int(batch.count[c])
+            seen[c] += batch.x[c, :real].flatten().tolist()
+    assert [len(v) for v in seen.values()] == list(counts)
+    total = batches.sums(
+        data, 2, torch.float64, lambda b: {"n": b.count, "x": b.mean(b.x.view(*b.x.shape[:2], -1)[..., 0]) * b.count}
+    )
+    assert total["n"].tolist() == list(counts)
+    assert total["x"].tolist() == pytest.approx([sum(v) for v in seen.values()])

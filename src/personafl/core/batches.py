@@ -33,10 +33,12 @@ def steps_per_epoch(count: Tensor, batch_size: int) -> Tensor:
     return -(-count // batch_size)
 
 
-def plan(data: Examples, batch_size: int, keys: Tensor, *, epochs: float = 0.0, steps: int = 0, first: int = 0) -> Plan:
+def plan(
+    data: Examples, batch_size: int, keys: Tensor, *, epochs: float = 0.0, steps: int = 0, first: int | Tensor = 0
+) -> Plan:
     """Shuffled minibatches for this many epochs (a fraction is rounded to whole steps) or steps.
 
-    `keys` are the clients' streams of batch orders, `first` the number of the first epoch in them.
+    `keys` are the clients' streams of batch orders, `first` the number of each client's first epoch in them.
     """
     per_epoch = steps_per_epoch(data.count, batch_size)  # [C]
     total = torch.full_like(per_epoch, steps) if steps else (epochs * per_epoch + 0.5).floor().long()
@@ -46,9 +48,8 @@ def plan(data: Examples, batch_size: int, keys: Tensor, *, epochs: float = 0.0, 
     rounds = int((-(-total // per_epoch)).max()) if longest else 0
     device = data.rows.device
 
-    streams = (
-        torch.stack([rng.extend(keys, first + e) for e in range(rounds)], 1) if rounds else keys.new_zeros(len(keys), 0)
-    )
+    number = torch.as_tensor(first).view(-1, 1) + torch.arange(rounds)  # of each epoch
+    streams = rng.extend(keys.unsqueeze(1), number)  # [C, E]
     order = rng.order(streams.to(device), data.count.to(device).unsqueeze(1), width)  # [C, E, M]
     step = torch.arange(longest)
     epoch = (step // per_epoch.unsqueeze(1)).clamp(max=max(rounds - 1, 0))  # [C, S]
@@ -63,6 +64,12 @@ def plan(data: Examples, batch_size: int, keys: Tensor, *, epochs: float = 0.0, 
     return Plan(rows.view(len(keys), longest, size), real, total, active, full, (real * going).sum(1).double())
 
 
+def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.dtype) -> Batch:
+    """A step of a plan, for the clients active in it; `keys` `[k]` are their streams for this step."""
+    k = plan.active[step]
+    return gather(data, plan.rows[:k, step], plan.real[:k, step], plan.full[step], keys, dtype)
+
+
 def gather(data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, dtype: torch.dtype) -> Batch:
     """The minibatch at these rows `[k, B]`, of which each client has `real` `[k]` examples."""
     x, y = data.x[rows], data.y[rows]
@@ -72,15 +79,15 @@ def gather(data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor,
         x = x.to(dtype)
     real = real.to(rows.device)
     valid = None if full else torch.arange(rows.shape[1], device=rows.device) < real.unsqueeze(1)
-    return Batch(x, y, valid, real.clamp(min=1), keys)
+    return Batch(x, y, valid, real, keys)
 
 
 def in_order(data: Examples, batch_size: int, dtype: torch.dtype) -> Iterator[tuple[Batch, int]]:
     """Every client's examples once, unshuffled; with each minibatch the place its first example stands at."""
     for first in range(0, int(data.count.max()), batch_size):
-        k = int((data.count > first).sum())
+        k = int((data.count > first).nonzero().max()) + 1  # test sets need not be sorted as training sets are
         rows = data.rows[:k, first : first + batch_size]
-        real = (data.count[:k] - first).clamp(max=rows.shape[1])
+        real = (data.count[:k] - first).clamp(0, rows.shape[1])
         full = bool((real == rows.shape[1]).all())
         yield gather(data, rows, real, full, data.ids[:k].to(rows.device), dtype), first
 

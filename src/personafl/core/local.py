@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,62 +57,76 @@ def play(
     *,
     train: bool = True,
 ) -> tuple[Local, Work]:
-    """Play a list of turns over a stack of clients."""
-    count = len(data.ids)
-    flops, dense = torch.zeros(2, count, dtype=torch.float64)
-    losses = torch.zeros(count, dtype=torch.float64, device=data.rows.device)
-    taken = torch.zeros(count, dtype=torch.int64)
-    per_epoch = batches.steps_per_epoch(data.count, training.batch_size)
-    streams = {p: rng.key(training.seed, p, rnd.number, data.ids) for p in ("batches", "probe", "noise")}
-    state: dict[optim.Optimizer, Params] = {}
-    epoch = 0
+    """Play a list of turns over a stack of clients; without `train`, only count what it would cost."""
+    at_work = _Session(task, local, data, training, rnd, train)
     for turn in turns:
-        active = turn.active(local) if callable(turn.active) else turn.active
-        if isinstance(turn, Probe):
-            plan = batches.plan(data, training.batch_size, streams["probe"], steps=1)
-            masked, full = cost.step(task.model.info, turn.names, active, count, regrow=True)
-            if train:
-                local = turn.update(local, _gradient(task, local, turn, plan, data, streams["noise"]))
-        else:
-            moves = turn.moves(local) if callable(turn.moves) else turn.moves
-            length = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs}
-            plan = batches.plan(data, training.batch_size, streams["batches"], first=epoch, **length)
-            masked, full = cost.step(task.model.info, moves.keys(), active, count)
-            epoch += int((-(-plan.steps // per_epoch)).max())
-            if train:
-                # Running statistics change in the forward pass, so they are owned along with what moves.
-                owned = {
-                    n: t
-                    for n, t in local.params.items()
-                    if n in moves or n.rpartition("/")[2] in task.model.info.buffers
-                }
-                local = replace(
-                    local,
-                    params=local.params | {n: t.clone(memory_format=torch.contiguous_format) for n, t in owned.items()},
-                )
-                rule = turn.optimizer or optim.default(training)
-                if rule not in state:
-                    state[rule] = {}
-                state[rule] = rule.init(tree.select(local.params, moves)) | state[rule]
-                rate = rnd.lr if turn.lr is None else turn.lr
-                steps = _Steps(task, local, turn.loss, moves, rule, state[rule], rate)
-                noise = rng.extend(
-                    streams["noise"].unsqueeze(1), taken.unsqueeze(1) + torch.arange(max(len(plan.active), 1))
-                )
-                for s, k in enumerate(plan.active):
-                    batch = batches.gather(
-                        data,
-                        plan.rows[:k, s],
-                        plan.real[:k, s],
-                        plan.full[s],
-                        noise[:k, s].to(plan.rows.device),
-                        steps.dtype,
-                    )
-                    losses[:k] += steps.step(batch, k)
-            taken += plan.steps
-        flops += masked * plan.examples
-        dense += full * plan.examples
-    return replace(local, steps=taken), Work(flops, dense, losses.cpu() / taken)
+        at_work.probe(turn) if isinstance(turn, Probe) else at_work.train(turn)
+    return at_work.finished()
+
+
+class _Session:
+    """A stack of clients between its first and its last turn."""
+
+    def __init__(self, task: Task, local: Local, data: Examples, training: Training, rnd: Round, train: bool) -> None:
+        self.task, self.local, self.data, self.training, self.rnd, self.really = task, local, data, training, rnd, train
+        self.count, self.dtype = len(data.ids), floating(local.params)
+        self.steps, self.epochs = torch.zeros(2, self.count, dtype=torch.int64)  # behind each client
+        self.flops, self.dense = torch.zeros(2, self.count, dtype=torch.float64)
+        self.loss = torch.zeros(self.count, dtype=torch.float64, device=data.rows.device)
+        self.state: dict[optim.Optimizer, Params] = {}  # moments live from turn to turn, not from round to round
+
+    def finished(self) -> tuple[Local, Work]:
+        return replace(self.local, steps=self.steps), Work(self.flops, self.dense, self.loss.cpu() / self.steps)
+
+    def train(self, turn: Turn) -> None:
+        """Minibatch steps on the turn's loss, over the clients that still have some."""
+        moves = turn.moves(self.local) if callable(turn.moves) else turn.moves
+        size = self.training.batch_size
+        length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs}
+        plan = batches.plan(self.data, size, self._stream("batches"), first=self.epochs, **length)
+        self._charge(turn, list(moves), plan, regrow=False)
+        if self.really:
+            self.local = replace(self.local, params=self.local.params | self._writable(moves))
+            rule = turn.optimizer or optim.default(self.training)
+            moments = rule.init(tree.select(self.local.params, moves)) | self.state.get(rule, {})
+            self.state[rule] = moments
+            rate = self.rnd.lr if turn.lr is None else turn.lr
+            steps = _Steps(self.task, self.local, turn.loss, moves, rule, moments, rate)
+            passed = self.steps.unsqueeze(1) + torch.arange(len(plan.active))
+            noise = rng.extend(self._stream("noise").unsqueeze(1), passed).to(plan.rows.device)  # [C, S]
+            for s, k in enumerate(plan.active):
+                self.loss[:k] += steps.step(batches.minibatch(self.data, plan, s, noise[:k, s], self.dtype), k)
+        self.steps += plan.steps
+        self.epochs += -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
+
+    def probe(self, turn: Probe) -> None:
+        """The gradient on one minibatch of every client, for the turn's update to use."""
+        plan = batches.plan(self.data, self.training.batch_size, self._stream("probe"), steps=1)
+        self._charge(turn, turn.names, plan, regrow=True)
+        if not self.really:
+            return
+        keys = rng.extend(self._stream("noise"), -1).to(plan.rows.device)
+        batch = batches.minibatch(self.data, plan, 0, keys, self.dtype)
+        leaves = {n: self.local.params[n].detach().requires_grad_() for n in turn.names}
+        seen = self.local.params | self._writable(()) | leaves  # running statistics are not the probe's to change
+        loss = turn.loss(self.task, replace(self.local, params=seen), batch)
+        grads = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
+        self.local = turn.update(self.local, dict(zip(leaves, grads, strict=True)))
+
+    def _stream(self, purpose: str) -> Tensor:
+        return rng.key(self.training.seed, purpose, self.rnd.number, self.data.ids)
+
+    def _writable(self, names: Collection[str]) -> Params:
+        """Own copies of these tensors, and of running statistics, which change in the forward pass."""
+        statistics = self.task.model.info.buffers
+        mine = {n: t for n, t in self.local.params.items() if n in names or n.rpartition("/")[2] in statistics}
+        return {n: t.clone(memory_format=torch.contiguous_format) for n, t in mine.items()}
+
+    def _charge(self, turn: Turn | Probe, names: Collection[str], plan: batches.Plan, *, regrow: bool) -> None:
+        active = turn.active(self.local) if callable(turn.active) else turn.active
+        masked, full = cost.step(self.task.model.info, names, active, self.count, regrow=regrow)
+        self.flops += masked * plan.examples
+        self.dense += full * plan.examples
 
 
 class _Steps:
@@ -123,7 +138,6 @@ class _Steps:
         self.task, self.local, self.loss, self.moves = task, local, loss, moves
         self.rule, self.state, self.lr = rule, state, lr
         self.active = -1
-        self.dtype = floating(local.params)
 
     def _shrink(self, k: int) -> None:
         self.active = k
@@ -142,17 +156,6 @@ class _Steps:
         with torch.no_grad():
             self.rule.step(self.now.params, dict(zip(self.leaves, grads, strict=True)), self.slots, self.masks, self.lr)
         return loss.detach()
-
-
-def _gradient(task: Task, local: Local, probe: Probe, plan: batches.Plan, data: Examples, noise: Tensor) -> Params:
-    """The gradient on one minibatch of every client. Dropout and running statistics are those of a step -1."""
-    keys = rng.extend(noise, -1).to(plan.rows.device)
-    batch = batches.gather(data, plan.rows[:, 0], plan.real[:, 0], plan.full[0], keys, floating(local.params))
-    leaves = {n: local.params[n].detach().requires_grad_() for n in probe.names}
-    spare = {n: t.clone() for n, t in local.params.items() if n.rpartition("/")[2] in task.model.info.buffers}
-    loss = probe.loss(task, replace(local, params=local.params | leaves | spare), batch)
-    grads = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True))
 
 
 def floating(params: Params) -> torch.dtype:

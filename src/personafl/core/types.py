@@ -62,14 +62,14 @@ class Batch:
     x: Tensor  # [C, B, ...]
     y: Tensor  # [C, B, ...]
     valid: Tensor | None  # [C, B] bool, None when every place holds an example
-    count: Tensor  # [C] examples per client, at least 1
+    count: Tensor  # [C] examples per client
     keys: Tensor  # [C] int64: the random stream of this client's step
 
     def mean(self, values: Tensor) -> Tensor:
         """Average per-example values `[C, B]` over each client's real examples: `[C]`."""
         if self.valid is not None:
             values = torch.where(self.valid, values, 0)
-        return values.sum(1) / self.count.to(values.dtype)
+        return values.sum(1) / self.count.clamp(min=1).to(values.dtype)
 
 
 @dataclass(frozen=True)
