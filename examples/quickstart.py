@@ -1,6 +1,6 @@
 """The smallest full run: your arrays, your module, a personalised model for every client.
 
-    python examples/quickstart.py
+python examples/quickstart.py
 """
 
 import numpy as np
@@ -27,4 +27,6 @@ for algorithm in (personafl.FedAvg(), personafl.Ditto(proximal_weight=0.1), pers
     _, shift = simulation.clients_table()
     own, full = (100 * shift["degrees"][d]["mean"] for d in ("0.0", "1.0"))
     mib = (simulation.totals.up_bytes + simulation.totals.down_bytes) / 12 / 2**20
-    print(f"{type(algorithm).__name__:8} own data {own:5.1f} %, another sensor's {full:5.1f} %, {mib:.3f} MiB per client")
+    print(
+        f"{type(algorithm).__name__:8} own data {own:5.1f} %, another sensor's {full:5.1f} %, {mib:.3f} MiB per client"
+    )

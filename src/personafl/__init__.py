@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from personafl.algorithms import ALGORITHMS
-from personafl.algorithms.ditto import Ditto
-from personafl.algorithms.dm_pfl import DMPFL, DMPFLPlus
-from personafl.algorithms.fedavg import FedAvg, FedAvgFT
-from personafl.algorithms.fedrep import FedRep
-from personafl.algorithms.local_only import Local
+from personafl.algorithms import (
+    ALGORITHMS,
+    APFL,
+    DMPFL,
+    FML,
+    Ditto,
+    DMPFLPlus,
+    FedAvg,
+    FedAvgFT,
+    FedNova,
+    FedPer,
+    FedProx,
+    FedRep,
+    LGFedAvg,
+    Local,
+    Scaffold,
+)
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import Evaluation, Training
 from personafl.data import Federation, Source, arrays
@@ -19,17 +30,24 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALGORITHMS",
+    "APFL",
     "DMPFL",
+    "FML",
     "Algorithm",
     "DMPFLPlus",
     "Ditto",
     "Evaluation",
     "FedAvg",
     "FedAvgFT",
+    "FedNova",
+    "FedPer",
+    "FedProx",
     "FedRep",
     "Federation",
+    "LGFedAvg",
     "Local",
     "Result",
+    "Scaffold",
     "Simulation",
     "Source",
     "StackedModel",

@@ -234,6 +234,7 @@ class DMPFL(Algorithm):
         sums = super().summands(upload, weights, rnd) | {"count/clients": torch.ones_like(weights)}
         if rnd.phase == "global":
             return sums
+        weights = self.weigh(weights)
         for n, m in tree.masks(upload).items():
             size = tree.column(weights, m)
             sums[f"covered/{n}"] = m * size

@@ -77,6 +77,7 @@ class Probe:
 
     names: Sequence[str]
     update: Callable[[Local, Params], Local]
+    first: bool = False  # on the minibatch the next turn begins with, instead of one of its own
     loss: Loss = own_loss
     active: Masks | Callable[[Local], Masks] = field(default_factory=dict)
 
@@ -97,6 +98,7 @@ class Algorithm:
     evaluates: ClassVar[str] = "the client's own model"
 
     lr: float = setting(0.0, "learning rate of this method; 0 takes the recipe's")
+    weights: str = setting("examples", "what a client counts in the server's mean", ("examples", "uniform"))
     inference: str = setting("own", "which of a client's models answers", tuple(INFERENCE))
     bound: Setup | None = field(default=None, repr=False, compare=False)
 
@@ -183,8 +185,13 @@ class Algorithm:
 
         Here and elsewhere what is no part of a model has a name under `count/`, which no parameter has.
         """
+        weights = self.weigh(weights)
         sent = tree.values(upload)
         return {n: t * tree.column(weights, t).to(t.dtype) for n, t in sent.items()} | {"count/weight": weights}
+
+    def weigh(self, examples: Tensor) -> Tensor:
+        """What each client counts, from its number of examples `[C]`."""
+        return examples if self.weights == "examples" else torch.ones_like(examples)
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""

@@ -101,7 +101,8 @@ class _Session:
 
     def probe(self, turn: Probe) -> None:
         """The gradient on one minibatch of every client, for the turn's update to use."""
-        plan = batches.plan(self.data, self.training.batch_size, self._stream("probe"), steps=1)
+        stream, epoch = ("batches", self.epochs) if turn.first else ("probe", 0)
+        plan = batches.plan(self.data, self.training.batch_size, self._stream(stream), steps=1, first=epoch)
         self._charge(turn, turn.names, plan, regrow=True)
         if not self.really:
             return

@@ -139,6 +139,12 @@ class Model(Protocol):
         """
         ...
 
+    def features(
+        self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What enters the head, `[C, B, D]`, and the outputs."""
+        ...
+
 
 @dataclass(frozen=True)
 class Task:

@@ -50,6 +50,11 @@ class _Ignoring:
     def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
         return self.model(params, x, self.valid if valid is None else valid, keys)
 
+    def features(
+        self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.model.features(params, x, self.valid if valid is None else valid, keys)
+
 
 def with_shift(federation: Federation, shift: Shift, ids: Tensor) -> Examples:
     """Clients' own test rows followed by the rows of every draw: one pass gives the scores of all degrees."""

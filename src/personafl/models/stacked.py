@@ -65,6 +65,7 @@ class StackedModel:
                 f"{type(module).__name__}: the same input and random stream give different outputs each time"
             )
         self._folded = self._fold(self.whole)
+        self._head: nn.Module | None = None
         self.convolutional = any(type(m) in _CONVS for m in self.module.modules())
         self.parallel = not any(isinstance(m, _PerClient) for m in self._folded.modules())  # see _PerClient
 
@@ -81,6 +82,32 @@ class StackedModel:
         out: Tensor = self._folded(folded)
         context.params = {}
         return out.view(x.shape[0], x.shape[1], *out.shape[1:])
+
+    def features(
+        self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What enters the head, flattened to `[C, B, D]`, and the outputs."""
+        if not self.info.head:
+            raise ValueError("this model has no head; set model.head to a pattern of its parameters")
+        if self._head is None:
+            self._head = self._find_head()
+        seen: list[Tensor] = []
+        handle = self._head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            out = self(params, x, valid, keys)
+        finally:
+            handle.remove()
+        return seen[0].reshape(x.shape[0], x.shape[1], -1), out
+
+    def _find_head(self) -> nn.Module:
+        """The first module of the forward pass that holds a parameter of the head."""
+        holders = [
+            m for m in self._folded.modules() if isinstance(m, _Stacked) and self.info.head & set(m.own.values())
+        ]
+        if not holders or any(isinstance(m, _PerClient) and set(m.own.values()) - self.info.head for m in holders):
+            raise ValueError("the features of this model cannot be told apart: its head is not a layer of its own")
+        order = list(self.info.shapes)
+        return min(holders, key=lambda m: min(order.index(n) for n in m.own.values()))
 
     def copy(self) -> StackedModel:
         """Another one, for another thread."""

@@ -1,0 +1,33 @@
+"""A personal model of the same shape beside the shared one: what Ditto, APFL and FML have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Local, Loss, Turn, whole
+from personafl.core.types import Params, Payload, Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside(Algorithm):
+    """The shared model travels as in FedAvg; the personal one, from the same start, stays."""
+
+    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
+        return super().init_clients(params, server, ids) | tree.stack(tree.prefixed(params, "personal"), len(ids))
+
+    def both(self, loss: Loss) -> Turn:
+        """A usual session that moves both models; they share no parameter, so one step is a step of each."""
+        names = self.info.parameters
+        return self.session(whole([*names, *(f"personal/{n}" for n in names)]), loss=loss)
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        return dict(tree.select(super().upload(local, rnd), self.info.shapes))
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        return tree.under(kept, "personal")
+
+    def trained(self, local: Local) -> Params:
+        return tree.under(local.params, "personal")

@@ -1,0 +1,42 @@
+"""FedPer and LG-FedAvg: one part of the model is shared, the other private, and both train together.
+
+Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization Layers", 2019: the body is shared.
+Liang, Liu, Ziyin, Salakhutdinov, Morency, "Think Locally, Act Globally", 2020: the last layers are shared.
+Choices for LG-FedAvg: the final linear layer is shared and there is no FedAvg warm start, as DM-PFL's numbers imply;
+heads are averaged uniformly, as the authors' code does (which by its order of names shares the convolutions instead).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from personafl.core.algorithm import Algorithm, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer(Algorithm):
+    """Average the body; each client keeps its head. Both train together."""
+
+    evaluates: ClassVar[str] = "the global body under the client's own head"
+
+    def private(self) -> frozenset[str]:
+        return self.info.head
+
+
+@dataclass(frozen=True, kw_only=True)
+class LGFedAvg(Algorithm):
+    """Average the last layers; each client keeps its own features below them."""
+
+    evaluates: ClassVar[str] = "the client's own features under the global head"
+
+    shared_layers: int = setting(1, "how many of the last layers are shared")
+    weights: str = "uniform"
+
+    def check(self) -> None:
+        if self.shared_layers < 1:
+            raise ValueError(f"shared_layers={self.shared_layers}: must be at least 1")
+
+    def private(self) -> frozenset[str]:
+        shared = {n for layer in self.info.layers[-self.shared_layers :] for n in layer.names}
+        return frozenset(self.info.shapes) - shared

@@ -1,0 +1,86 @@
+"""SCAFFOLD: control variates against client drift.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
+Learning", ICML 2020, Algorithm 1 with option II. All control variates begin at zero; the server's moves by
+|S| / N of the mean change, as in the paper. Meant for SGD without momentum, where the correction enters as a
+linear term of the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Local, Probe, Turn, whole
+from personafl.core.types import Batch, Params, Payload, Round, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Algorithm):
+    """FedAvg whose local gradients are corrected by how far a client's differ from the average."""
+
+    evaluates: ClassVar[str] = "the global model"
+
+    weights: str = "uniform"
+
+    def init_server(self, params: Params) -> Params:
+        zero = {n: torch.zeros_like(params[n]) for n in self.info.parameters}
+        return super().init_server(params) | tree.prefixed(zero, "control")
+
+    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
+        zero = tree.prefixed(tree.under(server, "control"), "own")
+        return super().init_clients(params, server, ids) | tree.stack(zero, len(ids))
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        sent = tree.values(down)
+        model = tree.select(sent, self.info.shapes)
+        fixed = tree.prefixed(tree.select(sent, self.info.parameters), "received")
+        fixed |= tree.prefixed(tree.under(sent, "control"), "control") | tree.prefixed(tree.under(kept, "own"), "own")
+        return Local(params=model | tree.select(kept, self._stays()), fixed=fixed)
+
+    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+        return [self.session(whole(self.info.parameters), loss=self._corrected)]
+
+    def _corrected(self, task: Task, local: Local, batch: Batch) -> Tensor:
+        """The gradient of <c - c_i, y> is the correction of the local step."""
+        c, own = tree.under(local.fixed, "control"), tree.under(local.fixed, "own")
+        drift = [tree.flat((c[n] - own[n]) * local.params[n]).sum(1) for n in c]
+        return task.loss(local.params, batch) + torch.stack(drift).sum(0)
+
+    def _new_control(self, local: Local, rnd: Round) -> Params:
+        """Option II: c_i - c + (x - y) / (K eta)."""
+        assert local.steps is not None
+        c, own, x = (tree.under(local.fixed, p) for p in ("control", "own", "received"))
+        scale = 1 / (local.steps.to(next(iter(x.values())).device).double() * rnd.lr)
+        return {n: own[n] - c[n] + (x[n] - local.params[n]) * tree.column(scale, c[n]).to(c[n].dtype) for n in c}
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        new, own = self._new_control(local, rnd), tree.under(local.fixed, "own")
+        change = tree.prefixed({n: new[n] - own[n] for n in new}, "control")
+        return dict(super().upload(local, rnd)) | dict(change)
+
+    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        return super().keep(kept, local, rnd) | tree.prefixed(self._new_control(local, rnd), "own")
+
+    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        return super().summands(upload, weights, rnd) | {"count/clients": torch.ones_like(weights)}
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        model = super().aggregate(tree.select(server, self.info.shapes), sums, rnd)
+        share = sums["count/clients"] / self.setup.num_clients
+        control = {
+            n: (c + share * sums[n] / sums["count/weight"]).to(c.dtype)
+            for n, c in server.items()
+            if n.startswith("control/")
+        }
+        return server | model | control
+
+    def common(self, down: Payload) -> Params | None:
+        return tree.select(tree.values(down), self.info.shapes)
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        return tree.select(tree.values(down) | tree.select(kept, self._stays()), self.info.shapes)

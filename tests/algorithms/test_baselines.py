@@ -1,0 +1,231 @@
+"""Baselines by their limiting cases and by single steps worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from personafl import APFL, FML, Algorithm, FedAvg, FedNova, FedPer, FedProx, FedRep, LGFedAvg, Local, Scaffold
+from personafl.core import tree
+from personafl.core.local import session
+from personafl.core.types import Round
+from tests import worlds
+
+EQUAL = (16, 16, 16, 16)  # rows of clients that all take the same number of steps
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor], names: object = None) -> None:
+    for n in names or a:  # type: ignore[attr-defined]
+        torch.testing.assert_close(a[n], b[n], rtol=1e-11, atol=1e-11)
+
+
+def played(algorithm: Algorithm, sizes: tuple[int, ...] = worlds.SIZES, **options: object):
+    sim = worlds.simulation(algorithm, fed=worlds.federation(sizes=sizes), **options)
+    sim.run()
+    return sim
+
+
+def gradient(params: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """The gradient of the mean cross-entropy of one client's plain module."""
+    leaves = {n: t.detach().clone().requires_grad_() for n, t in params.items()}
+    loss = functional.cross_entropy(torch.func.functional_call(worlds.module().double(), leaves, (x,)), y)
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+# FedProx
+
+
+def test_without_pull_fedprox_is_fedavg() -> None:
+    close(played(FedProx(proximal_weight=0.0)).server, played(FedAvg()).server)
+
+
+def test_the_pull_of_fedprox_keeps_clients_near() -> None:
+    def strayed(weight: float) -> float:
+        sim = played(FedProx(proximal_weight=weight), num_rounds=1, local_epochs=6)
+        return float(sum((sim.server[n] - sim.model.initial[n]).square().sum() for n in sim.server))
+
+    assert strayed(5.0) < 0.5 * strayed(0.0)
+
+
+def test_the_second_step_of_fedprox_is_the_papers() -> None:
+    """w_2 = w_1 - eta (grad F(w_1) + mu (w_1 - w_0)) on one full batch seen twice."""
+    sim = worlds.simulation(FedProx(proximal_weight=0.7), batch_size=64, local_epochs=2, num_rounds=1, join_ratio=0.01)
+    client = sim.cohort(sim.schedule[0])
+    rows = sim.federation.examples("train", client).rows[0]
+    x, y = sim.federation.source.x[rows], sim.federation.source.y[rows]
+    w0 = dict(sim.model.initial)
+    g0 = gradient(w0, x, y)
+    w1 = {n: w0[n] - 0.1 * g0[n] for n in w0}
+    g1 = gradient(w1, x, y)
+    sim.run()
+    close(sim.server, {n: w1[n] - 0.1 * (g1[n] + 0.7 * (w1[n] - w0[n])) for n in w0})
+
+
+# FedPer and LG-FedAvg
+
+
+def test_what_fedper_and_lg_fedavg_share_is_each_others_complement() -> None:
+    per, lg = worlds.simulation(FedPer()), worlds.simulation(LGFedAvg())
+    head = {"head.weight", "head.bias"}
+    assert lg.server.keys() == head
+    assert per.server.keys() == sim_names(per) - head
+    assert set(lg.store.gather(lg.everybody)) == per.server.keys()
+    assert set(per.store.gather(per.everybody)) == head
+
+
+def sim_names(sim) -> set[str]:
+    return set(sim.model.info.shapes)
+
+
+def test_lg_fedavg_can_share_more_layers() -> None:
+    sim = worlds.simulation(LGFedAvg(shared_layers=2))
+    assert sim.server.keys() == {"layers.1.weight", "layers.1.bias", "head.weight", "head.bias"}
+
+
+def test_lg_fedavg_averages_heads_uniformly() -> None:
+    sim = worlds.simulation(LGFedAvg(), num_rounds=1, join_ratio=1.0)
+    stage, ids = sim.schedule[0], sim.cohort(sim.schedule[0])
+    rnd = Round(stage, 0.1)
+    down = sim.algorithm.download(sim.server, ids, rnd)
+    sent = session(
+        sim.algorithm, sim.task, sim.federation.examples("train", ids), sim.store.gather(ids), down, rnd
+    ).upload
+    sim.step()
+    torch.testing.assert_close(sim.server["head.weight"], sent["head.weight"].mean(0))  # type: ignore[union-attr]
+
+
+def test_fedper_moves_body_and_head_at_once_where_fedrep_takes_turns() -> None:
+    assert len(worlds.simulation(FedPer()).algorithm.turns(None, None)) == 1  # type: ignore[arg-type]
+    assert (
+        len(worlds.simulation(FedRep()).algorithm.turns(None, Round(worlds.simulation(FedRep()).schedule[0], 0.1))) == 2
+    )  # type: ignore[arg-type]
+
+
+# SCAFFOLD
+
+
+def test_the_first_round_of_scaffold_is_fedavg() -> None:
+    close(
+        played(FedAvg(weights="uniform"), num_rounds=1).server,
+        played(Scaffold(), num_rounds=1).server,
+    )
+    second = played(FedAvg(weights="uniform"), num_rounds=4, join_ratio=1.0).server["head.weight"]
+    assert not torch.allclose(second, played(Scaffold(), num_rounds=4, join_ratio=1.0).server["head.weight"])
+
+
+def test_control_variates_after_one_step_are_the_clients_gradients() -> None:
+    """c_i+ = 0 - 0 + (x - y) / (1 eta) = grad F_i(x); c = (|S| / N) mean of them."""
+    sim = worlds.simulation(Scaffold(), local_steps=1, batch_size=64, join_ratio=0.5)
+    ids = sim.cohort(sim.schedule[0])
+    sim.step()
+    kept, mean = sim.store.gather(ids), {}
+    for i, c in enumerate(ids.tolist()):
+        rows = sim.federation.examples("train", torch.tensor([c])).rows[0]
+        g = gradient(dict(sim.model.initial), sim.federation.source.x[rows], sim.federation.source.y[rows])
+        for n, t in g.items():
+            torch.testing.assert_close(kept[f"own/{n}"][i], t, rtol=1e-9, atol=1e-9)
+            mean[n] = mean.get(n, 0) + t / len(ids)
+    for n, t in mean.items():
+        torch.testing.assert_close(sim.server[f"control/{n}"], t * len(ids) / 6, rtol=1e-9, atol=1e-9)
+
+
+def test_scaffold_sends_twice_the_model() -> None:
+    scaffold, fedavg = played(Scaffold()), played(FedAvg())
+    assert scaffold.totals.paper_bytes == pytest.approx(2 * fedavg.totals.paper_bytes)
+
+
+# FedNova
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_with_equal_steps_fednova_is_fedavg(momentum: float) -> None:
+    close(played(FedNova(), EQUAL, momentum=momentum).server, played(FedAvg(), EQUAL, momentum=momentum).server)
+
+
+def test_fednova_weighs_directions_not_distances() -> None:
+    """One round by hand: w - (sum p_i tau_i) sum p_i (w - w_i) / tau_i."""
+    nova = worlds.simulation(FedNova(), num_rounds=1, join_ratio=1.0)
+    stage, ids = nova.schedule[0], nova.cohort(nova.schedule[0])
+    rnd, data = Round(stage, 0.1), nova.federation.examples("train", ids)
+    plain = FedAvg().bind(nova.algorithm.setup)
+    down = nova.algorithm.download(nova.server, ids, rnd)
+    done = session(plain, nova.task, data, {}, down, rnd).local
+    p = data.count.double() / data.count.sum()
+    tau = done.steps.double()  # type: ignore[union-attr]
+    assert len(set(tau.tolist())) > 1
+    w = nova.server["head.weight"].clone()
+    d = torch.stack([(w - done.params["head.weight"][i]) / tau[i] for i in range(len(ids))])
+    nova.step()
+    expected = w - (p * tau).sum() * (p.view(-1, 1, 1) * d).sum(0)
+    torch.testing.assert_close(nova.server["head.weight"], expected, rtol=1e-10, atol=1e-10)
+
+
+# APFL
+
+
+def test_apfl_with_nothing_private_answers_as_fedavg() -> None:
+    apfl, fedavg = played(APFL(alpha=0.0, learn_alpha=False)), played(FedAvg())
+    close(apfl.server, fedavg.server)
+    ready = apfl.ready(apfl.model, apfl.everybody)
+    close(ready, {n: t.expand(6, *t.shape) for n, t in fedavg.server.items()})
+
+
+def test_apfl_with_all_private_is_local() -> None:
+    apfl, local = played(APFL(alpha=1.0, learn_alpha=False)), played(Local())
+    close(apfl.ready(apfl.model, apfl.everybody), local.ready(local.model, local.everybody))
+
+
+def test_apfl_learns_its_share_from_the_first_minibatch() -> None:
+    """alpha - eta <v - w, grad F(vbar)>, v and w as the round begins."""
+    sim = worlds.simulation(APFL(alpha=0.4), batch_size=64, join_ratio=1.0, num_rounds=3, local_epochs=1)
+    sim.step()
+    kept, received = sim.store.gather(sim.everybody), dict(sim.server)
+    sim.step()
+    after = sim.store.gather(sim.everybody)["count/alpha"]
+    for c in range(6):
+        rows = sim.federation.examples("train", torch.tensor([c])).rows[0]
+        alpha = float(kept["count/alpha"][c])
+        v = {n: t[c] for n, t in tree.under(kept, "personal").items()}
+        mix = {n: alpha * v[n] + (1 - alpha) * received[n] for n in v}
+        g = gradient(mix, sim.federation.source.x[rows], sim.federation.source.y[rows])
+        slope = sum(float(((v[n] - received[n]) * g[n]).sum()) for n in v)
+        assert float(after[c]) == pytest.approx(min(max(alpha - 0.1 * slope, 0.0), 1.0), abs=1e-9)
+    assert len(set(after.tolist())) > 1
+
+
+# FML
+
+
+def test_without_teaching_fml_is_local_beside_uniform_fedavg() -> None:
+    fml, local, fedavg = played(FML(alpha=1.0, beta=1.0)), played(Local()), played(FedAvg(weights="uniform"))
+    close(fml.ready(fml.model, fml.everybody), local.ready(local.model, local.everybody))
+    close(fml.server, fedavg.server)
+
+
+def test_with_teaching_alone_the_private_model_approaches_the_meme() -> None:
+    """alpha = 0: the private model sees no label, only the meme's probabilities."""
+    sim = played(FML(alpha=0.0, beta=1.0), num_rounds=30, join_ratio=1.0)
+    ready = sim.ready(sim.model, sim.everybody)
+    x = sim.federation.source.x[:20].expand(6, 20, -1)
+    with torch.no_grad():
+        private = sim.model(ready, x).softmax(-1)
+        meme = sim.model(tree.stack(sim.server, 6), x).softmax(-1)
+        start = sim.model(tree.stack(sim.model.initial, 6), x).softmax(-1)
+    assert (private - meme).abs().mean() < 0.5 * (start - meme).abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedProx(proximal_weight=-1.0), "proximal_weight"),
+        (lambda: LGFedAvg(shared_layers=0), "shared_layers"),
+        (lambda: APFL(alpha=2.0), "alpha"),
+        (lambda: FML(beta=-0.1), "beta"),
+        (lambda: FedAvg(weights="many"), "possible are examples, uniform"),
+    ],
+)
+def test_impossible_settings_are_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
