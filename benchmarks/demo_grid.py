@@ -18,7 +18,7 @@ import torch
 
 import personafl
 
-RATES = (0.05, 0.1, 0.2, 0.3, 0.5)
+RATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 SEEDS = (11, 12, 13)
 METHODS = ("local", "fedavg", "fedavg-ft", "ditto", "dm-pfl", "dm-pfl-plus")
 

@@ -205,6 +205,14 @@ WRONG = {
     "model": (["model.name=small-cnn", "data.dataset=synthetic-3.2k"], "wants images"),
     "model that fails": (["model.name=tests.test_cli:bad_label"], "shape"),
     "no adaptive": (["algorithms=local", "local.inference=adaptive"], "needs a global model"),
+    "device not there": (["--device", "cuda:99"], "CUDA devices"),
+    "device of another kind": (["--device", "meta"], "--device meta: possible are"),
+    "loss of a whole batch": (["training.loss=torch.nn.functional:cross_entropy"], "must give one number per example"),
+    "loss that fails": (["training.loss=torch:nn"], "not a function"),
+    "model called wrongly": (["model.name=torch.nn:Linear"], "model Linear: called with ((1, 8, 8), 10)"),
+    "no body": (["model.head=*", "algorithms=fedrep"], "needs a head and a body"),
+    "several seeds": (["--seeds", "1,1"], "must differ"),
+    "sample after local training": (["evaluation.when=after_local", "evaluation.clients=3"], "only those selected"),
     "pathological": (
         ["data.partition=pathological", "data.classes_per_client=1", "data.num_clients=3"],
         "cannot hold the data's 10 classes",
@@ -231,6 +239,7 @@ def test_wrong_input_ends_in_one_line_exit_two_and_nothing_written(call, tmp_pat
         ({"x": X, "y": Y + 0.5}, "labels must be whole numbers"),
         ({"x": X, "y": Y[:50]}, "60 examples but 50 labels"),
         ({"x": X}, "must hold arrays x and y"),
+        ({"x": X, "y": np.array(["a", "b", "c"])[Y]}, "must be numbers"),
     ],
 )
 def test_wrong_data_are_named(call, tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
@@ -238,6 +247,30 @@ def test_wrong_data_are_named(call, tmp_path: Path, arrays: dict[str, np.ndarray
     assert said.code == 2
     assert message in said.err
     assert {p.name for p in tmp_path.iterdir()} == {"own.npz"}
+
+
+def test_a_broken_file_is_named(call, tmp_path: Path) -> None:
+    (tmp_path / "broken.npz").write_bytes(b"PK no archive")
+    said = call("run", "data.dataset=broken.npz")
+    assert said.code == 2
+    assert "not a readable .npz file" in said.err
+
+
+def test_a_model_in_a_file_beside_the_recipe_is_found(call, tmp_path: Path) -> None:
+    (tmp_path / "own_net.py").write_text(
+        "import torch\n\ndef Net(shape, classes):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, classes))\n"
+    )
+    said = call("run", *quick("fedrep"), "model.name=own_net:Net", "--json")
+    assert said.code == 0, said.err
+
+
+def test_runs_of_the_same_name_in_two_places_stay_apart(call) -> None:
+    for place, lr in (("a", "0.1"), ("b", "0.2")):
+        call("run", *quick("fedavg"), f"training.lr={lr}", "--out", f"{place}/r", "--quiet")
+    out = call("compare", "a/r", "b/r").out
+    assert "a/r/fedavg" in out and "b/r/fedavg" in out
+    assert call("compare", "a/r", "a/r/fedavg/seed-0").code == 2
 
 
 def test_ones_own_arrays_with_clients_run(call, tmp_path: Path) -> None:

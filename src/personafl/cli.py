@@ -29,6 +29,7 @@ errors = Console(stderr=True)
 def main() -> None:
     """The console script: every wrong input ends in one line and exit code 2."""
     warnings.showwarning = _warn
+    sys.path.insert(0, os.getcwd())  # one's own model, data or method in a file beside the recipe
     try:
         code = app(standalone_mode=False)
         if code == 130:  # typer's word for Ctrl-C
@@ -180,8 +181,17 @@ def compare(
     """Put finished runs side by side."""
     from personafl.evaluation import report
 
-    found = [pair for folder in folders for pair in _finished(folder, several=len(folders) > 1)]
+    roots = [f.parent.parent if (f / "summary.json").is_file() else f for f in folders]  # the run folders
+    names = [r.name for r in dict.fromkeys(roots)]
+    found = []
+    for folder, root in zip(folders, roots, strict=True):
+        prefix = "" if len(names) == 1 else root.name if names.count(root.name) == 1 else root.as_posix()
+        found += _finished(folder, prefix)
     summaries = [s for _, s in found]
+    keys = [(s["label"], s["seed"]) for s in summaries]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise config.ConfigError(f"compare: {key[0]}, seed {key[1]} is given twice")
     if html:
         curves = {f"{s['label']}, seed {s['seed']}": _lines(home / "metrics.jsonl") for home, s in found}
         html.write_text(report.html(summaries, curves, title="Comparison"))
@@ -194,8 +204,8 @@ def compare(
         console.print(f"note: {concern}", markup=False)
 
 
-def _finished(folder: Path, *, several: bool) -> list[tuple[Path, dict[str, Any]]]:
-    """The summaries under a run folder; labels name their folder where several are compared."""
+def _finished(folder: Path, prefix: str) -> list[tuple[Path, dict[str, Any]]]:
+    """The summaries under a run folder; where several are compared, labels begin with what tells it from the others."""
     homes = (
         [folder]
         if (folder / "summary.json").is_file()
@@ -215,7 +225,7 @@ def _finished(folder: Path, *, several: bool) -> list[tuple[Path, dict[str, Any]
             label = summary["label"]
         except (json.JSONDecodeError, KeyError):
             raise config.ConfigError(f"{home / 'summary.json'}: not a summary of a run") from None
-        out.append((home, summary | ({"label": f"{folder.name}/{label}"} if several else {}), label))
+        out.append((home, summary | ({"label": f"{prefix}/{label}"} if prefix else {}), label))
     out.sort(key=lambda o: (order.index(o[2]) if o[2] in order else len(order), o[2], o[1]["seed"]))
     return [(home, summary) for home, summary, _ in out]
 
@@ -301,7 +311,7 @@ def info(name: Annotated[str, typer.Argument(help="An algorithm, data set, parti
                 console.print(config.recipes()[name], markup=False, highlight=False)
             return
     known = [n for found in LISTS.values() for n in found()]
-    raise config.ConfigError(f"info {name}: {config._not_among('name', name, known)}")
+    raise config.ConfigError(f"info {name}: {config.unknown('name', name, known)}")
 
 
 def _explain(name: str, cls: Any) -> None:
@@ -399,7 +409,7 @@ def doctor() -> None:
         ("python", sys.version.split()[0]),
         ("torch", torch.__version__),
         ("numpy", numpy.__version__),
-        ("cpu", f"{experiment._cpu()}, {torch.get_num_threads()} threads"),
+        ("cpu", f"{experiment.cpu()}, {torch.get_num_threads()} threads"),
         ("gpu", gpu),
         ("$PERSONAFL_DATA", data),
     ):
@@ -412,7 +422,7 @@ def doctor() -> None:
     servers = []
     for chunk in (0, 1):
         sim = experiment.simulation(
-            recipe, recipe.algorithms[0], device=experiment.device("auto"), fed=fed, chunk=chunk
+            recipe, recipe.algorithms[0], device=experiment.chosen_device("auto"), fed=fed, chunk=chunk
         )
         sim.step()
         servers.append(sim.server)

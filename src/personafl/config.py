@@ -130,7 +130,7 @@ def _read(recipe: str) -> tuple[str, dict[str, Any]]:
         return recipe, tomllib.loads(shipped[recipe])
     path = Path(recipe)
     if not path.is_file():
-        raise ConfigError(f"recipe {recipe!r}: no such file, and {_not_among('shipped recipe', recipe, shipped)}")
+        raise ConfigError(f"recipe {recipe!r}: no such file, and {unknown('shipped recipe', recipe, shipped)}")
     try:
         return path.stem, tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
@@ -181,13 +181,19 @@ def _literal(text: str) -> Any:
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        return [_literal(t) for t in text.split(",")] if "," in text else text
+        pass
+    if "," in text:
+        return [_literal(t) for t in text.split(",")]
+    try:
+        return float(text)  # .5 is no TOML
+    except ValueError:
+        return text
 
 
 def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
     for section in raw:
         if section not in (*_SECTIONS, "algorithms"):
-            raise ConfigError(f"section [{section}]: {_not_among('section', section, (*_SECTIONS, 'algorithms'))}")
+            raise ConfigError(f"section [{section}]: {unknown('section', section, (*_SECTIONS, 'algorithms'))}")
     made: dict[str, Any] = {}
     for section, cls in _SECTIONS.items():
         values = raw.get(section, {})
@@ -197,6 +203,8 @@ def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
     if "num_clients" in raw.get("data", {}) and made["data"].num_clients < 1:
         raise ConfigError(f"data.num_clients={made['data'].num_clients}: must be at least 1")
     _check(made["data"], made["model"], made["training"], made["evaluation"])
+    if made["evaluation"].when == "after_local":
+        made["evaluation"] = dataclasses.replace(made["evaluation"], clients="selected")
     if made["data"].num_clients == 0 and made["data"].partition != "natural":
         made["data"] = dataclasses.replace(made["data"], num_clients=20)
     entries = raw.get("algorithms", [])
@@ -227,7 +235,7 @@ def method(entry: Mapping[str, Any]) -> Method:
     values = {}
     for key, value in settings.items():
         if key not in known:
-            raise ConfigError(f"{label}.{key}={value!r}: {_not_among('setting', key, known, f'of {name}')}")
+            raise ConfigError(f"{label}.{key}={value!r}: {unknown('setting', key, known, f'of {name}')}")
         values[key] = _typed(f"{label}.{key}", value, hints[key])
     try:
         return Method(label.replace(":", "-"), name, cls(**values))
@@ -244,7 +252,7 @@ def algorithm_class(name: object) -> type[Algorithm]:
         if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
             raise ConfigError(f"algorithm {name!r}: that is not a subclass of personafl.Algorithm")
         return cls
-    raise ConfigError(f"algorithm {name!r}: {_not_among('algorithm', str(name), ALGORITHMS)}, or package.module:Class")
+    raise ConfigError(f"algorithm {name!r}: {unknown('algorithm', str(name), ALGORITHMS)}, or package.module:Class")
 
 
 def imported(path: str, what: str) -> Any:
@@ -261,7 +269,7 @@ def criterion(name: str, known: Mapping[str, Criterion], what: str) -> Criterion
     if name in known:
         return known[name]
     if ":" not in name:
-        raise ConfigError(f"{what} {name!r}: {_not_among(what, name, known)}, or package.module:function")
+        raise ConfigError(f"{what} {name!r}: {unknown(what, name, known)}, or package.module:function")
     found = imported(name, what)
     if not callable(found):
         raise ConfigError(f"{what} {name!r}: that is not a function")
@@ -273,9 +281,7 @@ def _section(section: str, cls: type[T], values: Mapping[str, Any]) -> T:
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in names:
-            raise ConfigError(
-                f"{section}.{key}={value!r}: {_not_among('setting', key, sorted(names), f'of [{section}]')}"
-            )
+            raise ConfigError(f"{section}.{key}={value!r}: {unknown('setting', key, sorted(names), f'of [{section}]')}")
     return cls(**{k: _typed(f"{section}.{k}", v, hints[k]) for k, v in values.items()})
 
 
@@ -311,14 +317,14 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
     known = data.dataset in DATASETS or ":" in data.dataset or data.dataset.endswith(".npz")
     if not known:
         raise ConfigError(
-            f"data.dataset={data.dataset!r}: {_not_among('data set', data.dataset, DATASETS)}, "
+            f"data.dataset={data.dataset!r}: {unknown('data set', data.dataset, DATASETS)}, "
             "or a .npz file with x, y and optionally clients, or package.module:function"
         )
     if data.partition not in PARTITIONS:
-        raise ConfigError(f"data.partition={data.partition!r}: {_not_among('partition', data.partition, PARTITIONS)}")
+        raise ConfigError(f"data.partition={data.partition!r}: {unknown('partition', data.partition, PARTITIONS)}")
     if model.name != "auto" and model.name not in MODELS and ":" not in model.name:
         raise ConfigError(
-            f"model.name={model.name!r}: {_not_among('model', model.name, ('auto', *MODELS))}, or package.module:Class"
+            f"model.name={model.name!r}: {unknown('model', model.name, ('auto', *MODELS))}, or package.module:Class"
         )
     criterion(training.loss, LOSSES, "loss")
     criterion(evaluation.metric, METRICS, "metric")
@@ -357,13 +363,17 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
     for where, value, fine, must in bounds:
         if not fine:
             raise ConfigError(f"{where}={value}: must be {must}")
+    if evaluation.when == "after_local" and isinstance(evaluation.clients, int):
+        raise ConfigError(
+            f"evaluation.clients={evaluation.clients}: after local training only those selected have something to score"
+        )
     if data.test_share + data.validation_share >= 1:
         raise ConfigError(
             f"data.test_share={data.test_share} + validation_share={data.validation_share} leave no training data"
         )
 
 
-def _not_among(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], where: str = "") -> str:
+def unknown(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], where: str = "") -> str:
     """`no such setting of [training]; did you mean num_rounds?`, or what was possible."""
     names = list(possible)
     elsewhere = _ELSEWHERE.get(given.lower())

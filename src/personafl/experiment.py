@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import inspect
 import json
 import os
 import platform
+import re
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,10 +51,14 @@ def source(recipe: Recipe) -> Source:
 def _npz(path: Path) -> Source:
     if not path.is_file():
         raise ConfigError(f"data.dataset={str(path)!r}: no such file")
-    with np.load(path, allow_pickle=False) as file:
-        if not {"x", "y"} <= set(file.files):
-            raise ConfigError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(file.files)}")
-        return arrays(file["x"], file["y"], file.get("clients"), name=path.stem)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            held = {n: file[n] for n in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as e:
+        raise ConfigError(f"data.dataset={str(path)!r}: not a readable .npz file: {e}") from None
+    if not {"x", "y"} <= held.keys():
+        raise ConfigError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")
+    return arrays(held["x"], held["y"], held.get("clients"), name=path.stem)
 
 
 def federation(recipe: Recipe, data: Source | None = None) -> Federation:
@@ -79,15 +86,24 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
     try:
         return StackedModel(module, example, choice.head or None, choice.buffers)
     except (RuntimeError, TypeError) as e:
-        raise ConfigError(f"model.name={name!r}: fails on a batch of shape {tuple(example.shape)}: {e}") from None
+        what = f"{example.dtype} of shape {tuple(example.shape)}".removeprefix("torch.")
+        raise ConfigError(f"model.name={name!r}: fails on a batch of {what}: {e}") from None
 
 
 def _users(build: Callable[..., Any], data: Source) -> Any:
-    """A model of one's own: called with the shape of an example and the number of classes if it takes them."""
+    """A model of one's own: called with the shape of an example and the number of classes unless it takes nothing."""
+    wanted: tuple[Any, ...] = (tuple(data.x.shape[1:]), data.classes)
     try:
-        return build(tuple(data.x.shape[1:]), data.classes)
+        inspect.signature(build).bind()
+        wanted = ()
     except TypeError:
-        return build()
+        pass
+    try:
+        return build(*wanted)
+    except TypeError as e:
+        raise ConfigError(
+            f"model {getattr(build, '__name__', build)}: called with {wanted or 'nothing'}: {e}"
+        ) from None
 
 
 def simulation(
@@ -108,28 +124,52 @@ def simulation(
     )
 
 
-def resolved(recipe: Recipe) -> Recipe:
-    """The recipe with `auto` and defaults replaced by what they mean, after checking that all of it can be built."""
+def resolved(recipe: Recipe, seeds: Sequence[int]) -> tuple[Recipe, dict[int, Federation]]:
+    """The recipe with `auto` replaced by what it means, and its data divided for every seed.
+
+    All of it is built once before anything is written, so that what cannot be built is said first.
+    """
     data = source(recipe)
     name = data.model if recipe.model.name == "auto" else recipe.model.name
-    recipe = replace(recipe, model=replace(recipe.model, name=name))
-    fed = federation(recipe, data)
+    recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
+    feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
     for method in recipe.algorithms:
-        sim = simulation(recipe, method, fed=fed)
+        sim = simulation(recipe, method, fed=feds[seeds[0]])
         sim.ready(sim.model, torch.zeros(1, dtype=torch.int64))
-    return recipe
+    _check_scoring(recipe, sim)
+    return recipe, feds
 
 
-def device(name: str) -> str:
+def _check_scoring(recipe: Recipe, sim: Simulation) -> None:
+    """Loss and metric must give one number per example."""
+    rows = slice(0, 2)
+    x = sim.federation.source.x[rows]
+    x = x / 255 if x.dtype == torch.uint8 else x
+    with torch.no_grad():
+        out = sim.model({n: t[None] for n, t in sim.model.initial.items()}, x[None])[0]
+    for what, name, rule in (
+        ("training.loss", recipe.training.loss, sim.task.criterion),
+        ("evaluation.metric", recipe.evaluation.metric, sim.task.metric),
+    ):
+        try:
+            found = rule(out, sim.federation.source.y[rows])
+        except (RuntimeError, TypeError, ValueError, IndexError) as e:
+            raise ConfigError(f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)}: {e}") from None
+        if not isinstance(found, Tensor) or found.shape != (2,):
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(f"{what}={name!r}: must give one number per example, gave {shape} for two examples")
+
+
+def chosen_device(name: str) -> str:
     """`auto` is a GPU where there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: this machine has no CUDA device; possible are auto, cpu")
-    try:
-        return str(torch.device(name))
-    except RuntimeError:
-        raise ConfigError(f"--device {name}: possible are auto, cpu, cuda, cuda:N") from None
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"--device {name}: possible are auto, cpu, cuda, cuda:N")
+    number = int(name.partition(":")[2] or 0)
+    if name != "cpu" and number >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return name
 
 
 @dataclass(frozen=True)
@@ -178,7 +218,8 @@ class MethodResult:
     def save(self, folder: Path) -> None:
         """Write what `Result.load` needs and people read."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rows))
+        if not (folder / "metrics.jsonl").exists():  # a run writes it row by row
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rows))
         with (folder / "clients.csv").open("w", newline="") as f:
             table = csv.DictWriter(f, list(self.clients[0]))
             table.writeheader()
@@ -275,19 +316,19 @@ def run(
     """
     if not isinstance(recipe, Recipe):
         recipe = config.load(recipe, overrides)
-    place = globals()["device"](device)
+    elif overrides:
+        raise ValueError("overrides go with a path, a name or a dict, not with a finished Recipe")
+    place = chosen_device(device)
     folder = None if out is None else checked(out)
-    recipe = resolved(recipe)
+    recipe, feds = resolved(recipe, seeds or (recipe.training.seed,))
     if folder is not None:
         claimed(folder)
         (folder / "recipe.toml").write_text(config.dump(recipe))
     done: dict[tuple[str, int], MethodResult] = {}
-    for seed in seeds or (recipe.training.seed,):
-        seeded = recipe.with_seed(seed)
-        fed = federation(seeded)
+    for seed, fed in feds.items():
         for method in recipe.algorithms:
             home = None if folder is None else folder / method.label / f"seed-{seed}"
-            done[method.label, seed] = _play(seeded, method, fed, place, home, watch)
+            done[method.label, seed] = _play(recipe.with_seed(seed), method, fed, place, home, watch)
             if folder is not None:
                 _write_reports(folder, list(done.values()))
     return Result(recipe, done)
@@ -331,7 +372,7 @@ def _summary(recipe: Recipe, method: Method, sim: Simulation, shift: Row | None,
         "label": method.label,
         "seed": recipe.training.seed,
         "rounds": recipe.training.num_rounds,
-        "evaluated_model": sim.algorithm.evaluates,
+        "evaluated_model": sim.algorithm.evaluated(recipe.evaluation.when),
         "settings": config.settings(method.algorithm),
         "environment": environment(sim),
         "accuracy": {"personal": last["personal"], "global": last.get("global")},
@@ -353,14 +394,14 @@ def environment(sim: Simulation) -> dict[str, Any]:
     gpu = sim.device.type == "cuda"
     return {
         "device": str(sim.device),
-        "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{_cpu()}, {torch.get_num_threads()} threads",
+        "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{cpu()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "version": personafl.__version__,
         "commit": _commit(),
     }
 
 
-def _cpu() -> str:
+def cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

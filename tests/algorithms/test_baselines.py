@@ -89,18 +89,16 @@ def test_lg_fedavg_averages_heads_uniformly() -> None:
     stage, ids = sim.schedule[0], sim.cohort(sim.schedule[0])
     rnd = Round(stage, 0.1)
     down = sim.algorithm.download(sim.server, ids, rnd)
-    sent = session(
-        sim.algorithm, sim.task, sim.federation.examples("train", ids), sim.store.gather(ids), down, rnd
-    ).upload
+    data = sim.federation.examples("train", ids)
+    sent = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd).upload
     sim.step()
     torch.testing.assert_close(sim.server["head.weight"], sent["head.weight"].mean(0))  # type: ignore[union-attr]
 
 
 def test_fedper_moves_body_and_head_at_once_where_fedrep_takes_turns() -> None:
-    assert len(worlds.simulation(FedPer()).algorithm.turns(None, None)) == 1  # type: ignore[arg-type]
-    assert (
-        len(worlds.simulation(FedRep()).algorithm.turns(None, Round(worlds.simulation(FedRep()).schedule[0], 0.1))) == 2
-    )  # type: ignore[arg-type]
+    for cls, count in ((FedPer, 1), (FedRep, 2)):
+        sim = worlds.simulation(cls())
+        assert len(sim.algorithm.turns(None, Round(sim.schedule[0], 0.1))) == count  # type: ignore[arg-type]
 
 
 # SCAFFOLD
@@ -213,7 +211,7 @@ def test_with_teaching_alone_the_private_model_approaches_the_meme() -> None:
         private = sim.model(ready, x).softmax(-1)
         meme = sim.model(tree.stack(sim.server, 6), x).softmax(-1)
         start = sim.model(tree.stack(sim.model.initial, 6), x).softmax(-1)
-    assert (private - meme).abs().mean() < 0.5 * (start - meme).abs().mean()
+    assert (private - meme).abs().mean() < 0.7 * (start - meme).abs().mean()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import ALGORITHMS, Algorithm, Simulation, config
+from personafl import ALGORITHMS, APFL, Algorithm, Evaluation, Simulation, config
 from personafl.core import tree, wire
 from personafl.core.algorithm import Turn
 from personafl.core.local import session
@@ -88,6 +88,8 @@ def test_clients_do_not_see_each_other(algorithm: Algorithm, kind: str) -> None:
 
 
 def test_only_what_a_turn_moves_moves(algorithm: Algorithm, kind: str) -> None:
+    if isinstance(algorithm, APFL):  # its probe, in every round, moves the share of the private model
+        algorithm = dataclasses.replace(algorithm, learn_alpha=False)
     sim = worlds.simulation(algorithm, kind)
     moved = 0
     for rnd, ids, down in sessions(sim):
@@ -205,3 +207,26 @@ def test_momentum_and_adam_stack_too(algorithm: Algorithm, optimizer: str, momen
         sim.run()
     agree(together.server, alone.server, 1e-9)
     agree(everyone(together), everyone(alone), 1e-9)
+
+
+@pytest.mark.parametrize("when", ["after_aggregation", "after_local"])
+@pytest.mark.parametrize("clients", ["all", "selected", 2])
+def test_rows_table_and_shift_tell_of_the_same_models(algorithm: Algorithm, when: str, clients: str | int) -> None:
+    if when == "after_local" and clients != "selected":
+        pytest.skip("only those selected have just trained")
+    judge = Evaluation(eval_every=3, when=when, clients=clients, draws=2, degrees=(0.0, 1.0))  # type: ignore[arg-type]
+    sim = worlds.simulation(algorithm, evaluation=judge, num_rounds=8)
+    sim.run()
+    table, shift = sim.clients_table()
+    assert shift is not None
+    last = sim.rows[-1]["personal"]["mean"]
+    assert shift["degrees"]["0.0"]["mean"] == pytest.approx(last)
+    assert sum(r["accuracy"] for r in table) / len(table) == pytest.approx(last)
+    assert len(table) == len(sim.scored(sim.now.stage))
+
+
+def test_a_method_says_which_model_was_judged(algorithm: Algorithm) -> None:
+    assert algorithm.evaluated("after_aggregation") == algorithm.evaluates
+    assert "right after local training" in algorithm.evaluated("after_local")
+    if algorithm.inference == "own":
+        assert "per sample" in dataclasses.replace(algorithm, inference="adaptive").evaluated("after_aggregation")

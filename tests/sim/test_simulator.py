@@ -85,7 +85,8 @@ def test_evaluating_selected_clients_after_local_training() -> None:
     alone.run()
     by_client = {r["client"]: r["accuracy"] for r in alone.clients_table()[0]}
     assert sim.rows[-1]["personal"]["mean"] == pytest.approx(sum(by_client[int(c)] for c in ids) / len(ids))
-    assert "global" not in sim.rows[-1]
+    judged, sent = sim.judged(sim.model, ids), sim.ready(sim.model, ids)  # just trained, and what the server has then
+    assert not torch.allclose(judged["head.weight"], sent["head.weight"])
 
 
 def test_a_keyed_sample_of_clients_can_be_scored() -> None:
@@ -217,3 +218,67 @@ def test_a_rows_totals_never_fall() -> None:
         values = [r[key] for r in sim.rows]
         assert values == sorted(values)
     assert {r["phase"] for r in sim.rows} == {"masks", "global", "personal"}
+
+
+@pytest.mark.parametrize("shift", ["donor", "pool"])
+def test_models_that_look_at_batches_are_scored_on_the_mixed_sets_themselves(shift: str) -> None:
+    """Without running statistics an answer depends on its neighbours: no degree may borrow another's."""
+    judge = Evaluation(shift=shift, draws=2, degrees=(0.0, 0.5, 1.0), eval_every=100)  # type: ignore[arg-type]
+    sim = worlds.simulation(FedAvg(), model=normed("drop"), evaluation=judge)
+    sim.run()
+    assert sim.model.looks_at_batches
+    table, found = sim.clients_table()
+    assert found is not None
+    assert found["degrees"]["0.0"]["mean"] == pytest.approx(sim.rows[-1]["personal"]["mean"])
+    client, half = 0, []
+    for d in range(2):
+        part = slice(int(sim.shift.rows[d].first[client]), int(sim.shift.rows[d].first[client + 1]))  # type: ignore[union-attr]
+        rows = sim.federation.examples("test", torch.tensor([client])).rows[0].clone()
+        count = round(0.5 * len(rows))
+        places = sim.shift.places[d].flat[part][:count]  # type: ignore[union-attr]
+        rows[places] = sim.shift.rows[d].flat[part][:count]  # type: ignore[union-attr]
+        with torch.no_grad():
+            guess = sim.model({n: t[None] for n, t in sim.server.items()}, sim.federation.source.x[rows][None])[
+                0
+            ].argmax(1)
+        half.append(float((guess == sim.federation.source.y[rows]).double().mean()))
+    assert table[client]["shift_0.5"] == pytest.approx(sum(half) / 2)
+
+
+def test_a_client_of_one_example_and_a_cohort_of_one() -> None:
+    fed = worlds.federation(sizes=(2, 9))
+    for algorithm in (FedAvg(), Ditto(), DMPFL(iterations=1)):
+        sim = worlds.simulation(algorithm, fed=fed, join_ratio=0.1, num_rounds=5, batch_size=1000)
+        sim.run()
+        assert 0 <= sim.rows[-1]["personal"]["mean"] <= 1
+
+
+@pytest.mark.parametrize("head", ["*", None])
+def test_a_method_that_needs_a_head_and_a_body_says_so(head: str | None) -> None:
+    model = StackedModel(nn.Linear(6, 3), worlds.federation().source.x[:2], head)  # its last layer is all of it
+    with pytest.raises(ValueError, match=r"FedRep needs a head and a body; model.head covers all of the parameters"):
+        worlds.simulation(FedRep(), model=model)
+
+
+def test_a_share_of_refinement_below_one_step_is_one_step() -> None:
+    """One epoch, join ratio 1/6, two rounds of refinement: a third of an epoch, of one batch."""
+    sim = worlds.simulation(
+        DMPFL(readjust_share=0.3, readjust_interval=1, iterations=1),
+        join_ratio=0.17,
+        num_rounds=8,
+        local_epochs=1,
+        batch_size=64,
+    )
+    before = 0.0
+    while sim.played < len(sim.schedule):
+        stage = sim.schedule[sim.played]
+        sim.step()
+        if stage.phase == "personal" and stage.who == "all":
+            assert sim.totals.flops > before
+        before = sim.totals.flops
+
+
+def test_a_loss_that_is_no_number_is_written_as_none() -> None:
+    sim = worlds.simulation(FedAvg(), lr=1e200, num_rounds=3)
+    sim.run()
+    assert sim.rows[-1]["loss"] is None

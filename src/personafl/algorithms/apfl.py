@@ -66,5 +66,5 @@ class APFL(Beside):
     def personal(self, kept: Params, down: Payload) -> Params:
         return self._mixture(kept, tree.values(down))
 
-    def trained(self, local: Local) -> Params:
+    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
         return self._mixture(local.params, local.params)

@@ -29,5 +29,5 @@ class Beside(Algorithm):
     def personal(self, kept: Params, down: Payload) -> Params:
         return tree.under(kept, "personal")
 
-    def trained(self, local: Local) -> Params:
+    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
         return tree.under(local.params, "personal")

@@ -207,14 +207,16 @@ class DMPFL(Algorithm):
         training = self.setup.training
         plan = phases(training.num_rounds, self.iterations)
         length = next(end - first for phase, first, end in plan if phase == "personal" and first == rnd.number)
-        share = training.join_ratio * length  # expected sessions of a client
-        if training.local_steps:
-            whole = max(1, round(share * training.local_steps))
-            return [self.session(own, active=self._masks, steps=whole)]
-        total = share * training.local_epochs
+        share = length * training.cohort(self.setup.num_clients) / self.setup.num_clients  # expected sessions
+        total = share * (1 if training.local_steps else training.local_epochs)
         pieces = [1.0] * int(total) + ([total % 1] if total % 1 > 1e-9 else [])
-        rates = [training.rate(rnd.number + int(i * length / total)) for i in range(len(pieces))]
-        return [Turn(own, epochs=e, lr=lr, active=self._masks) for e, lr in zip(pieces, rates, strict=True)]
+        turns: list[Turn | Probe] = []
+        for i, piece in enumerate(pieces):
+            rate = training.rate(rnd.number + int(i * length / total))
+            steps = max(1, round(piece * training.local_steps))
+            usual = Turn(own, lr=rate, active=self._masks, least=0 if i else 1)
+            turns.append(replace(usual, steps=steps) if training.local_steps else replace(usual, epochs=piece))
+        return turns
 
     def upload(self, local: Local, rnd: Round) -> Payload:
         held = self._masks(local)
@@ -268,6 +270,10 @@ class DMPFL(Algorithm):
     def personal(self, kept: Params, down: Payload) -> Params:
         received = tree.select(tree.values(down), self.info.shapes)
         return received | tree.select(kept, self._stays()) | self._theta(kept, down, reset=self.reset_personal)
+
+    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+        """Refining the global model leaves theta_c as it is until the refined weights are sent."""
+        return self.personal(kept, down) if rnd.phase == "global" else super().trained(kept, local, down, rnd)
 
 
 @dataclass(frozen=True, kw_only=True)

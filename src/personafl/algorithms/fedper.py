@@ -21,7 +21,7 @@ class FedPer(Algorithm):
     evaluates: ClassVar[str] = "the global body under the client's own head"
 
     def private(self) -> frozenset[str]:
-        return self.info.head
+        return self.own_head()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ class FedRep(Algorithm):
                 raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
 
     def private(self) -> frozenset[str]:
-        return self.info.head
+        return self.own_head()
 
     def schedule(self) -> list[Stage]:
         rounds = super().schedule()

@@ -66,6 +66,7 @@ class Turn:
     loss: Loss = own_loss
     epochs: float = 0.0
     steps: int = 0  # minibatches, where epochs are not what is counted
+    least: int = 0  # minibatches, where a fraction of an epoch would round to fewer
     lr: float | None = None  # None: the round's
     optimizer: Optimizer | None = None  # None: the recipe's
     active: Masks | Callable[[Local], Masks] = field(default_factory=dict)  # what the model runs under, for its cost
@@ -140,6 +141,15 @@ class Algorithm:
         """The names that never leave the client, running statistics aside."""
         return frozenset()
 
+    def own_head(self) -> frozenset[str]:
+        """The head's names, for methods that need one and a body beneath it."""
+        if not 0 < len(self.info.head) < len(self.info.parameters):
+            part = "all" if self.info.head else "none"
+            raise ValueError(
+                f"{type(self).__name__} needs a head and a body; model.head covers {part} of the parameters"
+            )
+        return self.info.head
+
     def _stays(self) -> frozenset[str]:
         local_statistics = self.info.buffers if self.info.policy == "local" else frozenset()
         return self.private() | local_statistics
@@ -213,17 +223,22 @@ class Algorithm:
         sent = tree.values(down)
         return tree.select(sent, self.info.shapes) if sent.keys() >= self.info.shapes.keys() else None
 
-    def trained(self, local: Local) -> Params:
-        """The model right after local training, for evaluation before aggregation."""
+    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+        """The client's model right after local training, for evaluation before aggregation."""
         return tree.select(local.params, self.info.shapes)
+
+    def evaluated(self, when: str) -> str:
+        """Which model is scored, in words."""
+        own = self.evaluates if when == "after_aggregation" else "the client's model right after local training"
+        adaptive = self.inference != type(self).inference or when != "after_aggregation"
+        return f"per sample the global model, or {own}" if self._inference is not None and adaptive else own
 
     @property
     def _inference(self) -> Inference | None:
         return INFERENCE[self.inference]
 
-    def deploy(self, kept: Params, down: Payload) -> Params:
+    def deploy(self, own: Params, down: Payload) -> Params:
         """All a client needs to predict: its own model, and the common one where inference asks for it."""
-        own = self.personal(kept, down)
         if self._inference is None:
             return own
         common = self.common(down)

@@ -34,14 +34,21 @@ def steps_per_epoch(count: Tensor, batch_size: int) -> Tensor:
 
 
 def plan(
-    data: Examples, batch_size: int, keys: Tensor, *, epochs: float = 0.0, steps: int = 0, first: int | Tensor = 0
+    data: Examples,
+    batch_size: int,
+    keys: Tensor,
+    *,
+    epochs: float = 0.0,
+    steps: int = 0,
+    least: int = 0,
+    first: int | Tensor = 0,
 ) -> Plan:
-    """Shuffled minibatches for this many epochs (a fraction is rounded to whole steps) or steps.
+    """Shuffled minibatches for this many epochs (a fraction is rounded to whole steps, `least` or more) or steps.
 
     `keys` are the clients' streams of batch orders, `first` the number of each client's first epoch in them.
     """
     per_epoch = steps_per_epoch(data.count, batch_size)  # [C]
-    total = torch.full_like(per_epoch, steps) if steps else (epochs * per_epoch + 0.5).floor().long()
+    total = torch.full_like(per_epoch, steps) if steps else (epochs * per_epoch + 0.5).floor().long().clamp(min=least)
     width = data.rows.shape[1]
     size = min(batch_size, int(data.count.max()))
     longest = int(total.max())

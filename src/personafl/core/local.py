@@ -82,10 +82,10 @@ class _Session:
         """Minibatch steps on the turn's loss, over the clients that still have some."""
         moves = turn.moves(self.local) if callable(turn.moves) else turn.moves
         size = self.training.batch_size
-        length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs}
+        length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs, "least": turn.least}
         plan = batches.plan(self.data, size, self._stream("batches"), first=self.epochs, **length)
         self._charge(turn, list(moves), plan, regrow=False)
-        if self.really:
+        if self.really and moves:
             self.local = replace(self.local, params=self.local.params | self._writable(moves))
             rule = turn.optimizer or optim.default(self.training)
             moments = rule.init(tree.select(self.local.params, moves)) | self.state.get(rule, {})

@@ -188,6 +188,10 @@ class Training:
     precision: Literal["float32", "float64"] = "float32"
     seed: int = 0
 
+    def cohort(self, clients: int) -> int:
+        """How many of these clients a round samples."""
+        return max(1, int(self.join_ratio * clients + 1e-9))
+
     def rate(self, rnd: int) -> float:
         """The learning rate of a round."""
         return self.lr * self.lr_decay**rnd * 0.1 ** sum(rnd >= m for m in self.lr_milestones)

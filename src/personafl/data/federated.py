@@ -51,8 +51,11 @@ class Source:
 
 def arrays(x: object, y: object, clients: object = None, *, classes: int = 0, name: str = "arrays") -> Source:
     """One's own data: examples, whole-number labels, and optionally the client of each example."""
-    xs, ys = torch.as_tensor(x), torch.as_tensor(y)
-    if xs.dtype == torch.float64:
+    try:
+        xs, ys = torch.as_tensor(x), torch.as_tensor(y)
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{name}: examples and labels must be numbers: {e}") from None
+    if xs.is_floating_point():
         xs = xs.float()
     if ys.is_floating_point() and bool((ys == ys.round()).all()):
         ys = ys.long()

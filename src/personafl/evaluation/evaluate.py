@@ -18,13 +18,14 @@ from personafl.data.shift import Shift, mixed
 BATCH = 256
 
 
-def deployed(algorithm: Algorithm, task: Task, kept: Params, down: Payload, train: Examples) -> Params:
-    """A stack of clients ready to predict."""
+@torch.no_grad()
+def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train: Examples) -> Params:
+    """A stack of clients ready to predict with these models of their own."""
 
     def sweep(measure: Callable[[Model, Batch], Params]) -> Params:
         return batches.sums(train, BATCH, dtype, functools.partial(measure, task.model))
 
-    ready = algorithm.deploy(kept, down)
+    ready = algorithm.deploy(own, down)
     dtype = floating(ready)
     return algorithm.calibrate(ready, sweep)
 
@@ -66,6 +67,17 @@ def with_shift(federation: Federation, shift: Shift, ids: Tensor) -> Examples:
         parts = [own[i, :n], *(r.flat[int(r.first[c]) : int(r.first[c + 1])].to(own.device) for r in shift.rows)]
         rows[i, : n * len(parts)] = torch.cat(parts)
     return Examples(federation.source.x, federation.source.y, rows, total, ids)
+
+
+def at_degree(federation: Federation, shift: Shift, ids: Tensor, draw: int, degree: float) -> Examples:
+    """The shifted test sets themselves, for models that look at a batch as a whole."""
+    rows, count = federation.splits["test"].padded(ids)
+    rows = rows.clone()
+    for i, c in enumerate(ids.tolist()):
+        part = slice(int(shift.rows[draw].first[c]), int(shift.rows[draw].first[c + 1]))
+        foreign, places = shift.rows[draw].flat[part].to(rows.device), shift.places[draw].flat[part].to(rows.device)
+        rows[i, : int(count[i])] = mixed(rows[i, : int(count[i])], foreign, places, degree)
+    return Examples(federation.source.x, federation.source.y, rows, count, ids)
 
 
 def by_degree(found: list[Tensor], shift: Shift, ids: Tensor, degrees: tuple[float, ...]) -> Tensor:

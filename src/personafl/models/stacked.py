@@ -67,6 +67,10 @@ class StackedModel:
         self._folded = self._fold(self.whole)
         self._head: nn.Module | None = None
         self.convolutional = any(type(m) in _CONVS for m in self.module.modules())
+        # Norms without statistics use those of the batch, also in evaluation.
+        self.looks_at_batches = self.whole or any(
+            isinstance(m, _BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
+        )
         self.parallel = not any(isinstance(m, _PerClient) for m in self._folded.modules())  # see _PerClient
 
     def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:

@@ -37,28 +37,34 @@ class Layout:
     threads: int
 
 
-def choose(model: StackedModel, training: Training, device: torch.device, clients: int, chunk: int = 0) -> Layout:
-    """The layout for cohorts of this many clients; `chunk` fixes the clients per stack."""
+def choose(model: StackedModel, training: Training, device: torch.device, sizes: Tensor, chunk: int = 0) -> Layout:
+    """The layout for clients with these numbers of examples; `chunk` fixes the clients per stack."""
     threads = torch.get_num_threads()
     if device.type == "cpu" and model.convolutional and not chunk:
         return Layout(1, threads, 1) if model.parallel else Layout(1, 1, threads)
     info = model.info
-    chunk = chunk or _fitting(model, training, device)
+    batch = min(training.batch_size, int(sizes.max()))
+    chunk = chunk or _fitting(model, training, device, batch)
     forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
-    step = 3 * forward * training.batch_size * min(chunk, clients)
+    step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     return Layout(chunk, 1, 1 if step < SMALL else threads)
 
 
-def _fitting(model: StackedModel, training: Training, device: torch.device) -> int:
+def _fitting(model: StackedModel, training: Training, device: torch.device, batch: int) -> int:
     """How many clients fit: weights, gradients, momenta, anchors, and what a minibatch leaves for its backward pass."""
     numbers = 6 * sum(torch.Size(s).numel() for s in model.info.shapes.values())
-    numbers += 4 * training.batch_size * max(model.info.activations, 1)
-    if device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0] / 2
-    else:
-        room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 4
+    numbers += 4 * batch * max(model.info.activations, 1)
+    room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else _free_memory() / 4
     width = 8 if training.precision == "float64" else 4
     return max(1, int(room / (numbers * width)))
+
+
+def _free_memory() -> float:
+    """Bytes of main memory that are free; 4 GiB where the system does not say."""
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):
+        return 2.0**32
 
 
 def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
@@ -67,7 +73,7 @@ def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[Stack
         return
     chunks = torch.split(ids, layout.chunk)
     if layout.workers == 1 or len(chunks) == 1:
-        with _threads(layout.threads):
+        with _threads(layout.threads * layout.workers if len(chunks) == 1 else layout.threads):
             for part in chunks:
                 yield work(model, part)
         return

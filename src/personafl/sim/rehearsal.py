@@ -36,7 +36,7 @@ def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, n
     server = algorithm.init_server(model.initial)
     kept = algorithm.init_clients(model.initial, server, ids)
     up = down = paper = flops = dense = 0.0
-    often = max(1, int(training.join_ratio * num_clients + 1e-9)) / num_clients
+    often = training.cohort(num_clients) / num_clients
     for stage in algorithm.schedule():
         if stage.who == "nobody":
             continue

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -31,7 +32,7 @@ from personafl.core.types import (
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import metrics
-from personafl.evaluation.evaluate import by_degree, deployed, scores, with_shift
+from personafl.evaluation.evaluate import at_degree, by_degree, deployed, scores, with_shift
 from personafl.models.stacked import StackedModel
 from personafl.sim import network
 from personafl.sim.layout import choose, each
@@ -58,7 +59,7 @@ class _Part:
     sums: Params
     traffic: cost.Traffic
     work: Work
-    scores: list[Tensor] = field(default_factory=list)
+    trained: Params  # what the clients predict with right after training, where that is what is evaluated
 
 
 class Simulation:
@@ -88,7 +89,7 @@ class Simulation:
         self.algorithm = algorithm.bind(Setup(model.info, training, federation.num_clients))
         self.training = self.algorithm.setup.training
         self.through_wire = through_wire
-        self.layout = choose(self.model, training, self.device, federation.num_clients, chunk)
+        self.layout = choose(self.model, training, self.device, federation.sizes("train"), chunk)
 
         self.server = self.algorithm.init_server(self.model.initial)
         first_server = self.server
@@ -97,6 +98,7 @@ class Simulation:
         self.played = 0  # stages behind us
         self.totals = Totals()
         self.rows: list[Row] = []
+        self.trained: tuple[Tensor, Params] | None = None  # the last cohort before aggregation, where that is scored
         self.shift = self._shift()
 
     # Who
@@ -112,7 +114,7 @@ class Simulation:
         if stage.who == "all":
             return self._sorted(self.everybody)
         clients = self.federation.num_clients
-        size = max(1, int(self.training.join_ratio * clients + 1e-9))
+        size = self.training.cohort(clients)
         chosen = rng.generator(self.training.seed, "cohort", stage.number).choice(clients, size, replace=False)
         return self._sorted(torch.from_numpy(chosen))
 
@@ -123,6 +125,8 @@ class Simulation:
 
     def scored(self, stage: Stage) -> Tensor:
         """The clients that are evaluated after a stage."""
+        if self.trained is not None:
+            return self.trained[0]
         which = self.evaluation.clients
         if which == "selected":
             while stage.who == "nobody":
@@ -145,16 +149,16 @@ class Simulation:
         rnd = Round(stage, self.training.rate(stage.number))
         ids = self.cohort(stage)
         last = self.played + 1 == len(self.schedule)
-        measure = last or (stage.number + 1) % self.evaluation.eval_every == 0
-        early = measure and self.evaluation.when == "after_local"
         parts: list[_Part] = []
         sums: Params = {}
-        for part in self._each(ids, lambda model, chunk: self._client_side(model, chunk, rnd, score=early)):
+        for part in self._each(ids, lambda model, chunk: self._client_side(model, chunk, rnd)):
             parts.append(dataclasses.replace(part, sums={}))
             for n, t in part.sums.items():
                 sums[n] = sums[n] + t if n in sums else t
         if stage.up and parts:
             self.server = self.algorithm.aggregate(self.server, sums, rnd)
+        if parts and parts[0].trained:
+            self.trained = ids, tree.join(p.trained for p in parts)
         self.played += 1
         self.totals.up_bytes += sum(p.traffic.up for p in parts)
         self.totals.down_bytes += sum(p.traffic.down for p in parts)
@@ -167,20 +171,18 @@ class Simulation:
             "phase": stage.phase,
             "clients": len(ids),
             "lr": rnd.lr,
-            "loss": float(losses.nanmean()) if len(losses) else None,
+            "loss": _finite(losses),
             "up_bytes": self.totals.up_bytes,
             "down_bytes": self.totals.down_bytes,
             "gflop": self.totals.flops / 1e9,
         }
-        if early and parts:
-            row["personal"] = _stats([s for p in parts for s in p.scores])
-        elif measure and not early:
+        if last or (stage.number + 1) % self.evaluation.eval_every == 0:
             row |= self.evaluate()
         row["seconds"] = time.perf_counter() - begun
         self.rows.append(row)
         return row
 
-    def _client_side(self, model: StackedModel, ids: Tensor, rnd: Round, *, score: bool) -> _Part:
+    def _client_side(self, model: StackedModel, ids: Tensor, rnd: Round) -> _Part:
         task = dataclasses.replace(self.task, model=model)
         data = self.federation.examples("train", ids)
         down = self.algorithm.download(self.server, ids, rnd) if rnd.stage.down else Download()
@@ -195,12 +197,12 @@ class Simulation:
             weights = data.count.to(self.device, torch.float64)
             terms = self.algorithm.summands(upload, weights, rnd)
             sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
-        found: list[Tensor] = []
-        if score:
-            found = scores(
-                self.algorithm, task, self.algorithm.trained(done.local), self.federation.examples("test", ids)
-            )
-        return _Part(sums, cost.traffic(rnd.stage, down, upload, len(ids)), done.work, found)
+        trained: Params = {}
+        if self.evaluation.when == "after_local":
+            payload = tree.received(received, len(ids))
+            own = self.algorithm.trained(done.kept, done.local, payload, rnd)
+            trained = deployed(self.algorithm, task, own, payload, data)
+        return _Part(sums, cost.traffic(rnd.stage, down, upload, len(ids)), done.work, trained)
 
     # Evaluation
 
@@ -214,8 +216,16 @@ class Simulation:
         """What these clients predict with now."""
         task = dataclasses.replace(self.task, model=model)
         down = tree.received(self.algorithm.download(self.server, ids, self.now), len(ids))
-        with torch.no_grad():
-            return deployed(self.algorithm, task, self.store.gather(ids), down, self.federation.examples("train", ids))
+        own = self.algorithm.personal(self.store.gather(ids), down)
+        return deployed(self.algorithm, task, own, down, self.federation.examples("train", ids))
+
+    def judged(self, model: StackedModel, ids: Tensor) -> Params:
+        """What these clients are scored with: what they predict with, or what their last training gave."""
+        if self.trained is None:
+            return self.ready(model, ids)
+        have, rows = self.trained
+        place = {c: i for i, c in enumerate(have.tolist())}
+        return tree.take(rows, torch.tensor([place[c] for c in ids.tolist()], device=self.device))
 
     def evaluate(self) -> Row:
         """Accuracy of the personal models and of the global one, over clients."""
@@ -233,7 +243,7 @@ class Simulation:
 
     def _scores(self, model: StackedModel, ids: Tensor, data: Examples) -> list[Tensor]:
         task = dataclasses.replace(self.task, model=model)
-        return scores(self.algorithm, task, self.ready(model, ids), data)
+        return scores(self.algorithm, task, self.judged(model, ids), data)
 
     def common(self) -> Params | None:
         """The server's model, as a stack of one; None where the method has no complete one."""
@@ -252,6 +262,17 @@ class Simulation:
             return None
         return draw(self.federation, self.evaluation.shift, self.training.seed, self.evaluation.draws)
 
+    def _curve(self, model: StackedModel, ids: Tensor, shift: Shift, degrees: tuple[float, ...]) -> Tensor:
+        """Accuracy per draw, degree and client `[draws, degrees, C]`."""
+        if not model.looks_at_batches:  # each example is scored once, whatever stands beside it
+            return by_degree(self._scores(model, ids, with_shift(self.federation, shift, ids)), shift, ids, degrees)
+        out = torch.zeros(len(shift.rows), len(degrees), len(ids), dtype=torch.float64)
+        for d in range(len(shift.rows)):
+            for j, degree in enumerate(degrees):
+                found = self._scores(model, ids, at_degree(self.federation, shift, ids, d, degree))
+                out[d, j] = torch.stack([s.double().mean() for s in found])
+        return out
+
     def clients_table(self) -> tuple[list[Row], Row | None]:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
         ids, shift, degrees = self.scored(self.now.stage), self.shift, self.evaluation.degrees
@@ -259,11 +280,7 @@ class Simulation:
             own, curve = torch.stack([s.double().mean() for s in self._personal_scores(ids, "test")]), None
         else:
             degrees = tuple(dict.fromkeys((0.0, *degrees)))
-            chunks = self._each(
-                ids,
-                lambda m, p: by_degree(self._scores(m, p, with_shift(self.federation, shift, p)), shift, p, degrees),
-            )
-            curve = torch.cat(list(chunks), 2)  # [draws, degrees, C]
+            curve = torch.cat(list(self._each(ids, lambda m, p: self._curve(m, p, shift, degrees))), 2)
             own = curve[0, 0]
         order = ids.argsort()
         sizes = {s: self.federation.sizes(s)[ids] for s in ("train", "test")}
@@ -312,6 +329,12 @@ class Simulation:
             "init": init.hexdigest()[:16],
             "shift": None if self.shift is None else self.shift.digest(),
         }
+
+
+def _finite(losses: Tensor) -> float | None:
+    """The mean loss, None where nobody trained or a client's loss is no longer a number."""
+    mean = float(losses[~losses.isnan()].mean()) if len(losses) else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def _stats(found: list[Tensor]) -> dict[str, float]:
