@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from personafl import APFL, FML, Algorithm, FedAvg, FedNova, FedPer, FedProx, FedRep, LGFedAvg, Local, Scaffold
-from personafl.core import tree
+from personafl import (
+    APFL,
+    FML,
+    MOON,
+    Algorithm,
+    FedAvg,
+    FedMMD,
+    FedNova,
+    FedPer,
+    FedProx,
+    FedRep,
+    LGFedAvg,
+    Local,
+    Scaffold,
+)
+from personafl.core import batches, tree
 from personafl.core.local import session
-from personafl.core.types import Round
+from personafl.core.mmd import mmd
+from personafl.core.types import Batch, Round
 from tests import worlds
 
 EQUAL = (16, 16, 16, 16)  # rows of clients that all take the same number of steps
@@ -214,6 +231,73 @@ def test_with_teaching_alone_the_private_model_approaches_the_meme() -> None:
     assert (private - meme).abs().mean() < 0.7 * (start - meme).abs().mean()
 
 
+# MOON and FedMMD
+
+
+def test_without_their_terms_moon_and_fedmmd_are_fedavg() -> None:
+    plain = played(FedAvg()).server
+    close(played(MOON(contrast_weight=0.0)).server, plain)
+    close(played(FedMMD(discrepancy_weight=0.0)).server, plain)
+
+
+def test_moon_is_fedavg_until_a_client_comes_back() -> None:
+    close(played(MOON(), num_rounds=1).server, played(FedAvg(), num_rounds=1).server)
+    again = played(MOON(), num_rounds=2, join_ratio=1.0).server["head.weight"]
+    assert not torch.allclose(again, played(FedAvg(), num_rounds=2, join_ratio=1.0).server["head.weight"])
+
+
+def test_the_contrast_of_moon_by_hand() -> None:
+    """-log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau})), z what enters the last layer."""
+    sim = worlds.simulation(MOON(contrast_weight=2.0, temperature=0.5), join_ratio=1.0, num_rounds=3)
+    sim.step()
+    ids = sim.cohort(sim.schedule[1])
+    rnd = Round(sim.schedule[1], 0.1)
+    down = tree.received(sim.algorithm.download(sim.server, ids, rnd), len(ids))
+    local = sim.algorithm.start(sim.store.gather(ids), down, rnd)
+    local = dataclasses.replace(local, params={n: t + 0.1 for n, t in local.params.items()})
+    data = sim.federation.examples("train", ids)
+    (batch, _), *_ = batches.in_order(data, 5, torch.float64)
+    loss = sim.algorithm._contrast(sim.task, local, batch)  # type: ignore[attr-defined]
+    c, n = 1, int(batch.count[1])
+    x, y = batch.x[c, :n], batch.y[c, :n]
+    previous = {k: t[c] for k, t in tree.under(local.fixed, "previous").items()}
+    z, z_g, z_p = (hidden(p, x) for p in ({k: t[c] for k, t in local.params.items()}, sim.server, previous))
+    near, far = (torch.cosine_similarity(z, o, dim=1) / 0.5 for o in (z_g, z_p))
+    contrast = -(near.exp() / (near.exp() + far.exp())).log()
+    logits = z @ local.params["head.weight"][c].T + local.params["head.bias"][c]
+    expected = functional.cross_entropy(logits, y) + 2.0 * contrast.mean()
+    torch.testing.assert_close(loss[c], expected, rtol=1e-10, atol=1e-10)
+
+
+def hidden(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    """What enters the head of the small MLP."""
+    for i in range(2):
+        x = (x @ params[f"layers.{i}.weight"].T + params[f"layers.{i}.bias"]).relu()
+    return x
+
+
+def test_the_discrepancy_by_a_double_loop_and_without_padding() -> None:
+    draw = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(2, 4, 3, generator=draw, dtype=torch.float64) for _ in range(2))
+    count = torch.tensor([4, 2])
+    valid = torch.arange(4) < count.unsqueeze(1)
+    batch = Batch(a, a, valid, count, torch.zeros(2))
+    for c, n in enumerate(count.tolist()):
+        points = [*a[c, :n], *b[c, :n]]
+        d = torch.tensor([[float((p - q).square().sum()) for q in points] for p in points], dtype=torch.float64)
+        width = d.sum() / (len(points) ** 2 - len(points))
+        k = sum(torch.exp(-d / (width * 2**i / 4)) for i in range(5))
+        expected = (k[:n, :n] + k[n:, n:] - k[:n, n:] - k[n:, :n]).mean()
+        torch.testing.assert_close(mmd(a, b, batch)[c], expected, rtol=1e-10, atol=1e-10)
+    assert mmd(a, a, batch).abs().max() < 1e-12
+
+
+def test_teachers_cost_a_forward_pass_each() -> None:
+    base = played(FedAvg()).totals.flops  # three forward passes an example
+    assert played(FedMMD()).totals.flops == pytest.approx(base * 4 / 3)
+    assert played(MOON()).totals.flops == pytest.approx(base * 5 / 3)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -221,6 +305,8 @@ def test_with_teaching_alone_the_private_model_approaches_the_meme() -> None:
         (lambda: LGFedAvg(shared_layers=0), "shared_layers"),
         (lambda: APFL(alpha=2.0), "alpha"),
         (lambda: FML(beta=-0.1), "beta"),
+        (lambda: MOON(temperature=0.0), "temperature"),
+        (lambda: FedMMD(discrepancy_weight=-1.0), "discrepancy_weight"),
         (lambda: FedAvg(weights="many"), "possible are examples, uniform"),
     ],
 )

@@ -12,6 +12,7 @@ from personafl.algorithms.fedprox import FedProx
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fml import FML
 from personafl.algorithms.local_only import Local
+from personafl.algorithms.moon import MOON, FedMMD
 from personafl.algorithms.scaffold import Scaffold
 from personafl.core.algorithm import Algorithm
 
@@ -20,10 +21,12 @@ __all__ = [
     "APFL",
     "DMPFL",
     "FML",
+    "MOON",
     "DMPFLPlus",
     "Ditto",
     "FedAvg",
     "FedAvgFT",
+    "FedMMD",
     "FedNova",
     "FedPer",
     "FedProx",
@@ -45,6 +48,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "apfl": APFL,
     "scaffold": Scaffold,
     "fednova": FedNova,
+    "moon": MOON,
+    "fedmmd": FedMMD,
     "fml": FML,
     "dm-pfl": DMPFL,
     "dm-pfl-plus": DMPFLPlus,

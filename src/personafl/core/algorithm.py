@@ -70,6 +70,7 @@ class Turn:
     lr: float | None = None  # None: the round's
     optimizer: Optimizer | None = None  # None: the recipe's
     active: Masks | Callable[[Local], Masks] = field(default_factory=dict)  # what the model runs under, for its cost
+    teachers: int = 0  # further models the loss only runs forward, for its cost
 
 
 @dataclass(frozen=True)
@@ -169,12 +170,15 @@ class Algorithm:
     # A round
 
     def download(self, server: Params, ids: Tensor, rnd: Round) -> Download:
+        """What the cohort receives: by default all the server has."""
         return Download(shared=dict(server))
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        """The local model(s) before training."""
         return Local(params=tree.values(down) | kept)
 
     def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+        """Local work, in order."""
         return [self.session(whole(self.info.parameters))]
 
     def session(self, moves: Moves | Callable[[Local], Moves], epochs: float | None = None, **changes: Any) -> Turn:
@@ -185,9 +189,11 @@ class Algorithm:
         return Turn(moves=moves, epochs=training.local_epochs if epochs is None else epochs, **changes)
 
     def upload(self, local: Local, rnd: Round) -> Payload:
+        """What travels back."""
         return dict(tree.exclude(local.params, self._stays()))
 
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        """What the client stores until it is next asked, under the names it had before."""
         return tree.select(local.params, kept)
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:

@@ -64,6 +64,11 @@ def forward(layer: Layer, dense: float | Tensor = 1.0) -> float | Tensor:
     return 2.0 * layer.macs * dense + layer.outputs
 
 
+def forward_pass(info: ModelInfo) -> float:
+    """FLOP of one example through the whole model, nothing masked."""
+    return info.other_flops + sum(2.0 * layer.macs + layer.outputs for layer in info.layers)
+
+
 def step(
     info: ModelInfo,
     moving: Collection[str],

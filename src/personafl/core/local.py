@@ -125,9 +125,11 @@ class _Session:
 
     def _charge(self, turn: Turn | Probe, names: Collection[str], plan: batches.Plan, *, regrow: bool) -> None:
         active = turn.active(self.local) if callable(turn.active) else turn.active
-        masked, full = cost.step(self.task.model.info, names, active, self.count, regrow=regrow)
-        self.flops += masked * plan.examples
-        self.dense += full * plan.examples
+        info = self.task.model.info
+        masked, full = cost.step(info, names, active, self.count, regrow=regrow)
+        watched = turn.teachers * cost.forward_pass(info) if isinstance(turn, Turn) else 0.0
+        self.flops += (masked + watched) * plan.examples
+        self.dense += (full + watched) * plan.examples
 
 
 class _Steps:

@@ -1,0 +1,27 @@
+"""Maximum mean discrepancy between two batches of features.
+
+A sum of five Gaussians exp(-d^2 / b_i), b_i = b 2^i / 4 for i = 0..4, with b the mean squared distance of different
+points of the joint batch, held constant; the biased estimator. As the FedPHP authors' code has it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from personafl.core.types import Batch
+
+
+def mmd(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
+    """Each client's squared discrepancy between features `[C, B, D]` of the same real examples: `[C]`."""
+    joint = torch.cat([a, b], 1)  # [C, 2B, D]
+    square = joint.square().sum(-1)
+    distance = (square.unsqueeze(2) + square.unsqueeze(1) - 2 * joint @ joint.transpose(1, 2)).clamp(min=0)
+    real = torch.ones(a.shape[:2], device=a.device, dtype=a.dtype) if batch.valid is None else batch.valid.to(a.dtype)
+    both = torch.cat([real, real], 1)
+    pairs = both.unsqueeze(2) * both.unsqueeze(1)  # [C, 2B, 2B]
+    n = batch.count.clamp(min=1).to(a.dtype)
+    width = ((distance * pairs).sum((1, 2)) / (4 * n * n - 2 * n)).detach().clamp(min=torch.finfo(a.dtype).tiny)
+    kernel = sum(torch.exp(-distance / (width * 2.0**i / 4).view(-1, 1, 1)) for i in range(5))
+    sign = torch.cat([real, -real], 1)  # XX + YY - XY - YX
+    return (kernel * sign.unsqueeze(2) * sign.unsqueeze(1)).sum((1, 2)) / (n * n)
