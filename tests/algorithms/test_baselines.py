@@ -33,7 +33,7 @@ from tests import worlds
 EQUAL = (16, 16, 16, 16)  # rows of clients that all take the same number of steps
 
 
-def close(a: dict[str, Tensor], b: dict[str, Tensor], names: object = None) -> None:
+def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], names: object = None) -> None:
     for n in names or a:  # type: ignore[attr-defined]
         torch.testing.assert_close(a[n], b[n], rtol=1e-11, atol=1e-11)
 
@@ -55,7 +55,7 @@ def gradient(params: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tenso
 
 
 def test_without_pull_fedprox_is_fedavg() -> None:
-    close(played(FedProx(proximal_weight=0.0)).server, played(FedAvg()).server)
+    assert_close(played(FedProx(proximal_weight=0.0)).server, played(FedAvg()).server)
 
 
 def test_the_pull_of_fedprox_keeps_clients_near() -> None:
@@ -77,7 +77,7 @@ def test_the_second_step_of_fedprox_is_the_papers() -> None:
     w1 = {n: w0[n] - 0.1 * g0[n] for n in w0}
     g1 = gradient(w1, x, y)
     sim.run()
-    close(sim.server, {n: w1[n] - 0.1 * (g1[n] + 0.7 * (w1[n] - w0[n])) for n in w0})
+    assert_close(sim.server, {n: w1[n] - 0.1 * (g1[n] + 0.7 * (w1[n] - w0[n])) for n in w0})
 
 
 # FedPer and LG-FedAvg
@@ -122,7 +122,7 @@ def test_fedper_moves_body_and_head_at_once_where_fedrep_takes_turns() -> None:
 
 
 def test_the_first_round_of_scaffold_is_fedavg() -> None:
-    close(
+    assert_close(
         played(FedAvg(weights="uniform"), num_rounds=1).server,
         played(Scaffold(), num_rounds=1).server,
     )
@@ -156,7 +156,7 @@ def test_scaffold_sends_twice_the_model() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_equal_steps_fednova_is_fedavg(momentum: float) -> None:
-    close(played(FedNova(), EQUAL, momentum=momentum).server, played(FedAvg(), EQUAL, momentum=momentum).server)
+    assert_close(played(FedNova(), EQUAL, momentum=momentum).server, played(FedAvg(), EQUAL, momentum=momentum).server)
 
 
 def test_fednova_weighs_directions_not_distances() -> None:
@@ -182,14 +182,14 @@ def test_fednova_weighs_directions_not_distances() -> None:
 
 def test_apfl_with_nothing_private_answers_as_fedavg() -> None:
     apfl, fedavg = played(APFL(alpha=0.0, learn_alpha=False)), played(FedAvg())
-    close(apfl.server, fedavg.server)
+    assert_close(apfl.server, fedavg.server)
     ready = apfl.ready(apfl.model, apfl.everybody)
-    close(ready, {n: t.expand(6, *t.shape) for n, t in fedavg.server.items()})
+    assert_close(ready, {n: t.expand(6, *t.shape) for n, t in fedavg.server.items()})
 
 
 def test_apfl_with_all_private_is_local() -> None:
     apfl, local = played(APFL(alpha=1.0, learn_alpha=False)), played(Local())
-    close(apfl.ready(apfl.model, apfl.everybody), local.ready(local.model, local.everybody))
+    assert_close(apfl.ready(apfl.model, apfl.everybody), local.ready(local.model, local.everybody))
 
 
 def test_apfl_learns_its_share_from_the_first_minibatch() -> None:
@@ -215,8 +215,8 @@ def test_apfl_learns_its_share_from_the_first_minibatch() -> None:
 
 def test_without_teaching_fml_is_local_beside_uniform_fedavg() -> None:
     fml, local, fedavg = played(FML(alpha=1.0, beta=1.0)), played(Local()), played(FedAvg(weights="uniform"))
-    close(fml.ready(fml.model, fml.everybody), local.ready(local.model, local.everybody))
-    close(fml.server, fedavg.server)
+    assert_close(fml.ready(fml.model, fml.everybody), local.ready(local.model, local.everybody))
+    assert_close(fml.server, fedavg.server)
 
 
 def test_with_teaching_alone_the_private_model_approaches_the_meme() -> None:
@@ -236,12 +236,12 @@ def test_with_teaching_alone_the_private_model_approaches_the_meme() -> None:
 
 def test_without_their_terms_moon_and_fedmmd_are_fedavg() -> None:
     plain = played(FedAvg()).server
-    close(played(MOON(contrast_weight=0.0)).server, plain)
-    close(played(FedMMD(discrepancy_weight=0.0)).server, plain)
+    assert_close(played(MOON(contrast_weight=0.0)).server, plain)
+    assert_close(played(FedMMD(discrepancy_weight=0.0)).server, plain)
 
 
 def test_moon_is_fedavg_until_a_client_comes_back() -> None:
-    close(played(MOON(), num_rounds=1).server, played(FedAvg(), num_rounds=1).server)
+    assert_close(played(MOON(), num_rounds=1).server, played(FedAvg(), num_rounds=1).server)
     again = played(MOON(), num_rounds=2, join_ratio=1.0).server["head.weight"]
     assert not torch.allclose(again, played(FedAvg(), num_rounds=2, join_ratio=1.0).server["head.weight"])
 

@@ -39,7 +39,7 @@ def everyone(sim: Simulation) -> dict[str, Tensor]:
     return sim.store.gather(sim.everybody)
 
 
-def agree(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
+def assert_agree(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
     assert a.keys() == b.keys()
     for n in a:
         if a[n].is_floating_point():
@@ -67,9 +67,9 @@ def test_a_stack_equals_each_client_alone(algorithm: Algorithm, kind: str) -> No
         sim.run()
     assert together.totals == alone.totals == pairs.totals
     for other in (alone, pairs):
-        agree(together.server, other.server, 1e-10)
-        agree(everyone(together), everyone(other), 1e-10)
-    agree(together.ready(together.model, together.everybody), alone.ready(alone.model, alone.everybody), 1e-10)
+        assert_agree(together.server, other.server, 1e-10)
+        assert_agree(everyone(together), everyone(other), 1e-10)
+    assert_agree(together.ready(together.model, together.everybody), alone.ready(alone.model, alone.everybody), 1e-10)
 
 
 def test_clients_do_not_see_each_other(algorithm: Algorithm, kind: str) -> None:
@@ -80,9 +80,9 @@ def test_clients_do_not_see_each_other(algorithm: Algorithm, kind: str) -> None:
         x = data.x.clone()
         x[data.rows[0, : int(data.count[0])]] += 1.0  # the first client's examples and nobody else's
         after = session(sim.algorithm, sim.task, dataclasses.replace(data, x=x), kept, down, rnd)
-        agree(tree.take(before.kept, slice(1, None)), tree.take(after.kept, slice(1, None)), 1e-12)
+        assert_agree(tree.take(before.kept, slice(1, None)), tree.take(after.kept, slice(1, None)), 1e-12)
         sent, resent = tree.values(before.upload), tree.values(after.upload)
-        agree(tree.take(sent, slice(1, None)), tree.take(resent, slice(1, None)), 1e-12)
+        assert_agree(tree.take(sent, slice(1, None)), tree.take(resent, slice(1, None)), 1e-12)
         assert any(not torch.equal(before.local.params[n][0], after.local.params[n][0]) for n in before.local.params)
         break
 
@@ -120,7 +120,7 @@ def test_what_is_kept_survives_the_store(algorithm: Algorithm) -> None:
         assert {n: (t.shape, t.dtype) for n, t in kept.items()} == {n: (t.shape, t.dtype) for n, t in fresh.items()}
         done = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), kept, down, rnd)
         sim.store.scatter(ids, done.kept)
-        agree(sim.store.gather(ids), done.kept, 0)
+        assert_agree(sim.store.gather(ids), done.kept, 0)
 
 
 def test_aggregation_keeps_the_servers_names_and_shapes(algorithm: Algorithm) -> None:
@@ -152,16 +152,16 @@ def test_nothing_hidden_crosses_the_network(algorithm: Algorithm, kind: str) -> 
     packed = worlds.simulation(algorithm, kind, through_wire=True)
     for sim in (plain, packed):
         sim.run()
-    agree(plain.server, packed.server, 0)
-    agree(everyone(plain), everyone(packed), 0)
+    assert_agree(plain.server, packed.server, 0)
+    assert_agree(everyone(plain), everyone(packed), 0)
 
 
 def test_the_same_seed_gives_the_same_result(algorithm: Algorithm) -> None:
     first, again, other = (worlds.simulation(algorithm, seed=s) for s in (3, 3, 4))
     for sim in (first, again, other):
         sim.run()
-    agree(first.server, again.server, 0)
-    agree(everyone(first), everyone(again), 0)
+    assert_agree(first.server, again.server, 0)
+    assert_agree(everyone(first), everyone(again), 0)
     a, b = (s.ready(s.model, s.everybody) for s in (first, other))
     assert any(not torch.equal(a[n], b[n]) for n in a)
 
@@ -188,8 +188,8 @@ def test_local_steps_instead_of_epochs(algorithm: Algorithm) -> None:
     together, alone = (worlds.simulation(algorithm, local_steps=7, join_ratio=1.0, chunk=c) for c in (100, 1))
     together.run()
     alone.run()
-    agree(together.server, alone.server, 1e-10)
-    agree(everyone(together), everyone(alone), 1e-10)
+    assert_agree(together.server, alone.server, 1e-10)
+    assert_agree(everyone(together), everyone(alone), 1e-10)
     sim = worlds.simulation(algorithm, local_steps=3)
     for rnd, ids, down in sessions(sim):
         data = sim.federation.examples("train", ids)
@@ -205,8 +205,8 @@ def test_momentum_and_adam_stack_too(algorithm: Algorithm, optimizer: str, momen
     together, alone = (worlds.simulation(algorithm, chunk=c, **options) for c in (100, 1))
     for sim in (together, alone):
         sim.run()
-    agree(together.server, alone.server, 1e-9)
-    agree(everyone(together), everyone(alone), 1e-9)
+    assert_agree(together.server, alone.server, 1e-9)
+    assert_agree(everyone(together), everyone(alone), 1e-9)
 
 
 @pytest.mark.parametrize("when", ["after_aggregation", "after_local"])

@@ -18,33 +18,16 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from personafl.core import rng
 from personafl.core.types import BufferPolicy, Layer, ModelInfo, Params
-
-_CONVS: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.Conv1d: F.conv1d,
-    nn.Conv2d: F.conv2d,
-    nn.Conv3d: F.conv3d,
-}
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_DROPOUTS: dict[type[nn.Module], int | None] = {
-    nn.Dropout: None,
-    nn.Dropout1d: 1,
-    nn.Dropout2d: 1,
-    nn.Dropout3d: 1,
-}  # channel axis kept, if any
-_RUNNING = ("running_mean", "running_var")
+from personafl.models.layers import BATCH_NORMS, CONVS, RUNNING, Context, PerClient, Stacked, fold, tracks
 
 
 class StackedModel:
@@ -58,7 +41,7 @@ class StackedModel:
         self.info = describe(self.module, example, head, policy)
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
-        self._context = _Context()
+        self._context = Context()
         self.whole = not self._agrees(example, whole=False)
         if self.whole and not self._agrees(example, whole=True):
             raise ValueError(
@@ -66,12 +49,12 @@ class StackedModel:
             )
         self._folded = self._fold(self.whole)
         self._head: nn.Module | None = None
-        self.convolutional = any(type(m) in _CONVS for m in self.module.modules())
+        self.convolutional = any(type(m) in CONVS for m in self.module.modules())
         # Norms without statistics use those of the batch, also in evaluation.
         self.looks_at_batches = self.whole or any(
-            isinstance(m, _BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
+            isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
         )
-        self.parallel = not any(isinstance(m, _PerClient) for m in self._folded.modules())  # see _PerClient
+        self.parallel = not any(isinstance(m, PerClient) for m in self._folded.modules())  # see PerClient
 
     def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
         """Outputs `[C, B, ...]`; training mode when the clients' random streams for this step are given."""
@@ -105,10 +88,8 @@ class StackedModel:
 
     def _find_head(self) -> nn.Module:
         """The first module of the forward pass that holds a parameter of the head."""
-        holders = [
-            m for m in self._folded.modules() if isinstance(m, _Stacked) and self.info.head & set(m.own.values())
-        ]
-        if not holders or any(isinstance(m, _PerClient) and set(m.own.values()) - self.info.head for m in holders):
+        holders = [m for m in self._folded.modules() if isinstance(m, Stacked) and self.info.head & set(m.own.values())]
+        if not holders or any(isinstance(m, PerClient) and set(m.own.values()) - self.info.head for m in holders):
             raise ValueError("the features of this model cannot be told apart: its head is not a layer of its own")
         order = list(self.info.shapes)
         return min(holders, key=lambda m: min(order.index(n) for n in m.own.values()))
@@ -134,7 +115,7 @@ class StackedModel:
     def _fold(self, whole: bool) -> nn.Module:
         module = copy.deepcopy(self.module)
         folded = (
-            _PerClient(self._context, module, "", self.info) if whole else _fold(module, self._context, self.info, "")
+            PerClient(self._context, module, "", self.info) if whole else fold(module, self._context, self.info, "")
         )
         return folded.eval()
 
@@ -186,7 +167,7 @@ def _changed(before: Params, module: nn.Module) -> str | None:
 def _forget_statistics(module: nn.Module) -> None:
     """Make every norm whose statistics would be a client's state use those of the batch at hand."""
     for m in module.modules():
-        if _tracks(m):
+        if tracks(m):
             norm = cast(nn.BatchNorm2d, m)
             norm.track_running_stats = False
             norm.running_mean = norm.running_var = norm.num_batches_tracked = None
@@ -202,23 +183,11 @@ def describe(module: nn.Module, example: Tensor, head: str | None, policy: Buffe
         )
     if not trainable:
         raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient")
-    buffers = [f"{prefix}.{n}".lstrip(".") for prefix, m in module.named_modules() if _tracks(m) for n in _RUNNING]
+    buffers = [f"{prefix}.{n}".lstrip(".") for prefix, m in module.named_modules() if tracks(m) for n in RUNNING]
     state = dict(module.named_buffers())
     shapes = {n: tuple(p.shape) for n, p in trainable.items()} | {n: tuple(state[n].shape) for n in buffers}
     layers, other, activations = _layers(module, example, trainable)
     return ModelInfo(shapes, frozenset(buffers), _head(module, trainable, head), layers, other, activations, policy)
-
-
-def _tracks(m: nn.Module) -> bool:
-    """Whether a norm's running statistics are part of a client's state; those of a frozen norm are not."""
-    if not isinstance(m, _BATCH_NORMS) or not m.track_running_stats:
-        return False
-    if m.momentum is None:
-        raise ValueError(
-            f"{type(m).__name__} with momentum=None (a cumulative average) is not supported; give it a number"
-        )
-    own = list(m.parameters(recurse=False))
-    return not own or any(p.requires_grad for p in own)
 
 
 def _head(module: nn.Module, trainable: dict[str, nn.Parameter], pattern: str | None) -> frozenset[str]:
@@ -264,7 +233,7 @@ def _layers(
     def measure(_: nn.Module, __: Any, out: Any) -> None:
         sizes.append(out.numel() // len(example) if isinstance(out, Tensor) else 0)
 
-    known = (nn.Linear, *_CONVS)
+    known = (nn.Linear, *CONVS)
     handles = [m.register_forward_hook(note) for m in module.modules() if type(m) in known]
     handles += [m.register_forward_hook(measure) for m in module.modules() if not list(m.children())]
     counter = FlopCounterMode(display=False)
@@ -276,282 +245,3 @@ def _layers(
     layers = tuple(layer for layer in found.values() if layer.weight in trainable)
     frozen = sum(2 * layer.macs + layer.outputs for layer in found.values() if layer.weight not in trainable)
     return layers, other + frozen, sum(sizes)
-
-
-class _Context:
-    """What the replaced modules look up during a forward pass."""
-
-    params: Params
-    valid: Tensor | None  # [C, B], None when no place is padding
-    keys: Tensor | None  # [C], None outside training
-    count: int  # C
-    calls: int  # of dropout, in this forward pass
-
-
-class _Stacked(nn.Module):
-    """A module replaced by its stacked form. `get` finds a parameter: a client's own, or the shared, frozen one."""
-
-    def __init__(self, context: _Context, original: nn.Module, name: str, info: ModelInfo) -> None:
-        super().__init__()
-        self.context = context
-        self.own = {n: f"{name}.{n}".lstrip(".") for n, _ in (*original.named_parameters(), *original.named_buffers())}
-        self.own = {n: full for n, full in self.own.items() if full in info.shapes}
-        self.original = original
-
-    def get(self, name: str) -> Tensor | None:
-        if name in self.own:
-            return self.context.params[self.own[name]]
-        shared = getattr(self.original, name)
-        return None if shared is None else shared.expand(self.context.count, *shared.shape)
-
-    def split(self, x: Tensor) -> Tensor:
-        """The folded batch with its client axis back: `[C, B, ...]`."""
-        return x.reshape(self.context.count, -1, *x.shape[1:])
-
-
-class _BatchedLinear(Function):
-    """Every client's own linear map. Autograd's weight gradient would be a transposed view, which is slow to add."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        if x.is_cuda or weight.shape[1] >= weight.shape[2]:
-            out = torch.bmm(x, weight.transpose(1, 2))
-        else:  # on a CPU half the time of the above where a layer narrows
-            out = torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2).contiguous()
-        return out if bias is None else out.add_(bias.unsqueeze(1))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            torch.bmm(grad, weight) if for_x else None,
-            torch.bmm(grad.transpose(1, 2), x) if for_weight else None,
-            grad.sum(1) if for_bias else None,
-        )
-
-
-class _Linear(_Stacked):
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.get("weight"), self.get("bias")
-        assert weight is not None
-        rows = x.reshape(self.context.count, -1, x.shape[-1])  # [C, B, in]
-        out = cast(Tensor, _BatchedLinear.apply(rows, weight, bias))  # type: ignore[no-untyped-call]
-        return out.view(*x.shape[:-1], weight.shape[1])
-
-
-class _Conv(_Stacked):
-    def forward(self, x: Tensor) -> Tensor:
-        conv = cast(nn.Conv2d, self.original)
-        weight, bias = self.get("weight"), self.get("bias")
-        assert weight is not None
-        call = _CONVS[type(self.original)]
-        rest = (conv.stride, conv.padding, conv.dilation)
-        if self.context.count == 1:
-            return call(x, weight[0], None if bias is None else bias[0], *rest, conv.groups)
-        rows = self.split(x)
-        if not x.is_cuda:  # grouped convolution is slower than a loop there
-            parts = zip(rows, weight, [None] * len(rows) if bias is None else bias, strict=True)
-            return torch.cat([call(r, w, b, *rest, conv.groups) for r, w, b in parts])
-        wide = rows.transpose(0, 1).flatten(1, 2)  # [B, C * in, ...]
-        out = call(wide, weight.flatten(0, 1), None if bias is None else bias.flatten(), *rest, len(rows) * conv.groups)
-        return out.view(out.shape[0], len(rows), -1, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
-
-
-class _BatchNorm(_Stacked):
-    """Batch normalisation by each client's real examples.
-
-    Without running statistics (policy `drop`) the batch at hand gives them, also in evaluation.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        norm = cast(nn.BatchNorm2d, self.original)
-        rows = self.split(x)  # [C, B, F, ...]
-        shape = (rows.shape[0], 1, rows.shape[2], *[1] * (rows.dim() - 3))
-        running = "running_mean" in self.own
-        if running and not self.training:
-            mean, var = self.get("running_mean"), self.get("running_var")
-            assert mean is not None and var is not None
-        else:
-            mean, var, places = _moments(rows, self.context.valid)
-            if running:
-                self._track(mean.detach(), var.detach(), places)
-        out = (rows - mean.view(shape)) * torch.rsqrt(var.view(shape) + norm.eps)
-        weight, bias = self.get("weight"), self.get("bias")
-        if weight is not None and bias is not None:
-            out = out * weight.view(shape) + bias.view(shape)
-        return out.flatten(0, 1)
-
-    def _track(self, mean: Tensor, var: Tensor, places: Tensor) -> None:
-        norm = cast(nn.BatchNorm2d, self.original)
-        rate = cast(float, norm.momentum)
-        unbiased = var * (places / (places - 1).clamp(min=1)).unsqueeze(1)
-        for name, new in (("running_mean", mean), ("running_var", unbiased)):
-            old = self.get(name)
-            assert old is not None
-            old.lerp_(new.to(old.dtype), rate)
-
-
-def _moments(rows: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance per client and feature of `[C, B, F, ...]`, and how many values made them."""
-    over = [1, *range(3, rows.dim())]
-    each = rows[0, 0, 0].numel()
-    if valid is None:
-        places = torch.full((rows.shape[0],), rows.shape[1] * each, dtype=rows.dtype, device=rows.device)
-        return rows.mean(over), rows.var(over, unbiased=False), places
-    real = valid.view(*valid.shape, *[1] * (rows.dim() - 2))
-    places = valid.sum(1).to(rows.dtype) * each
-    mean = torch.where(real, rows, 0).sum(over) / places.unsqueeze(1)
-    centred = rows - mean.view(mean.shape[0], 1, mean.shape[1], *[1] * (rows.dim() - 3))
-    return mean, torch.where(real, centred.square(), 0).sum(over) / places.unsqueeze(1), places
-
-
-class _LayerNorm(_Stacked):
-    def forward(self, x: Tensor) -> Tensor:
-        norm = cast(nn.LayerNorm, self.original)
-        rows = self.split(F.layer_norm(x, norm.normalized_shape, eps=norm.eps))
-        return _affine(rows, self.get("weight"), self.get("bias"), len(norm.normalized_shape))
-
-
-class _GroupNorm(_Stacked):
-    def forward(self, x: Tensor) -> Tensor:
-        norm = cast(nn.GroupNorm, self.original)
-        rows = self.split(F.group_norm(x, norm.num_groups, eps=norm.eps))
-        return _affine(rows.movedim(2, -1), self.get("weight"), self.get("bias"), 1).movedim(-1, 1)
-
-
-def _affine(rows: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int) -> Tensor:
-    """Scale and shift the last `axes` axes of `[C, B, ...]` by each client's own numbers; folded again."""
-    for t, join in ((weight, torch.mul), (bias, torch.add)):
-        if t is not None:
-            rows = join(rows, t.view(t.shape[0], *[1] * (rows.dim() - 1 - axes), *t.shape[1:]))
-    return rows.flatten(0, 1)
-
-
-class _Embedding(_Stacked):
-    def forward(self, x: Tensor) -> Tensor:
-        table = self.get("weight")
-        assert table is not None
-        first = torch.arange(table.shape[0], device=x.device) * table.shape[1]
-        rows = self.split(x)
-        places = rows + first.view(-1, *[1] * (rows.dim() - 1))
-        return F.embedding(places, table.flatten(0, 1)).flatten(0, 1)
-
-
-class _Dropout(_Stacked):
-    """Dropout drawn from each client's own stream, one draw per call of a step."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        drop = cast(nn.Dropout, self.original)
-        if self.context.keys is None or drop.p == 0:
-            return x
-        if drop.p == 1:
-            return x * 0
-        self.context.calls += 1
-        keys = rng.extend(self.context.keys, self.context.calls)
-        rows = self.split(x)
-        channels = _DROPOUTS[type(self.original)]
-        shape = rows.shape[1:] if channels is None else rows.shape[1 : 2 + channels]
-        draws = rng.uniform(keys, shape.numel(), torch.float32).view(rows.shape[0], *shape)
-        kept = (draws >= drop.p).view(*draws.shape, *[1] * (rows.dim() - draws.dim()))
-        return torch.where(kept, rows / (1 - drop.p), 0).flatten(0, 1)
-
-
-class _FrozenNorm(_Stacked):
-    """A batch norm nobody trains: it keeps the statistics it came with."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = cast(nn.BatchNorm2d, self.original)
-        return F.batch_norm(x, n.running_mean, n.running_var, n.weight, n.bias, training=False, eps=n.eps)
-
-
-class _PerClient(_Stacked):
-    """Any module, called once for each client with that client's parameters and real examples.
-
-    Randomness inside it is made the client's own by seeding PyTorch's generator for the call, which is
-    why a model with such a part does not run in several threads.
-    """
-
-    def __init__(self, context: _Context, original: nn.Module, name: str, info: ModelInfo) -> None:
-        super().__init__(context, original, name, info)
-        _freeze(original, context, info)
-
-    def forward(self, x: Tensor, *rest: Any) -> Any:
-        count, keys, valid = self.context.count, self.context.keys, self.context.valid
-        recurrent = isinstance(self.original, nn.RNNBase)
-        axis = 1 if recurrent and not self.original.batch_first else 0
-        outs = []
-        for c, part in enumerate(x.chunk(count, axis)):
-            own = {n: self.context.params[full][c] for n, full in self.own.items()}
-            real = part.shape[axis] if valid is None else int(valid[c].sum())
-            part = part.narrow(axis, 0, real)
-            if keys is None:
-                outs.append(functional_call(self.original, own, (part, *rest)))
-                continue
-            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-                torch.manual_seed(int(keys[c]))
-                outs.append(functional_call(self.original, own, (part, *rest)))
-        size = x.shape[axis] // count
-        if isinstance(outs[0], Tensor):
-            return torch.cat([_padded(o, size, axis) for o in outs], axis)
-        return torch.cat([_padded(o[0], size, axis) for o in outs], axis), _cat_states([o[1] for o in outs], size)
-
-
-def _padded(t: Tensor, size: int, axis: int) -> Tensor:
-    """The same with zeros behind, up to `size` along the axis."""
-    missing = size - t.shape[axis]
-    if not missing:
-        return t
-    return torch.cat([t, t.new_zeros(*t.shape[:axis], missing, *t.shape[axis + 1 :])], axis)
-
-
-def _cat_states(states: list[Any], size: int) -> Any:
-    """Recurrent states `[layers, batch, hidden]` of all clients behind one another."""
-    if isinstance(states[0], Tensor):
-        return torch.cat([_padded(s, size, 1) for s in states], 1)
-    return tuple(torch.cat([_padded(s, size, 1) for s in parts], 1) for parts in zip(*states, strict=True))
-
-
-_RULES: dict[type[nn.Module], type[_Stacked]] = {
-    nn.Linear: _Linear,
-    nn.LayerNorm: _LayerNorm,
-    nn.GroupNorm: _GroupNorm,
-    nn.Embedding: _Embedding,
-    **dict.fromkeys(_CONVS, _Conv),
-    **dict.fromkeys(_BATCH_NORMS, _BatchNorm),
-    **dict.fromkeys(_DROPOUTS, _Dropout),
-}
-
-
-_USUAL = (("padding_mode", "zeros"), ("max_norm", None), ("padding_idx", None), ("scale_grad_by_freq", False))
-"""Options of convolutions and embeddings the rules above know; with others a module runs per client."""
-
-
-def _frozen(module: nn.Module) -> bool:
-    """Whether a module is a batch norm with statistics nobody trains."""
-    return isinstance(module, _BATCH_NORMS) and module.track_running_stats and not _tracks(module)
-
-
-def _freeze(module: nn.Module, context: _Context, info: ModelInfo) -> None:
-    """Keep the frozen norms inside a module as they are, also in training."""
-    for child, m in module.named_children():
-        if _frozen(m):
-            setattr(module, child, _FrozenNorm(context, m, child, info))
-        else:
-            _freeze(m, context, info)
-
-
-def _fold(module: nn.Module, context: _Context, info: ModelInfo, name: str) -> nn.Module:
-    """Replace every module that must know whose example it sees."""
-    kind = type(module)
-    if _frozen(module):
-        return _FrozenNorm(context, module, name, info)
-    own = any(f"{name}.{n}".lstrip(".") in info.shapes for n, _ in module.named_parameters(recurse=False))
-    if own or kind in _BATCH_NORMS or kind in _DROPOUTS:
-        rule = _RULES.get(kind) if all(getattr(module, o, usual) == usual for o, usual in _USUAL) else None
-        return (rule or _PerClient)(context, module, name, info)
-    for child, m in module.named_children():
-        setattr(module, child, _fold(m, context, info, f"{name}.{child}".lstrip(".")))
-    return module
