@@ -124,3 +124,24 @@ def test_another_seed_gives_another_federation_and_another_start() -> None:
         recipe = config.load(RECIPE).with_seed(seed)
         hashes.append(experiment.simulation(recipe, recipe.algorithms[0]).hashes())
     assert all(hashes[0][k] != hashes[1][k] for k in ("split", "cohorts", "init", "shift"))
+
+
+def half(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return 0.5 * torch.nn.functional.cross_entropy(out, y, reduction="none")
+
+
+def among_two(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (out.topk(2).indices == y.unsqueeze(1)).any(1).float()
+
+
+def test_loss_and_metric_by_dotted_path() -> None:
+    """Half the loss at twice the rate is the same training; the right class among two is a milder score."""
+    usual = RECIPE | {"algorithms": [{"name": "fedavg"}], "training": {**RECIPE["training"], "precision": "float64"}}
+    own = usual | {
+        "training": {**usual["training"], "loss": "tests.test_experiment:half", "lr": 0.2},
+        "evaluation": {"eval_every": 2, "metric": "tests.test_experiment:among_two"},
+    }
+    plain, mine = personafl.run(usual)["fedavg"], personafl.run(own)["fedavg"]
+    for n, t in plain.simulation.server.items():
+        torch.testing.assert_close(mine.simulation.server[n], t, rtol=1e-10, atol=1e-10)
+    assert mine.summary["accuracy"]["personal"]["mean"] > plain.summary["accuracy"]["personal"]["mean"]
