@@ -104,7 +104,7 @@ def assert_same_state(sim: Simulation, slow: reference.DMPFL, when: str) -> None
         assert_close(out, slow.network.logits(slow.theta_c(c), x), f"{when}: theta_c of client {c}")
 
 
-def play_both(sim: Simulation, slow: reference.DMPFL) -> None:
+def assert_played_alike(sim: Simulation, slow: reference.DMPFL) -> None:
     """Play every stage in both, comparing after each; the masks must really have moved in Phase 1."""
     first_m_g = dict(slow.m_g)
     assert_same_state(sim, slow, "at the start")
@@ -154,7 +154,7 @@ def test_fedavg_server_weights_equal_the_reference_after_every_round(
 def test_dm_pfl_equals_the_reference_after_every_stage_of_two_iterations() -> None:
     """All three phases, twice, on an MLP; the run meets every case of readjusting and voting."""
     sim, slow = dm_pfl_pair(*mlp(), TRAINING, SETTINGS)
-    play_both(sim, slow)
+    assert_played_alike(sim, slow)
     assert_met(slow.events, "pruned and regrown at once", "newly grown", "too few votes", "uncovered in m_g")
     assert_met(slow.events, "more than the budget", "fractional epochs")
 
@@ -162,7 +162,7 @@ def test_dm_pfl_equals_the_reference_after_every_stage_of_two_iterations() -> No
 def test_dm_pfl_on_a_cnn_equals_the_reference_after_every_stage() -> None:
     """Convolutions are masked as linear layers are."""
     sim, slow = dm_pfl_pair(*cnn(), dataclasses.replace(TRAINING, num_rounds=8), SETTINGS)
-    play_both(sim, slow)
+    assert_played_alike(sim, slow)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_dm_pfl_variants_equal_the_reference_after_every_stage(change: dict[str,
     """Settings other than the defaults, in shorter runs."""
     training = dataclasses.replace(TRAINING, num_rounds=10)
     sim, slow = dm_pfl_pair(*mlp(), training, dataclasses.replace(SETTINGS, **change))
-    play_both(sim, slow)
+    assert_played_alike(sim, slow)
     if "uncovered" in change:
         assert_met(slow.events, "uncovered in m_g", "too few votes")
     if "vote_threshold" in change:
@@ -194,7 +194,7 @@ def test_dm_pfl_drops_positions_that_exactly_three_of_ten_clients_hold() -> None
     sim, slow = dm_pfl_pair(
         module, federation, training, dataclasses.replace(SETTINGS, readjust_interval=1, iterations=1)
     )
-    play_both(sim, slow)
+    assert_played_alike(sim, slow)
     assert_met(slow.events, "votes at the threshold")
 
 
@@ -209,7 +209,7 @@ def test_dm_pfl_breaks_ties_between_equal_weights_and_gradients_by_position() ->
         0.3, readjust_share=0.5, readjust_interval=1, readjust_when="after_training", iterations=1
     )
     sim, slow = dm_pfl_pair(module, federation, training, settings)
-    play_both(sim, slow)
+    assert_played_alike(sim, slow)
     assert_met(slow.events, "ties in pruning", "ties in growing", "ties in m_g")
 
 

@@ -30,7 +30,20 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.inference import INFERENCE, Inference
 from personafl.core.optim import Optimizer
-from personafl.core.types import Batch, Download, Model, ModelInfo, Moves, Params, Payload, Round, Setup, Stage, Task
+from personafl.core.types import (
+    Batch,
+    Download,
+    Model,
+    ModelInfo,
+    Moves,
+    Params,
+    Payload,
+    Round,
+    Setup,
+    Stage,
+    Sweep,
+    Task,
+)
 
 
 @dataclass(frozen=True)
@@ -82,10 +95,6 @@ class Probe:
     first: bool = False  # on the minibatch the next turn begins with, instead of one of its own
     loss: Loss = own_loss
     active: Masks | Callable[[Local], Masks] = field(default_factory=dict)
-
-
-Sweep = Callable[[Callable[[Model, Batch], Params]], Params]
-"""A pass over the clients' training data without training: per-client sums of what is measured on each batch."""
 
 
 def setting(default: Any, help: str, choices: Sequence[str] = ()) -> Any:

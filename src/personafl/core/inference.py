@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,13 +9,13 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.types import Batch, Model, Params
+from personafl.core.types import Batch, Model, Params, Sweep
 
 
 class Inference(Protocol):
     """A rule that joins the outputs of `deployed` (own model) and `deployed["global/..."]`."""
 
-    def measure(self, deployed: Params, sweep: Callable[[Callable[[Model, Batch], Params]], Params]) -> Params:
+    def measure(self, deployed: Params, sweep: Sweep) -> Params:
         """Per-client numbers the rule needs, taken from the training data."""
         ...
 
@@ -39,7 +38,7 @@ class Adaptive:
     the cosine of raw logits, since that of log-probabilities is always near one.
     """
 
-    def measure(self, deployed: Params, sweep: Callable[[Callable[[Model, Batch], Params]], Params]) -> Params:
+    def measure(self, deployed: Params, sweep: Sweep) -> Params:
         own, common = _models(deployed)
 
         def entropies(model: Model, batch: Batch) -> Params:

@@ -146,6 +146,10 @@ class Model(Protocol):
         ...
 
 
+Sweep = Callable[[Callable[[Model, Batch], Params]], Params]
+"""A pass over the clients' training data without training: per-client sums of what is measured on each batch."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What is being learnt: a model, the loss of an example, and the score of an example."""

@@ -87,8 +87,8 @@ def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[Stack
             spare.append(mine)
 
     with _threads(layout.threads):
-        setting = (torch.set_num_threads, (layout.threads,))
-        with ThreadPoolExecutor(layout.workers, initializer=setting[0], initargs=setting[1]) as pool:
+        threads = (layout.threads,)  # PyTorch's setting is partly per thread
+        with ThreadPoolExecutor(layout.workers, initializer=torch.set_num_threads, initargs=threads) as pool:
             yield from pool.map(job, chunks)
 
 

@@ -332,7 +332,7 @@ class Simulation:
 
 
 def _finite(losses: Tensor) -> float | None:
-    """The mean loss, None where nobody trained or a client's loss is no longer a number."""
+    """The mean over clients that trained and whose loss is still a number; None where there are none."""
     mean = float(losses[~losses.isnan()].mean()) if len(losses) else math.nan
     return mean if math.isfinite(mean) else None
 
