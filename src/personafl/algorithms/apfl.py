@@ -16,7 +16,7 @@ from torch import Tensor
 
 from personafl.algorithms.beside import Beside
 from personafl.core import tree
-from personafl.core.algorithm import Local, Probe, Turn, setting
+from personafl.core.algorithm import Local, Play, Probe, setting
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
@@ -33,12 +33,12 @@ class APFL(Beside):
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha={self.alpha}: must be in [0, 1]")
 
-    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
         like = next(iter(params.values()))
         alpha = {"count/alpha": torch.full((), self.alpha, dtype=like.dtype, device=like.device)}
-        return super().init_clients(params, server, ids) | tree.stack(alpha, len(ids))
+        return super().init_clients(params, ids) | tree.stack(alpha, len(ids))
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         def adapt(now: Local, grads: Params) -> Local:
             alpha = (now.params["count/alpha"] - rnd.lr * grads["count/alpha"]).clamp(0, 1)
             return replace(now, params=now.params | {"count/alpha": alpha})

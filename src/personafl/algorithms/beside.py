@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,8 +16,13 @@ from personafl.core.types import Params, Payload, Round
 class Beside(Algorithm):
     """The shared model travels as in FedAvg; the personal one, from the same start, stays."""
 
-    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
-        return super().init_clients(params, server, ids) | tree.stack(tree.prefixed(params, "personal"), len(ids))
+    newcomers: ClassVar[str] = "the global model as its personal one, after a session of its own"
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        return super().init_clients(params, ids) | tree.stack(tree.prefixed(params, "personal"), len(ids))
+
+    def welcome(self) -> str:
+        return "newcomer"
 
     def both(self, loss: Loss) -> Turn:
         """A usual session that moves both models; they share no parameter, so one step is a step of each."""

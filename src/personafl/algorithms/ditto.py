@@ -14,7 +14,7 @@ from torch import Tensor
 
 from personafl.algorithms.beside import Beside
 from personafl.core import tree
-from personafl.core.algorithm import Local, Probe, Turn, setting
+from personafl.core.algorithm import Local, Play, setting
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
@@ -34,7 +34,7 @@ class Ditto(Beside):
         received = tree.values(down)
         return Local(params=received | kept, fixed=tree.prefixed(tree.select(received, self.info.parameters), "anchor"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         return [self.both(self._losses)]
 
     def _losses(self, task: Task, local: Local, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Probe, Turn, choose, setting, whole
+from personafl.core.algorithm import Algorithm, Local, Play, choose, setting, whole
 from personafl.core.types import Params, Payload, Round, Stage
 
 
@@ -34,6 +34,7 @@ class FedAvgFT(Algorithm):
     """
 
     evaluates: ClassVar[str] = "the global model, fine-tuned by the client"
+    newcomers: ClassVar[str] = "the global model, which it fine-tunes"
 
     finetune_epochs: float = setting(
         0.0, "epochs of fine-tuning at the end; 0 takes the recipe's local epochs or steps"
@@ -47,7 +48,10 @@ class FedAvgFT(Algorithm):
         rounds = super().schedule()
         return [*rounds, Stage(number=len(rounds), phase="finetune", who="all", up=False, in_paper=False)]
 
-    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
+    def welcome(self) -> str:
+        return "finetune"
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
         untuned = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
         return tree.stack(params, len(ids)) | {"count/tuned": untuned}
 
@@ -55,7 +59,7 @@ class FedAvgFT(Algorithm):
         statistics = tree.select(kept, self._stays())
         return Local(params=tree.values(down) | statistics)
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         epochs = self.finetune_epochs if rnd.phase == "finetune" and self.finetune_epochs else None
         return [self.session(whole(self.info.parameters), epochs)]
 

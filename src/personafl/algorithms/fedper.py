@@ -19,6 +19,7 @@ class FedPer(Algorithm):
     """Average the body; each client keeps its head. Both train together."""
 
     evaluates: ClassVar[str] = "the global body under the client's own head"
+    newcomers: ClassVar[str] = "the global body under the initial head, which it trains for a session"
 
     def private(self) -> frozenset[str]:
         return self.own_head()
@@ -29,6 +30,7 @@ class LGFedAvg(Algorithm):
     """Average the last layers; each client keeps its own features below them."""
 
     evaluates: ClassVar[str] = "the client's own features under the global head"
+    newcomers: ClassVar[str] = "the global head over the initial features, which it trains for a session"
 
     shared_layers: int = setting(1, "how many of the last layers are shared")
     weights: str = "uniform"

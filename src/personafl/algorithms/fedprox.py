@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Probe, Turn, setting, whole
+from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
@@ -32,7 +32,7 @@ class FedProx(Algorithm):
         received = tree.select(tree.values(down), self.info.parameters)
         return Local(params=tree.values(down) | kept, fixed=tree.prefixed(received, "anchor"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         return [self.session(whole(self.info.parameters), loss=self._near)]
 
     def _near(self, task: Task, local: Local, batch: Batch) -> Tensor:

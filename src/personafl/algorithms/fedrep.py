@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from personafl.core.algorithm import Algorithm, Local, Probe, Turn, setting, whole
+from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
 from personafl.core.types import Round, Stage
 
 
@@ -20,6 +20,7 @@ class FedRep(Algorithm):
     """Average the body over clients; each client keeps the head it trained."""
 
     evaluates: ClassVar[str] = "the global body under the client's own head"
+    newcomers: ClassVar[str] = "the global body under the initial head, which it trains for a session"
 
     head_epochs: float = setting(0.0, "epochs of the head, body frozen; 0 takes the recipe's local epochs or steps")
     body_epochs: float = setting(0.0, "epochs of the body, head frozen; 0 takes the recipe's local epochs or steps")
@@ -40,9 +41,11 @@ class FedRep(Algorithm):
         last = Stage(number=len(rounds), phase="head", who="all", up=False, in_paper=False)
         return [*rounds, last] if self.final_head_epochs else rounds
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         head = [n for n in self.info.parameters if n in self.info.head]
         body = [n for n in self.info.parameters if n not in self.info.head]
+        if rnd.phase == "newcomer":
+            return [self.session(whole(head), self.head_epochs or None)]
         if rnd.phase == "head":
             return [self.session(whole(head), self.final_head_epochs)]
         return [

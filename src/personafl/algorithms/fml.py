@@ -13,19 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from personafl.algorithms.beside import Beside
 from personafl.core import tree
-from personafl.core.algorithm import Local, Probe, Turn, setting
+from personafl.core.algorithm import Local, Play, setting
+from personafl.core.inference import divergence
 from personafl.core.types import Batch, Round, Task, per_example
-
-
-def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL(softmax(teacher) || softmax(student)) of logits over the last axis, the teacher held fixed."""
-    log_p, log_q = torch.log_softmax(teacher.detach(), -1), torch.log_softmax(student, -1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +37,7 @@ class FML(Beside):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         return [self.both(self._mutual)]
 
     def _mutual(self, task: Task, local: Local, batch: Batch) -> Tensor:

@@ -17,6 +17,7 @@ class Local(Algorithm):
     """Nothing travels; each client keeps the model it trained."""
 
     evaluates: ClassVar[str] = "the client's own model"
+    newcomers: ClassVar[str] = "nothing: it trains the initial model for a session"
 
     def private(self) -> frozenset[str]:
         return frozenset(self.info.shapes)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Probe, Turn, setting, whole
+from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
 from personafl.core.mmd import mmd
 from personafl.core.types import Batch, Params, Payload, Round, Task, per_example
 
@@ -35,17 +35,17 @@ class MOON(Algorithm):
                 f"contrast_weight={self.contrast_weight}, temperature={self.temperature}: must be at least and above 0"
             )
 
-    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
         seen = {"count/seen": torch.zeros((), dtype=torch.bool, device=next(iter(params.values())).device)}
         own = tree.stack(tree.prefixed(params, "previous") | seen, len(ids))
-        return super().init_clients(params, server, ids) | own
+        return super().init_clients(params, ids) | own
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         model = tree.values(down) | tree.select(kept, self._stays())
         fixed = tree.prefixed(model, "received") | tree.prefixed(tree.under(kept, "previous"), "previous")
         return Local(params=model, fixed=fixed | {"count/seen": kept["count/seen"]})
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         return [self.session(whole(self.info.parameters), loss=self._contrast, teachers=2)]
 
     def _contrast(self, task: Task, local: Local, batch: Batch) -> Tensor:
@@ -78,7 +78,7 @@ class FedMMD(Algorithm):
         model = tree.values(down) | kept
         return Local(params=model, fixed=tree.prefixed(model, "received"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         return [self.session(whole(self.info.parameters), loss=self._matched, teachers=1)]
 
     def _matched(self, task: Task, local: Local, batch: Batch) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Probe, Turn, whole
+from personafl.core.algorithm import Algorithm, Local, Play, whole
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
@@ -31,9 +31,9 @@ class Scaffold(Algorithm):
         zero = {n: torch.zeros_like(params[n]) for n in self.info.parameters}
         return super().init_server(params) | tree.prefixed(zero, "control")
 
-    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
-        zero = tree.prefixed(tree.under(server, "control"), "own")
-        return super().init_clients(params, server, ids) | tree.stack(zero, len(ids))
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        zero = {f"own/{n}": torch.zeros_like(params[n]) for n in self.info.parameters}
+        return super().init_clients(params, ids) | tree.stack(zero, len(ids))
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         sent = tree.values(down)
@@ -42,7 +42,7 @@ class Scaffold(Algorithm):
         fixed |= tree.prefixed(tree.under(sent, "control"), "control") | tree.prefixed(tree.under(kept, "own"), "own")
         return Local(params=model | tree.select(kept, self._stays()), fixed=fixed)
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         return [self.session(whole(self.info.parameters), loss=self._corrected)]
 
     def _corrected(self, task: Task, local: Local, batch: Batch) -> Tensor:
@@ -78,9 +78,3 @@ class Scaffold(Algorithm):
             if n.startswith("control/")
         }
         return server | model | control
-
-    def common(self, down: Payload) -> Params | None:
-        return tree.select(tree.values(down), self.info.shapes)
-
-    def personal(self, kept: Params, down: Payload) -> Params:
-        return tree.select(tree.values(down) | tree.select(kept, self._stays()), self.info.shapes)

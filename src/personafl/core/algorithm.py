@@ -8,9 +8,13 @@ A round, and the hooks in its order:
     turns       local work: which loss, which positions move, for how long
     upload      what travels back
     keep        what the client stores until it is next asked
+    weigh       what each client counts in the server's sums
     summands    the named sums over clients that the server needs
+    remember    what the server knows of each client until it is next asked
     aggregate   the new server state from those sums
-    deploy      what a client holds when it predicts
+    personal    the client's own model
+    deploy      what it holds when it predicts
+    answer      its own model's outputs
     predict     its outputs
 
 State and payloads are plain named tensors. What is not in `down` or in an upload does not cross
@@ -19,6 +23,7 @@ the network; what is not in `kept` is forgotten. Client-side hooks never reduce 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +35,7 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.inference import INFERENCE, Inference
 from personafl.core.optim import Optimizer
+from personafl.core.slots import WEIGHTS, Inherit
 from personafl.core.types import (
     Batch,
     Download,
@@ -53,6 +59,7 @@ class Local:
     params: Params  # [C, ...] what can be trained, and running statistics
     fixed: Params = field(default_factory=dict)  # [C, ...] what losses and hooks look at: anchors, masks, counters
     steps: Tensor | None = None  # [C] optimiser steps of this session, once it has been played
+    keys: Tensor | None = None  # [C] each client's random stream of the session, for what hooks draw
 
 
 Masks = Mapping[str, Tensor]
@@ -72,7 +79,8 @@ class Turn:
     """Minibatch training: which loss, which positions move, for how long.
 
     `moves` and `active` may be functions of the local state, asked when the turn begins: an earlier
-    turn may have changed the masks.
+    turn may have changed the masks. Turns of one session go on in the same sequence of minibatches,
+    save those of another `stream`, which have their own.
     """
 
     moves: Moves | Callable[[Local], Moves]
@@ -84,6 +92,10 @@ class Turn:
     optimizer: Optimizer | None = None  # None: the recipe's
     active: Masks | Callable[[Local], Masks] = field(default_factory=dict)  # what the model runs under, for its cost
     teachers: int = 0  # further models the loss only runs forward, for its cost
+    flops: float = 0.0  # of one example outside the model, for its cost
+    stream: str = "batches"
+    memory: str = ""  # where in `fixed` the optimiser's state is found and left; empty: it lasts for the session
+    then: Turn | None = None  # a second update on each of the same minibatches; its length is this turn's
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,27 @@ class Probe:
     first: bool = False  # on the minibatch the next turn begins with, instead of one of its own
     loss: Loss = own_loss
     active: Masks | Callable[[Local], Masks] = field(default_factory=dict)
+    flops: float = 0.0  # of one example outside the tensors named, for its cost
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A pass over the client's training data without training: sums of what is measured, handed to `update`."""
+
+    measure: Callable[[Task, Local, Batch], Params]  # per-client terms `[C, ...]` of each minibatch
+    update: Callable[[Local, Params], Local]
+    models: int = 1  # how many forward passes it takes, for its cost
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the local state between turns."""
+
+    update: Callable[[Local], Local]
+
+
+Play = Turn | Probe | Survey | Change
+"""What a session of local work can consist of."""
 
 
 def setting(default: Any, help: str, choices: Sequence[str] = ()) -> Any:
@@ -107,9 +140,11 @@ class Algorithm:
     """A federated method. The defaults are those of a model split into a shared and a private part."""
 
     evaluates: ClassVar[str] = "the client's own model"
+    newcomers: ClassVar[str] = "the global model"  # what a client gets that joins after training
 
     lr: float = setting(0.0, "learning rate of this method; 0 takes the recipe's")
-    weights: str = setting("examples", "what a client counts in the server's mean", ("examples", "uniform"))
+    weights: str = setting("examples", "what a client counts in the server's mean", WEIGHTS)
+    inherit: Inherit | None = setting(None, "a private model inherited from session to session, as FedPHP's")
     inference: str = setting("own", "which of a client's models answers", tuple(INFERENCE))
     bound: Setup | None = field(default=None, repr=False, compare=False)
 
@@ -124,8 +159,15 @@ class Algorithm:
 
     @classmethod
     def settings(cls) -> tuple[dataclasses.Field[Any], ...]:
-        """The fields a recipe may set."""
-        return tuple(f for f in dataclasses.fields(cls) if f.name != "bound")
+        """The fields a recipe may set; one with another default keeps the words of the class that introduced it."""
+        found = []
+        for f in dataclasses.fields(cls):
+            if f.name != "bound":
+                above = (getattr(c, "__dataclass_fields__", {}).get(f.name) for c in cls.__mro__)
+                told = copy.copy(f)
+                told.metadata = next((g.metadata for g in above if g is not None and g.metadata), f.metadata)
+                found.append(told)
+        return tuple(found)
 
     def check(self) -> None:
         """Raise ValueError for impossible settings."""
@@ -147,6 +189,14 @@ class Algorithm:
 
     # What there is
 
+    def needs_uploads(self) -> bool:
+        """Whether `weigh` and `remember` must see the uploads of the whole cohort as one stack."""
+        return False
+
+    def rate(self, stage: Stage) -> float:
+        """The learning rate of a stage."""
+        return self.setup.training.rate(stage.number)
+
     def private(self) -> frozenset[str]:
         """The names that never leave the client, running statistics aside."""
         return frozenset()
@@ -160,6 +210,15 @@ class Algorithm:
             )
         return self.info.head
 
+    def features(self) -> int:
+        """How many numbers enter the head, for methods that look at them."""
+        if not self.info.features:
+            raise ValueError(
+                f"{type(self).__name__} looks at what enters the head, and this model's head is no layer of its own; "
+                "set model.head to the parameters of its last layers"
+            )
+        return self.info.features
+
     def _stays(self) -> frozenset[str]:
         local_statistics = self.info.buffers if self.info.policy == "local" else frozenset()
         return self.private() | local_statistics
@@ -172,23 +231,36 @@ class Algorithm:
         """The server's state before the first round, given the common initial model."""
         return tree.exclude(params, self._stays())
 
-    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
-        """What clients keep before they first take part, given the initial model and server state: `[C, ...]`."""
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        """What clients keep before they first take part, given the common initial model: `[C, ...]`."""
         return tree.stack(tree.select(params, self._stays()), len(ids))
+
+    def init_known(self, params: Params, ids: Tensor) -> Params:
+        """What the server knows of clients before they first take part: `[C, ...]`, by default nothing."""
+        return {}
+
+    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
+        """What clients keep that join now: what others began with, the received model in the initial one's place."""
+        return self.init_clients(params | tree.select(tree.values(down.shared), self.info.shapes), ids)
+
+    def welcome(self) -> str:
+        """The phase of the session a newcomer plays, nothing where it takes the model as it is."""
+        return "newcomer" if self.private() else ""
 
     # A round
 
-    def download(self, server: Params, ids: Tensor, rnd: Round) -> Download:
-        """What the cohort receives: by default all the server has."""
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        """What the cohort receives, from the server's state and its rows of these clients: by default the state."""
         return Download(shared=dict(server))
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         """The local model(s) before training."""
         return Local(params=tree.values(down) | kept)
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         """Local work, in order."""
-        return [self.session(whole(self.info.parameters))]
+        own = [n for n in self.info.parameters if n in self.private()]
+        return [self.session(whole(own if rnd.phase == "newcomer" and own else self.info.parameters))]
 
     def session(self, moves: Moves | Callable[[Local], Moves], epochs: float | None = None, **changes: Any) -> Turn:
         """A turn of the usual length: the recipe's local epochs or steps, or this many epochs."""
@@ -203,24 +275,31 @@ class Algorithm:
 
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         """What the client stores until it is next asked, under the names it had before."""
-        return tree.select(local.params, kept)
+        return kept | tree.select(local.params, kept)
+
+    def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
+        """What each client counts, `[C]`; by default its number of examples, or one."""
+        return torch.ones_like(examples) if self.weights == "uniform" else examples
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        """Per-client terms `[C, ...]` of the sums the server works with; `weights` are example counts `[C]`.
+        """Per-client terms `[C, ...]` of the sums the server works with; `weights` `[C]` are what clients count.
 
         Here and elsewhere what is no part of a model has a name under `count/`, which no parameter has.
         """
-        weights = self.weigh(weights)
         sent = tree.values(upload)
         return {n: t * tree.column(weights, t).to(t.dtype) for n, t in sent.items()} | {"count/weight": weights}
 
-    def weigh(self, examples: Tensor) -> Tensor:
-        """What each client counts, from its number of examples `[C]`."""
-        return examples if self.weights == "examples" else torch.ones_like(examples)
+    def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        """What the server knows of these clients from now on, under the names it had before."""
+        return known
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""
         return {n: self.approach(old, (sums[n] / sums["count/weight"]).to(old.dtype)) for n, old in server.items()}
+
+    def notes(self, server: Params) -> dict[str, float]:
+        """Numbers of the server's state worth a place in the record of a round."""
+        return {}
 
     def approach(self, old: Tensor, target: Tensor) -> Tensor:
         """A server step: all the way at the usual learning rate of 1."""
@@ -256,19 +335,29 @@ class Algorithm:
         """All a client needs to predict: its own model, and the common one where inference asks for it."""
         if self._inference is None:
             return own
-        common = self.common(down)
+        statistics: Payload = {n: own[n] for n in self.info.buffers if n in own}  # the client's, where none travel
+        common = self.common(statistics | down)
         if common is None:
             raise ValueError(f"inference={self.inference!r} needs a global model, which {type(self).__name__} has not")
         return own | tree.prefixed(common, "global")
 
     def calibrate(self, deployed: Params, sweep: Sweep) -> Params:
         """Add what must be measured on the client's training data before it can predict."""
-        return deployed if self._inference is None else deployed | self._inference.measure(deployed, sweep)
+        return deployed if self._inference is None else deployed | self._inference.measure(self, deployed, sweep)
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Outputs of the client's own model: `[C, B, K]`."""
+        return model(own, x, valid)
+
+    def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Outputs of the global model: `[C, B, K]`."""
+        return model(common, x, valid)
 
     def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
-        """Outputs of the client's model: `[C, B, K]`."""
-        own = tree.select(deployed, self.info.shapes)
-        return model(own, x) if self._inference is None else self._inference.predict(model, deployed, x)
+        """Outputs of the client: `[C, B, K]`."""
+        if self._inference is None:
+            return self.answer(model, deployed, x)
+        return self._inference.predict(self, model, deployed, x)
 
 
 def whole(names: Sequence[str]) -> dict[str, Tensor | None]:

@@ -16,6 +16,8 @@ from torch import Tensor
 from personafl.core import rng
 from personafl.core.types import Batch, Examples, Params
 
+SWEEP = 256  # examples of a client at a time in passes without training
+
 
 @dataclass(frozen=True)
 class Plan:

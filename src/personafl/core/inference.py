@@ -12,20 +12,34 @@ from personafl.core import tree
 from personafl.core.types import Batch, Model, Params, Sweep
 
 
+class Answers(Protocol):
+    """A method's outputs `[C, B, K]`: of a client's own model and of the global one."""
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor: ...
+
+    def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor: ...
+
+
 class Inference(Protocol):
     """A rule that joins the outputs of `deployed` (own model) and `deployed["global/..."]`."""
 
-    def measure(self, deployed: Params, sweep: Sweep) -> Params:
+    def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
         """Per-client numbers the rule needs, taken from the training data."""
         ...
 
-    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor: ...
+    def predict(self, method: Answers, model: Model, deployed: Params, x: Tensor) -> Tensor: ...
 
 
 def entropy(logits: Tensor) -> Tensor:
     """Shannon entropy in nats of the softmax over the last axis."""
     log_p = torch.log_softmax(logits, -1)
     return -(log_p.exp() * log_p).sum(-1)
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(student)) of logits over the last axis, the teacher held fixed."""
+    log_p, log_q = torch.log_softmax(teacher.detach(), -1), torch.log_softmax(student, -1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -38,22 +52,22 @@ class Adaptive:
     the cosine of raw logits, since that of log-probabilities is always near one.
     """
 
-    def measure(self, deployed: Params, sweep: Sweep) -> Params:
+    def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
         own, common = _models(deployed)
 
         def entropies(model: Model, batch: Batch) -> Params:
             k = batch.x.shape[0]
-            sums = {}
-            for name, params in (("own", own), ("global", common)):
-                sums[name] = batch.mean(entropy(model(tree.take(params, slice(k)), batch.x, batch.valid))) * batch.count
+            out = method.answer(model, tree.take(own, slice(k)), batch.x, batch.valid)
+            shared = method.common_answer(model, tree.take(common, slice(k)), batch.x, batch.valid)
+            sums = {n: batch.mean(entropy(z)) * batch.count for n, z in (("own", out), ("global", shared))}
             return sums | {"count": batch.count}
 
         total = sweep(entropies)
         return {f"base_entropy/{n}": total[n] / total["count"] for n in ("own", "global")}
 
-    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
+    def predict(self, method: Answers, model: Model, deployed: Params, x: Tensor) -> Tensor:
         own, common = _models(deployed)
-        z_c, z_g = model(own, x), model(common, x)  # [C, B, K]
+        z_c, z_g = method.answer(model, own, x), method.common_answer(model, common, x)  # [C, B, K]
         be_c, be_g = (deployed[f"base_entropy/{n}"].to(z_c.dtype).unsqueeze(1) for n in ("own", "global"))
         doubt = 1 - torch.cosine_similarity(z_c, z_g, dim=-1)  # [C, B]
         prefer_own = entropy(z_c) - doubt * be_c < entropy(z_g) - doubt * be_g
@@ -61,8 +75,7 @@ class Adaptive:
 
 
 def _models(deployed: Params) -> tuple[Params, Params]:
-    common = tree.under(deployed, "global")
-    return tree.select(deployed, common), common
+    return tree.without(tree.without(deployed, "global"), "base_entropy"), tree.under(deployed, "global")
 
 
 INFERENCE: dict[str, Inference | None] = {"own": None, "adaptive": Adaptive()}

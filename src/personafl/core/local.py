@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import batches, cost, optim, rng, tree
-from personafl.core.algorithm import Algorithm, Local, Loss, Probe, Turn
+from personafl.core.algorithm import Algorithm, Change, Local, Play, Probe, Survey, Turn
 from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, Task, Training
 
 
@@ -50,7 +50,7 @@ def session(
 def play(
     task: Task,
     local: Local,
-    turns: Sequence[Turn | Probe],
+    turns: Sequence[Play],
     data: Examples,
     training: Training,
     rnd: Round,
@@ -60,7 +60,15 @@ def play(
     """Play a list of turns over a stack of clients; without `train`, only count what it would cost."""
     at_work = _Session(task, local, data, training, rnd, train)
     for turn in turns:
-        at_work.probe(turn) if isinstance(turn, Probe) else at_work.train(turn)
+        match turn:
+            case Turn():
+                at_work.train(turn)
+            case Probe():
+                at_work.probe(turn)
+            case Survey():
+                at_work.survey(turn)
+            case Change():
+                at_work.local = turn.update(at_work.local)
     return at_work.finished()
 
 
@@ -68,40 +76,72 @@ class _Session:
     """A stack of clients between its first and its last turn."""
 
     def __init__(self, task: Task, local: Local, data: Examples, training: Training, rnd: Round, train: bool) -> None:
-        self.task, self.local, self.data, self.training, self.rnd, self.really = task, local, data, training, rnd, train
+        self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
         self.count, self.dtype = len(data.ids), floating(local.params)
-        self.steps, self.epochs = torch.zeros(2, self.count, dtype=torch.int64)  # behind each client
+        self.local = replace(local, keys=self._stream("draws").to(data.rows.device))
+        self.steps: dict[str, Tensor] = {}  # [C] behind each client, per stream
+        self.epochs: dict[str, Tensor] = {}
         self.flops, self.dense = torch.zeros(2, self.count, dtype=torch.float64)
         self.loss = torch.zeros(self.count, dtype=torch.float64, device=data.rows.device)
         self.state: dict[optim.Optimizer, Params] = {}  # moments live from turn to turn, not from round to round
 
     def finished(self) -> tuple[Local, Work]:
-        return replace(self.local, steps=self.steps), Work(self.flops, self.dense, self.loss.cpu() / self.steps)
+        steps = sum(self.steps.values(), self._none())
+        return replace(self.local, steps=steps), Work(self.flops, self.dense, self.loss.cpu() / steps)
 
     def train(self, turn: Turn) -> None:
         """Minibatch steps on the turn's loss, over the clients that still have some."""
-        moves = turn.moves(self.local) if callable(turn.moves) else turn.moves
         size = self.training.batch_size
         length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs, "least": turn.least}
-        plan = batches.plan(self.data, size, self._stream("batches"), first=self.epochs, **length)
-        self._charge(turn, list(moves), plan, regrow=False)
-        if self.really and moves:
-            self.local = replace(self.local, params=self.local.params | self._writable(moves))
-            rule = turn.optimizer or optim.default(self.training)
-            moments = rule.init(tree.select(self.local.params, moves)) | self.state.get(rule, {})
-            self.state[rule] = moments
-            rate = self.rnd.lr if turn.lr is None else turn.lr
-            steps = _Steps(self.task, self.local, turn.loss, moves, rule, moments, rate)
-            passed = self.steps.unsqueeze(1) + torch.arange(len(plan.active))
-            noise = rng.extend(self._stream("noise").unsqueeze(1), passed).to(plan.rows.device)  # [C, S]
+        before, epoch = self.steps.get(turn.stream, self._none()), self.epochs.get(turn.stream, self._none())
+        plan = batches.plan(self.data, size, self._stream(turn.stream), first=epoch, **length)
+        updates = self._updates(list(_chain(turn)), plan)
+        if updates:
+            name = "noise" if turn.stream == "batches" else f"noise {turn.stream}"
+            passed = before.unsqueeze(1) + torch.arange(len(plan.active))
+            noise = rng.extend(self._stream(name).unsqueeze(1), passed).to(plan.rows.device)  # [C, S]
             for s, k in enumerate(plan.active):
-                self.loss[:k] += steps.step(batches.minibatch(self.data, plan, s, noise[:k, s], self.dtype), k)
-        self.steps += plan.steps
-        self.epochs += -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
+                batch = batches.minibatch(self.data, plan, s, noise[:k, s], self.dtype)
+                loss = updates[0].step(batch, k)
+                for i, update in enumerate(updates[1:], 1):
+                    loss = update.step(replace(batch, keys=rng.extend(rng.extend(batch.keys, "then"), i)), k)
+                self.loss[:k] += loss
+        self.steps[turn.stream] = before + plan.steps
+        self.epochs[turn.stream] = epoch + -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
+
+    def _updates(self, parts: list[Turn], plan: batches.Plan) -> list[_Steps]:
+        """What is done with each minibatch, one after the other; nothing where nothing is to move."""
+        moves = [part.moves(self.local) if callable(part.moves) else part.moves for part in parts]
+        for part, names in zip(parts, moves, strict=True):
+            self._charge(part, list(names), plan, regrow=False)
+        if not self.really or not any(moves):
+            return []
+        moving = {n for names in moves for n in names}
+        self.local = replace(self.local, params=self.local.params | self._writable(moving))
+        moments = [self._moments(part, names) for part, names in zip(parts, moves, strict=True)]
+        return [
+            _Steps(self.task, self.local, part, names, self._rule(part), state, self.rnd.lr)
+            for part, names, state in zip(parts, moves, moments, strict=True)
+            if names
+        ]
+
+    def _rule(self, turn: Turn) -> optim.Optimizer:
+        return turn.optimizer or optim.default(self.training)
+
+    def _moments(self, turn: Turn, moves: Moves) -> Params:
+        """The optimiser's state: fresh, as an earlier turn left it, or as the method kept it."""
+        rule = self._rule(turn)
+        fresh = rule.init(tree.select(self.local.params, moves))
+        if not turn.memory:
+            state = self.state[rule] = fresh | self.state.get(rule, {})
+            return state
+        found = {n: t.clone() for n, t in tree.under(self.local.fixed, turn.memory).items() if n in fresh}
+        self.local = replace(self.local, fixed=self.local.fixed | tree.prefixed(fresh | found, turn.memory))
+        return fresh | found
 
     def probe(self, turn: Probe) -> None:
         """The gradient on one minibatch of every client, for the turn's update to use."""
-        stream, epoch = ("batches", self.epochs) if turn.first else ("probe", 0)
+        stream, epoch = ("batches", self.epochs.get("batches", self._none())) if turn.first else ("probe", self._none())
         plan = batches.plan(self.data, self.training.batch_size, self._stream(stream), steps=1, first=epoch)
         self._charge(turn, turn.names, plan, regrow=True)
         if not self.really:
@@ -113,6 +153,24 @@ class _Session:
         loss = turn.loss(self.task, replace(self.local, params=seen), batch)
         grads = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
         self.local = turn.update(self.local, dict(zip(leaves, grads, strict=True)))
+
+    @torch.no_grad()
+    def survey(self, turn: Survey) -> None:
+        """Sums over each client's training data, for the turn's update to use."""
+        work = turn.models * cost.forward_pass(self.task.model.info) * self.data.count.double()
+        self.flops += work
+        self.dense += work
+        if not self.really:
+            return
+
+        def measured(batch: Batch) -> Params:
+            k = batch.x.shape[0]
+            return turn.measure(self.task, _prefix(self.local, k), batch)
+
+        self.local = turn.update(self.local, batches.sums(self.data, batches.SWEEP, self.dtype, measured))
+
+    def _none(self) -> Tensor:
+        return torch.zeros(self.count, dtype=torch.int64)
 
     def _stream(self, purpose: str) -> Tensor:
         return rng.key(self.training.seed, purpose, self.rnd.number, self.data.ids)
@@ -127,24 +185,36 @@ class _Session:
         active = turn.active(self.local) if callable(turn.active) else turn.active
         info = self.task.model.info
         masked, full = cost.step(info, names, active, self.count, regrow=regrow)
-        watched = turn.teachers * cost.forward_pass(info) if isinstance(turn, Turn) else 0.0
-        self.flops += (masked + watched) * plan.examples
-        self.dense += (full + watched) * plan.examples
+        beside = turn.flops + (turn.teachers * cost.forward_pass(info) if isinstance(turn, Turn) else 0.0)
+        self.flops += (masked + beside) * plan.examples
+        self.dense += (full + beside) * plan.examples
+
+
+def _chain(turn: Turn) -> Iterator[Turn]:
+    """A turn and those that follow it on the same minibatches."""
+    yield turn
+    if turn.then is not None:
+        yield from _chain(turn.then)
+
+
+def _prefix(local: Local, k: int) -> Local:
+    """The first `k` clients of a stack."""
+    return Local(tree.take(local.params, slice(k)), tree.take(local.fixed, slice(k)))
 
 
 class _Steps:
     """Optimiser steps over the active prefix of a stack; the views are made anew only when it shrinks."""
 
     def __init__(
-        self, task: Task, local: Local, loss: Loss, moves: Moves, rule: optim.Optimizer, state: Params, lr: float
+        self, task: Task, local: Local, turn: Turn, moves: Moves, rule: optim.Optimizer, state: Params, lr: float
     ) -> None:
-        self.task, self.local, self.loss, self.moves = task, local, loss, moves
-        self.rule, self.state, self.lr = rule, state, lr
+        self.task, self.local, self.loss, self.moves = task, local, turn.loss, moves
+        self.rule, self.state, self.lr = rule, state, lr if turn.lr is None else turn.lr
         self.active = -1
 
     def _shrink(self, k: int) -> None:
         self.active = k
-        self.now = Local(tree.take(self.local.params, slice(k)), tree.take(self.local.fixed, slice(k)))
+        self.now = _prefix(self.local, k)
         self.leaves = {n: self.now.params[n].detach().requires_grad_() for n in self.moves}
         self.seen = replace(self.now, params=self.now.params | self.leaves)
         self.masks = {n: m if m is None else m[:k] for n, m in self.moves.items()}

@@ -58,9 +58,9 @@ def _mix_int(z: int) -> int:
     return z - (1 << 64) if z >> 63 else z
 
 
-def extend(keys: Tensor, part: int | Tensor) -> Tensor:
+def extend(keys: Tensor, part: int | str | Tensor) -> Tensor:
     """The keys of the streams one level below."""
-    return _mix((keys ^ part) + _GOLDEN)
+    return _mix((keys ^ (_purpose(part) if isinstance(part, str) else part)) + _GOLDEN)
 
 
 def bits(keys: Tensor, count: int) -> Tensor:

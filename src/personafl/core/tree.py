@@ -31,6 +31,11 @@ def prefixed(tree: Mapping[str, T], prefix: str) -> dict[str, T]:
     return {f"{prefix}/{n}": t for n, t in tree.items()}
 
 
+def without(tree: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """The entries not called `prefix/...`."""
+    return {n: t for n, t in tree.items() if not n.startswith(prefix + "/")}
+
+
 def prefix_of(name: str) -> str:
     """Which model of a client a tensor belongs to: `personal` for `personal/fc.weight`, else nothing."""
     return name.rpartition("/")[0]
@@ -54,6 +59,20 @@ def join(trees: Iterable[Mapping[str, Tensor]]) -> Params:
     """Several stacks of clients as one."""
     parts = list(trees)
     return {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
+
+
+def gathered(payloads: Iterable[Payload]) -> Payload:
+    """The payloads of several stacks of clients as one."""
+    parts = list(payloads)
+    out: Payload = {}
+    for n, first in parts[0].items():
+        column = [p[n] for p in parts]
+        if isinstance(first, Masked):
+            masked = [t for t in column if isinstance(t, Masked)]
+            out[n] = view(torch.cat([t.values for t in masked]), torch.cat([t.mask for t in masked]), first.known)
+        else:
+            out[n] = torch.cat([t for t in column if isinstance(t, Tensor)])
+    return out
 
 
 def values(payload: Payload) -> Params:

@@ -121,6 +121,8 @@ class ModelInfo:
     other_flops: int = 0  # forward FLOP of one example outside `layers`
     activations: int = 0  # numbers one example's forward pass leaves behind, about
     policy: BufferPolicy = "average"
+    features: int = 0  # numbers of one example that enter the head; 0 where the head is no layer of its own
+    outputs: int = 0  # numbers the model gives for one example
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -140,9 +142,14 @@ class Model(Protocol):
         ...
 
     def features(
-        self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None
+        self,
+        params: Params,
+        x: Tensor,
+        valid: Tensor | None = None,
+        keys: Tensor | None = None,
+        change: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What enters the head, `[C, B, D]`, and the outputs."""
+        """What enters the head, `[C, B, D]`, and the outputs; the head sees what `change` makes of the features."""
         ...
 
 

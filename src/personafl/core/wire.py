@@ -6,9 +6,9 @@ A message is a header and one entry per tensor, little-endian:
     per entry: name length u16, name, dtype u8, encoding u8, rank u8, dimensions u32 each,
                [number of values u32 unless dense], [mask], values
 
-A masked tensor carries its mask as bits or as a list of positions, whichever is smaller (u16 positions
-if they fit, else u32), or not at all where the receiver knows it. No pickle; decoding checks
-names, types, shapes and lengths before it allocates.
+Truth values are bits. A masked tensor carries its mask as bits or as a list of positions, whichever is smaller (u16
+positions if they fit, else u32), or not at all where the receiver knows it. No pickle; decoding checks names, types,
+shapes and lengths before it allocates.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def sizes(payload: Payload, count: int) -> Tensor:
         numel = values[0].numel()
         total += 2 + len(name.encode()) + 3 + 4 * (values.dim() - 1)
         if not isinstance(entry, Masked):
-            total += numel * values.element_size()
+            total += _length(numel, values.dtype)
             continue
         nnz = tree.flat(entry.mask).sum(1).cpu()
-        total += 4 + nnz * values.element_size()
+        total += 4 + (-(-nnz // 8) if values.dtype == torch.bool else nnz * values.element_size())
         if not entry.known:
             total += torch.minimum(torch.tensor(-(-numel // 8)), nnz * _place_type(numel).itemsize)
     return total
@@ -140,7 +140,7 @@ def _entry(read: _Reader, name: str, known: Mapping[str, Tensor]) -> Tensor | Ma
         places = np.frombuffer(read.take(nnz * kind.itemsize, f"{name}: positions"), kind).astype(np.int64)
         if nnz and (places[-1] >= numel or (np.diff(places) <= 0).any()):
             raise WireError(f"{name}: positions do not rise within 0..{numel - 1}")
-        read.check(nnz * dtype.itemsize, name)  # before allocating what the header claims
+        read.check(_length(nnz, dtype), name)  # before allocating what the header claims
         mask = torch.zeros(numel, dtype=torch.bool)
         mask[torch.from_numpy(places)] = True
     else:
@@ -175,12 +175,15 @@ class _Reader:
         return int(struct.unpack(form, self.take(struct.calcsize(form), what))[0])
 
     def values(self, count: int, dtype: torch.dtype, name: str) -> Tensor:
-        raw = bytearray(self.take(count * dtype.itemsize, f"{name}: values"))
+        raw = bytearray(self.take(_length(count, dtype), f"{name}: values"))
+        if dtype == torch.bool:
+            bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")
+            if bits[count:].any():
+                raise WireError(f"{name}: bits are set behind the last truth value")
+            return torch.from_numpy(bits[:count].astype(bool))
         out = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
         if dtype.is_floating_point and not torch.isfinite(out).all():
             raise WireError(f"{name}: not all values are finite")
-        if dtype == torch.bool and raw and max(raw) > 1:
-            raise WireError(f"{name}: a truth value is neither 0 nor 1")
         return out
 
 
@@ -196,5 +199,12 @@ def _place_type(numel: int) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
     return np.dtype("<u2") if numel <= 1 << 16 else np.dtype("<u4")
 
 
+def _length(count: int, dtype: torch.dtype) -> int:
+    """Bytes of this many dense values."""
+    return -(-count // 8) if dtype == torch.bool else count * dtype.itemsize
+
+
 def _raw(values: Tensor) -> bytes:
+    if values.dtype == torch.bool:
+        return np.packbits(values.reshape(-1).numpy(), bitorder="little").tobytes()
     return values.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()

@@ -15,7 +15,8 @@ from personafl.core.types import Batch, Examples, Model, Params, Payload, Task, 
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, mixed
 
-BATCH = 256
+Predict = Callable[[Model, Params, Tensor], Tensor]
+"""Outputs `[C, B, K]` of a stack of clients, from a model, what they hold and inputs."""
 
 
 @torch.no_grad()
@@ -23,7 +24,7 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train
     """A stack of clients ready to predict with these models of their own."""
 
     def sweep(measure: Callable[[Model, Batch], Params]) -> Params:
-        return batches.sums(train, BATCH, dtype, functools.partial(measure, task.model))
+        return batches.sums(train, batches.SWEEP, dtype, functools.partial(measure, task.model))
 
     ready = algorithm.deploy(own, down)
     dtype = floating(ready)
@@ -31,13 +32,13 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train
 
 
 @torch.no_grad()
-def scores(algorithm: Algorithm, task: Task, ready: Params, data: Examples) -> list[Tensor]:
+def scores(predict: Predict, task: Task, ready: Params, data: Examples) -> list[Tensor]:
     """Per client the score of each of its examples, in order, on the host."""
     out = torch.zeros(data.rows.shape, dtype=torch.float32)
-    for batch, first in batches.in_order(data, BATCH, floating(ready)):
+    for batch, first in batches.in_order(data, batches.SWEEP, floating(ready)):
         k, size = batch.x.shape[:2]
         model = _Ignoring(task.model, batch.valid)
-        logits = algorithm.predict(model, tree.take(ready, slice(k)), batch.x)
+        logits = predict(model, tree.take(ready, slice(k)), batch.x)
         out[:k, first : first + size] = per_example(task.metric, logits, batch.y).cpu()
     return [row[: int(n)] for row, n in zip(out, data.count, strict=True)]
 
@@ -52,9 +53,14 @@ class _Ignoring:
         return self.model(params, x, self.valid if valid is None else valid, keys)
 
     def features(
-        self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None
+        self,
+        params: Params,
+        x: Tensor,
+        valid: Tensor | None = None,
+        keys: Tensor | None = None,
+        change: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return self.model.features(params, x, self.valid if valid is None else valid, keys)
+        return self.model.features(params, x, self.valid if valid is None else valid, keys, change)
 
 
 def with_shift(federation: Federation, shift: Shift, ids: Tensor) -> Examples:

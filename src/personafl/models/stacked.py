@@ -17,7 +17,9 @@ called once per client.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import fnmatch
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -28,6 +30,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from personafl.core import rng
 from personafl.core.types import BufferPolicy, Layer, ModelInfo, Params
 from personafl.models.layers import BATCH_NORMS, CONVS, RUNNING, Context, PerClient, Stacked, fold, tracks
+
+
+class _NoHeadError(ValueError):
+    """A model whose features cannot be told apart from its outputs."""
 
 
 class StackedModel:
@@ -55,6 +61,8 @@ class StackedModel:
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
         )
         self.parallel = not any(isinstance(m, PerClient) for m in self._folded.modules())  # see PerClient
+        features, outputs = self._measure_head(example)
+        self.info = dataclasses.replace(self.info, features=features, outputs=outputs)
 
     def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
         """Outputs `[C, B, ...]`; training mode when the clients' random streams for this step are given."""
@@ -71,26 +79,45 @@ class StackedModel:
         return out.view(x.shape[0], x.shape[1], *out.shape[1:])
 
     def features(
-        self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None
+        self,
+        params: Params,
+        x: Tensor,
+        valid: Tensor | None = None,
+        keys: Tensor | None = None,
+        change: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What enters the head, flattened to `[C, B, D]`, and the outputs."""
-        if not self.info.head:
-            raise ValueError("this model has no head; set model.head to a pattern of its parameters")
+        """What enters the head, flattened to `[C, B, D]`, and the outputs; the head sees what `change` makes of it."""
         if self._head is None:
             self._head = self._find_head()
         seen: list[Tensor] = []
-        handle = self._head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+
+        def look(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            z = inputs[0].reshape(x.shape[0], x.shape[1], -1)
+            seen.append(z)
+            return None if change is None else (change(z).view(inputs[0].shape), *inputs[1:])
+
+        handle = self._head.register_forward_pre_hook(look)
         try:
             out = self(params, x, valid, keys)
         finally:
             handle.remove()
-        return seen[0].reshape(x.shape[0], x.shape[1], -1), out
+        return seen[0], out
+
+    def _measure_head(self, example: Tensor) -> tuple[int, int]:
+        """How many numbers of one example enter the head, 0 if that cannot be told, and how many come out."""
+        params = {n: t[None] for n, t in self.initial.items()}
+        with torch.no_grad():
+            try:
+                z, out = self.features(params, example[None])
+                return z.shape[2], out[0, 0].numel()
+            except _NoHeadError:
+                return 0, self(params, example[None])[0, 0].numel()
 
     def _find_head(self) -> nn.Module:
         """The first module of the forward pass that holds a parameter of the head."""
         holders = [m for m in self._folded.modules() if isinstance(m, Stacked) and self.info.head & set(m.own.values())]
         if not holders or any(isinstance(m, PerClient) and set(m.own.values()) - self.info.head for m in holders):
-            raise ValueError("the features of this model cannot be told apart: its head is not a layer of its own")
+            raise _NoHeadError("this model's head is no layer of its own, so what enters it cannot be told")
         order = list(self.info.shapes)
         return min(holders, key=lambda m: min(order.index(n) for n in m.own.values()))
 

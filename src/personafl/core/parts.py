@@ -1,0 +1,127 @@
+"""A method around another method: the base of what fills a slot.
+
+By default every hook is the inner method's. What a part adds has names under its own prefix, which the
+inner method never sees: its state, its payload entries, its sums. In `Local` a part adds to `fixed` only,
+for what is in `params` may be uploaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Local, Play
+from personafl.core.types import Download, Model, Params, Payload, Round, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Algorithm):
+    """All hooks of `base`, to be overridden where the part differs."""
+
+    prefix: ClassVar[str]
+
+    base: Algorithm = field(repr=False)
+
+    @classmethod
+    def around(cls, base: Algorithm, **settings: object) -> Self:
+        """This part around a method that is bound already."""
+        return cls(base=base, bound=base.bound, inference=base.inference, **settings)  # type: ignore[arg-type]
+
+    def theirs(self, state: Params) -> Params:
+        """What the inner method sees of a state."""
+        return tree.without(state, self.prefix)
+
+    def theirs_of(self, payload: Payload) -> Payload:
+        return tree.without(payload, self.prefix)
+
+    def mine(self, state: Params) -> Params:
+        """What the part added, without its prefix."""
+        return tree.under(state, self.prefix)
+
+    def own(self, state: Params) -> Params:
+        """The part's state under the names it is kept by; inverse of `mine`."""
+        return tree.prefixed(state, self.prefix)
+
+    def needs_uploads(self) -> bool:
+        return self.base.needs_uploads()
+
+    def rate(self, stage: Stage) -> float:
+        return self.base.rate(stage)
+
+    def private(self) -> frozenset[str]:
+        return self.base.private()
+
+    def schedule(self) -> list[Stage]:
+        return self.base.schedule()
+
+    def init_server(self, params: Params) -> Params:
+        return self.base.init_server(params)
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        return self.base.init_clients(params, ids)
+
+    def init_known(self, params: Params, ids: Tensor) -> Params:
+        return self.base.init_known(params, ids)
+
+    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
+        return self.base.newcomer(params, Download(self.theirs_of(down.shared), self.theirs_of(down.own)), ids)
+
+    def welcome(self) -> str:
+        return self.base.welcome()
+
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        return self.base.download(self.theirs(server), self.theirs(known), rnd)
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        return self.base.start(self.theirs(kept), self.theirs_of(down), rnd)
+
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
+        return self.base.turns(local, rnd)
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        return self.base.upload(local, rnd)
+
+    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        return kept | self.base.keep(self.theirs(kept), local, rnd)
+
+    def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
+        return self.base.weigh(self.theirs(server), self.theirs(known), self.theirs_of(upload), examples, rnd)
+
+    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        return self.base.summands(self.theirs_of(upload), weights, rnd)
+
+    def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        return known | self.base.remember(self.theirs(known), self.theirs_of(upload), weights, rnd)
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        return server | self.base.aggregate(self.theirs(server), self.theirs(sums), rnd)
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        return self.base.personal(self.theirs(kept), self.theirs_of(down))
+
+    def common(self, down: Payload) -> Params | None:
+        return self.base.common(self.theirs_of(down))
+
+    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+        return self.base.trained(self.theirs(kept), local, self.theirs_of(down), rnd)
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return self.base.answer(model, own, x, valid)
+
+    def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return self.base.common_answer(model, common, x, valid)
+
+    def notes(self, server: Params) -> dict[str, float]:
+        return self.base.notes(self.theirs(server))
+
+    def evaluated(self, when: str) -> str:
+        own = self.base.evaluated(when)
+        return own if self.inference == self.base.inference else f"per sample the global model, or {own}"
+
+    def shared(self) -> list[str]:
+        """The parameters that travel."""
+        stays = self.base.private()
+        return [n for n in self.info.parameters if n not in stays]
