@@ -1,0 +1,158 @@
+"""The `inherit` slot: a private model that remembers, and teaches the one just downloaded.
+
+Li, Zhan, Shao, Li, Song, "FedPHP: Federated Personalization with Inherited Private Models", ECML-PKDD 2021. A client
+keeps an inherited private model (HPM) theta_p. In a session the downloaded model learns from it,
+
+    (1 - lambda) loss + lambda transfer(downloaded, HPM)
+
+and afterwards theta_p <- (1 - mu_k) trained + mu_k theta_p, with mu_k = mu z_k / (Q T) after z_k earlier sessions. The
+first session has mu_k = 0, so the HPM keeps no trace of the random initialisation: the order of Algorithm 1 and of the
+authors' code, whose bound of 0.9 is kept too. Around a method with several models the one without prefix, which
+travels, is taught and inherited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.core import cost, tree
+from personafl.core.algorithm import Local, Loss, Play, Turn, choose, own_loss
+from personafl.core.inference import divergence
+from personafl.core.mmd import mmd
+from personafl.core.parts import Part
+from personafl.core.slots import Inherit
+from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Task, per_example
+
+_MOST = 0.9  # of the HPM that a session may keep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inherited(Part):
+    """A method whose clients each keep an inherited private model."""
+
+    prefix: ClassVar[str] = "inherited"
+
+    slot: Inherit
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        return super().init_clients(params, ids) | self._begin(params, ids)
+
+    def _begin(self, params: Params, ids: Tensor) -> Params:
+        model = tree.select(params, self.info.shapes)
+        sessions = torch.zeros((), dtype=torch.int32, device=next(iter(model.values())).device)
+        mine = model | {"count/sessions": sessions}
+        if self.slot.answers != "inherited":
+            mine |= tree.prefixed(model, "last")
+        return self.own(tree.stack(mine, len(ids)))
+
+    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
+        received = tree.select(tree.values(down.shared), self.info.shapes)
+        return super().newcomer(params, down, ids) | self._begin(params | received, ids)
+
+    def welcome(self) -> str:
+        return self.base.welcome() or "newcomer"
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        local = super().start(kept, down, rnd)
+        return replace(local, fixed=local.fixed | self.own(self.mine(kept)))
+
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
+        plays = super().turns(local, rnd)
+        return [self._taught(p) if isinstance(p, Turn) and self.slot.weight else p for p in plays]
+
+    def _taught(self, turn: Turn) -> Turn:
+        extra = 0.0
+        if self.slot.transfer != "prox":
+            extra = cost.forward_pass(self.info) * (1 if turn.loss is own_loss else 4)  # the HPM; the student once more
+        then = None if turn.then is None else self._taught(turn.then)
+        return replace(turn, loss=self._loss(turn.loss), flops=turn.flops + extra, then=then)
+
+    def _loss(self, loss: Loss) -> Loss:
+        share, transfer = self.slot.weight, self.slot.transfer
+
+        def taught(task: Task, local: Local, batch: Batch) -> Tensor:
+            teacher = tree.select(self.mine(local.fixed), self.info.shapes)
+            if transfer == "prox":
+                weights = tree.select(teacher, self.info.parameters)
+                pull = tree.squared_distance(tree.select(local.params, weights), weights)
+                return (1 - share) * loss(task, local, batch) + share * pull
+            if loss is own_loss:  # one forward pass gives the loss and what is compared
+                h, out = self._seen(task.model, local.params, batch, batch.keys)
+                own = batch.mean(per_example(task.criterion, out, batch.y))
+            else:
+                own = loss(task, local, batch)
+                statistics = {n: t.clone() for n, t in local.params.items() if n in self.info.buffers}
+                h, out = self._seen(task.model, local.params | statistics, batch, batch.keys)
+            with torch.no_grad():
+                h_p, out_p = self._seen(task.model, teacher, batch, None)
+            if transfer == "kd":
+                tau = self.slot.temperature
+                term = tau**2 * batch.mean(divergence(out_p / tau, out / tau))
+            elif transfer == "l2":
+                term = batch.mean((h - h_p).square().sum(-1)) / 2
+            else:
+                term = mmd(h, h_p, batch)
+            return (1 - share) * own + share * term
+
+        return taught
+
+    def _seen(self, model: Model, params: Params, batch: Batch, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Features and outputs; for `kd` outputs alone, so that any model will do."""
+        if self.slot.transfer == "kd":
+            out = model(params, batch.x, batch.valid, keys)
+            return out, out
+        return model.features(params, batch.x, batch.valid, keys)
+
+    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        mine = self.mine(kept)
+        trained, before = tree.select(local.params, self.info.shapes), mine["count/sessions"]
+        mu = self._momentum(before, rnd)
+        new = {}
+        for n, t in trained.items():
+            share = tree.column(mu, t).to(t.dtype)
+            new[n] = (1 - share) * t + share * mine[n]
+        new["count/sessions"] = before + 1
+        if self.slot.answers != "inherited":
+            new |= tree.prefixed(trained, "last")
+        return super().keep(kept, local, rnd) | self.own(new)
+
+    def _momentum(self, sessions: Tensor, rnd: Round) -> Tensor:
+        """mu_k of each client, `[C]` float64, from its number of earlier sessions."""
+        training, form = self.setup.training, self.slot.momentum
+        if form == "mu-a":
+            expected = max(int(training.join_ratio * training.num_rounds), 1)
+            return (self.slot.rate * sessions.double() / expected).clamp(max=_MOST)
+        share = self.slot.rate if form == "mu-b" else min(rnd.number / training.num_rounds, _MOST)
+        return torch.full_like(sessions, share, dtype=torch.float64)
+
+    # Prediction
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        mine = self.mine(kept)
+        inherited = tree.select(mine, self.info.shapes)
+        if self.slot.answers == "inherited":
+            return inherited
+        base = tree.select(super().personal(kept, down), self.info.shapes)
+        last = choose(mine["count/sessions"] > 0, tree.under(mine, "last"), base)
+        return last if self.slot.answers == "personalised" else inherited | tree.prefixed(last, "last")
+
+    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+        return self.personal(kept, down)
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        if self.slot.answers != "both":
+            return model(own, x, valid)
+        models = (tree.select(own, self.info.shapes), tree.under(own, "last"))
+        return torch.stack([model(m, x, valid).softmax(-1) for m in models]).mean(0).log()
+
+    def evaluated(self, when: str) -> str:
+        own = {
+            "inherited": "the client's inherited private model",
+            "personalised": "the model the client last trained",
+            "both": "the mean of the client's inherited and last trained model",
+        }[self.slot.answers]
+        return own if self.inference == "own" else f"per sample the global model, or {own}"
