@@ -91,7 +91,7 @@ def test_each_client_gets_its_expected_share_of_refinement_at_once() -> None:
 
 def test_initial_masks_are_the_largest_weights_and_common_to_all() -> None:
     sim = worlds.simulation(DMPFL())
-    budget = sim.algorithm._budget()  # type: ignore[attr-defined]
+    budget = sim.algorithm.budget()  # type: ignore[attr-defined]
     assert budget["layers.0.weight"] == 72  # the first layer, 6 x 12, stays dense
     for n, k in budget.items():
         m_g, w = sim.server[f"mask/{n}"], sim.model.initial[n].abs()
@@ -130,7 +130,7 @@ def test_readjusting_after_training_uploads_new_positions_as_zeros() -> None:
     def new_values(when: str) -> Tensor:
         sim = worlds.simulation(dataclasses.replace(BUSY, readjust_when=when))
         rnd, ids = Round(sim.schedule[0], 0.1), sim.cohort(sim.schedule[0])
-        down = sim.algorithm.download(sim.server, ids, rnd)
+        down = sim.download(ids, rnd)
         kept = sim.store.gather(ids)
         sent = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), kept, down, rnd).upload
         grown = [t.values[t.mask & ~kept[f"mask/{n}"]] for n, t in sent.items() if isinstance(t, Masked)]
@@ -188,9 +188,9 @@ def test_without_reset_refinement_begins_from_the_masks_phase() -> None:
             sim.step()
         stage, ids = sim.schedule[sim.played], sim.everybody
         rnd = Round(stage, 0.1)
-        down = tree.received(sim.algorithm.download(sim.server, ids, rnd), len(ids))
+        down = tree.received(sim.download(ids, rnd), len(ids))
         local = sim.algorithm.start(sim.store.gather(ids), down, rnd)
-        return torch.cat([local.params[n][m] for n, m in tree.under(local.fixed, "own").items()])
+        return torch.cat([local.params[n][m] for n, m in sim.algorithm._own_positions(local).items()])
 
     assert torch.equal(start(True), torch.zeros_like(start(True)))
     assert (start(False) != 0).float().mean() > 0.5
@@ -295,7 +295,7 @@ def test_an_upload_under_the_mask_just_received_carries_values_only() -> None:
         stage = sim.schedule[sim.played]
         rnd, ids = Round(stage, 0.1), sim.cohort(stage)
         if stage.up:
-            down = sim.algorithm.download(sim.server, ids, rnd)
+            down = sim.download(ids, rnd)
             data = sim.federation.examples("train", ids)
             sent = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd).upload
             known[stage.phase] = {t.known for t in sent.values() if isinstance(t, Masked)}
@@ -352,7 +352,7 @@ def answer(z_c: list[float], z_g: list[float], be_c: float = 0.0, be_g: float = 
         "base_entropy/own": torch.tensor([be_c]),
         "base_entropy/global": torch.tensor([be_g]),
     }
-    return Adaptive().predict(_Fixed(), deployed, torch.zeros(1, 1, 1))[0, 0]
+    return Adaptive().predict(FedAvg(), _Fixed(), deployed, torch.zeros(1, 1, 1))[0, 0]
 
 
 def test_equal_models_answer_as_both() -> None:

@@ -82,16 +82,6 @@ def test_an_active_weight_of_zero_is_still_active():
     assert torch.equal(masks.prune(bools("xxx."), torch.zeros(1, 4), torch.tensor([1])), bools("xx.."))
 
 
-def test_regrow_adds_the_largest_inactive_gradients():
-    grads = torch.tensor([[9.0, 1.0, -5.0, 2.0]])
-    assert torch.equal(masks.regrow(bools("x..."), grads, torch.tensor([2])), bools("x.xx"))
-
-
-def test_regrow_among_all_changes_nothing_where_it_hits_an_active_position():
-    grads = torch.tensor([[9.0, 1.0, -5.0, 2.0]])
-    assert torch.equal(masks.regrow(bools("x..."), grads, torch.tensor([2]), among_active=True), bools("x.x."))
-
-
 def test_readjust_spelled_out():
     mask = bools("xxxx....")
     weights = torch.tensor([[4.0, 1.0, 3.0, 2.0, 0.0, 0.0, 0.0, 0.0]])
@@ -127,15 +117,25 @@ def test_regrowing_among_all_may_shrink_the_mask():
     weights = torch.tensor([[4.0, 1.0, 3.0, 2.0, 0.0, 0.0]])
     grads = torch.tensor([[9.0, 0.0, 8.0, 0.0, 1.0, 0.0]])
     # positions 1 and 3 go; the two largest gradients are at 0 and 2, which are active already
-    assert torch.equal(masks.readjust(bools("xxxx.."), weights, grads, 0.5, among_active=True), bools("x.x..."))
+    assert torch.equal(masks.readjust(bools("xxxx.."), weights, grads, 0.5, "all"), bools("x.x..."))
 
 
-@pytest.mark.parametrize("among_active", [False, True])
-def test_a_dense_mask_stays_dense_where_pruned_positions_are_the_only_free_ones(among_active):
+def test_growing_elsewhere_bars_what_was_just_pruned():
+    weights = torch.tensor([[4.0, 1.0, 3.0, 2.0, 0.0, 0.0]])
+    grads = torch.tensor([[0.0, 0.8, 0.0, 0.9, 0.2, 0.1]])
+    # positions 1 and 3 go and have the largest gradients, but only 4 and 5 were inactive before
+    assert torch.equal(masks.readjust(bools("xxxx.."), weights, grads, 0.5, "elsewhere"), bools("x.x.xx"))
+    # one position was inactive: one goes, though half of five, rounded up, would be three
+    weights, grads = torch.tensor([[4.0, 1.0, 3.0, 2.0, 5.0, 0.0]]), torch.ones(1, 6)
+    assert torch.equal(masks.readjust(bools("xxxxx."), weights, grads, 0.5, "elsewhere"), bools("x.xxxx"))
+
+
+@pytest.mark.parametrize("scope", masks.SCOPES)
+def test_a_dense_mask_stays_dense_where_pruned_positions_are_the_only_free_ones(scope):
     full = torch.ones(2, 10, dtype=torch.bool)
     g = torch.Generator().manual_seed(2)
     weights = torch.randn(2, 10, generator=g)
-    out = masks.readjust(full, weights, 1 / weights, 0.3, among_active=among_active)  # small weights, large gradients
+    out = masks.readjust(full, weights, 1 / weights, 0.3, scope)  # small weights, large gradients
     assert out.all()
     assert masks.readjust(full, weights, weights, 0.3).all()
 

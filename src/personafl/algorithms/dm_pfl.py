@@ -16,7 +16,6 @@ What the paper leaves open is a setting; docs/algorithms/dm-pfl.md says which re
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -24,26 +23,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from personafl.algorithms.masked import MaskedTraining
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Probe, Turn, setting
+from personafl.core.algorithm import Local, Play, Turn, setting
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
-from personafl.sparse import allocation, masks, schedules
+from personafl.sparse import masks, means
 
 
 @dataclass(frozen=True, kw_only=True)
-class DMPFL(Algorithm):
+class DMPFL(MaskedTraining):
     """Dual-masked sparse training: a global and a personal mask, weights shared where they overlap."""
 
     evaluates: ClassVar[str] = "theta_c: global weights at shared positions, the client's at its own"
+    newcomers: ClassVar[str] = "theta_g and m_g; it readjusts the mask once and refines what is then its own"
 
-    sparsity: float = setting(0.5, "share of weights that are zero (S)")
-    allocation: str = setting("feddst_first_dense", "how sparsity is spread over layers", tuple(allocation.RULES))
-    readjust_share: float = setting(0.01, "share of active weights pruned and regrown at first (alpha_s)")
-    readjust_interval: int = setting(10, "rounds between mask readjustments")
-    readjust_when: str = setting(
-        "before_last_epoch", "when in a session masks change", ("before_last_epoch", "after_training")
-    )
-    regrow_scope: str = setting("inactive", "positions regrowth may choose from", ("inactive", "all"))
     iterations: int = setting(2, "how often the phases are iterated (I); 0 trains masks only")
     personal_share: str = setting(
         "once", "personal refinement: each client its expected share at once, or when sampled", ("once", "sampled")
@@ -55,13 +48,9 @@ class DMPFL(Algorithm):
     refill: bool = setting(False, "fill a global mask below its budget with the largest other weights")
 
     def check(self) -> None:
-        if not 0 <= self.sparsity < 1:
-            raise ValueError(f"sparsity={self.sparsity}: must be in [0, 1)")
-        for name in ("readjust_share", "vote_threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
-        if self.readjust_interval < 1:
-            raise ValueError(f"readjust_interval={self.readjust_interval}: must be at least 1")
+        super().check()
+        if not 0 <= self.vote_threshold <= 1:
+            raise ValueError(f"vote_threshold={self.vote_threshold}: must be in [0, 1]")
         if self.iterations < 0:
             raise ValueError(f"iterations={self.iterations}: must not be negative")
 
@@ -70,7 +59,12 @@ class DMPFL(Algorithm):
     def schedule(self) -> list[Stage]:
         stages = []
         rounds = self.setup.training.num_rounds
-        self._advise(rounds)
+        fit = max(1, rounds // 4)
+        if self.iterations > fit:
+            warnings.warn(
+                f"{rounds} rounds leave room for {fit} of DM-PFL's {self.iterations} iterations", stacklevel=2
+            )
+        self.warn_of_starved_layers()
         for phase, first, end in phases(rounds, self.iterations):
             for t in range(first, end):
                 if phase != "personal":
@@ -81,22 +75,6 @@ class DMPFL(Algorithm):
                     stages.append(Stage(number=t, phase=phase, who="all" if t == first else "nobody", up=False))
         return stages
 
-    def _advise(self, rounds: int) -> None:
-        """Warn of settings that are possible but hardly meant."""
-        fit = max(1, rounds // 4)
-        if self.iterations > fit:
-            warnings.warn(
-                f"{rounds} rounds leave room for {fit} of DM-PFL's {self.iterations} iterations", stacklevel=3
-            )
-        sizes = {layer.weight: layer.weights for layer in self.info.layers}
-        least = 0.1 * (1 - self.sparsity)  # a tenth of the average density
-        starved = {n: k / sizes[n] for n, k in self._budget().items() if k < least * sizes[n]}
-        if starved:
-            cells = ", ".join(f"{100 * share:.1f} % of {n}" for n, share in starved.items())
-            warnings.warn(
-                f"allocation={self.allocation} leaves only {cells}; another rule, such as erk, spreads it", stacklevel=3
-            )
-
     def _refined(self, rnd: Round) -> int:
         """How many personal phases have begun by this round."""
         plan = phases(self.setup.training.num_rounds, self.iterations)
@@ -104,23 +82,29 @@ class DMPFL(Algorithm):
 
     # State
 
-    def _budget(self) -> dict[str, int]:
-        return allocation.RULES[self.allocation](self.info.layers, self.sparsity)
-
     def init_server(self, params: Params) -> Params:
-        m_g = {n: masks.top_k(params[n].abs()[None], k)[0] for n, k in self._budget().items()}
-        return super().init_server(params) | tree.prefixed(m_g, "mask")
+        return super().init_server(params) | tree.prefixed(self.first_masks(params), "mask")
 
-    def init_clients(self, params: Params, server: Params, ids: Tensor) -> Params:
-        m_g = tree.under(server, "mask")
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        return super().init_clients(params, ids) | self._begin(params, self.first_masks(params), ids)
+
+    def _begin(self, params: Params, m_g: Params, ids: Tensor) -> Params:
+        """A client begins with the global mask and the weights there."""
         w_c = {n: torch.where(m, params[n], 0) for n, m in m_g.items()}
         refined = torch.zeros((), dtype=torch.int32, device=next(iter(params.values())).device)
         common = tree.prefixed(w_c, "personal") | tree.prefixed(m_g, "mask") | {"count/refined": refined}
-        return super().init_clients(params, server, ids) | tree.stack(common, len(ids))
+        return tree.stack(common, len(ids))
+
+    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
+        received = tree.values(down.shared)
+        return super().newcomer(params, down, ids) | self._begin(received, tree.masks(down.shared), ids)
+
+    def welcome(self) -> str:
+        return "newcomer"
 
     # A round
 
-    def download(self, server: Params, ids: Tensor, rnd: Round) -> Download:
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
         m_g = tree.under(server, "mask")
         refined = torch.tensor(self._refined(rnd), dtype=torch.int32, device=next(iter(server.values())).device)
         shared: Payload = {n: t for n, t in server.items() if not n.startswith("mask/")}
@@ -134,7 +118,7 @@ class DMPFL(Algorithm):
             # Phase-1 values at personal positions are the start of a later Phase 1, not of a refinement.
             theta = self._theta(kept, down, reset=rnd.phase == "personal" and self.reset_personal)
             held = tree.under(kept, "mask")
-        fixed = tree.prefixed(held, "mask") | tree.prefixed({n: m & ~m_g[n] for n, m in held.items()}, "own")
+        fixed = tree.prefixed(held, "mask") | tree.prefixed(m_g, "global")
         received = tree.select(tree.values(down), self.info.shapes)
         return Local(received | statistics | theta, fixed | {"count/refined": tree.values(down)["count/refined"]})
 
@@ -156,53 +140,21 @@ class DMPFL(Algorithm):
                 theta[n] = torch.where(t.mask & m_c[n], t.values, torch.where(t.mask, 0, own))
         return theta
 
-    def turns(self, local: Local, rnd: Round) -> list[Turn | Probe]:
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
         if rnd.phase == "personal":
             return self._refine(rnd)
-        training = self.setup.training
-        usual = self.session(self._moves, active=self._masks)
-        share = schedules.cosine(self.readjust_share, rnd.number, training.num_rounds)
-        if rnd.phase != "masks" or not share or not schedules.due(rnd.number, self.readjust_interval):
-            return [usual]
-        readjust = Probe(list(self._budget()), self._readjust(share), active=self._masks)
-        if self.readjust_when == "after_training":
-            return [usual, readjust]
-        if training.local_steps:  # the last fifth, as one epoch of the paper's five
-            last = -(-training.local_steps // 5)
-            before, after = replace(usual, steps=training.local_steps - last), replace(usual, steps=last)
-        else:
-            last = min(1, training.local_epochs)
-            before, after = replace(usual, epochs=training.local_epochs - last), replace(usual, epochs=last)
-        return [before, readjust, after] if before.epochs or before.steps else [readjust, after]
+        if rnd.phase == "newcomer":  # a mask of its own, then Algorithm 3
+            return [self.readjustment(self.readjust_share), self.session(self._own_positions, active=self.masks_of)]
+        return self.masked_session(rnd, readjusts=rnd.phase == "masks")
 
-    def _masks(self, local: Local) -> Params:
-        return tree.under(local.fixed, "mask")
+    def _own_positions(self, local: Local) -> Moves:
+        m_g = tree.under(local.fixed, "global")
+        return {n: m & ~m_g[n] for n, m in self.masks_of(local).items()}
 
-    def _moves(self, local: Local) -> Moves:
-        held = self._masks(local)
-        return {n: held.get(n) for n in self.info.parameters}
-
-    def _readjust(self, share: float) -> Callable[[Local, Params], Local]:
-        def update(local: Local, grads: Params) -> Local:
-            everywhere = self.regrow_scope == "all"
-            m_c = {
-                n: masks.readjust(m, local.params[n], grads[n], share, among_active=everywhere)
-                for n, m in self._masks(local).items()
-            }
-            # A position pruned and regrown at once keeps its weight; a new one starts at zero.
-            w_c = {n: torch.where(m, local.params[n], 0) for n, m in m_c.items()}
-            return replace(local, params=local.params | w_c, fixed=local.fixed | tree.prefixed(m_c, "mask"))
-
-        return update
-
-    def _refine(self, rnd: Round) -> list[Turn | Probe]:
+    def _refine(self, rnd: Round) -> list[Play]:
         """Train personal positions only; biases and shared weights stand still."""
-
-        def own(local: Local) -> Moves:
-            return tree.under(local.fixed, "own")
-
         if self.personal_share == "sampled":
-            return [self.session(own, active=self._masks)]
+            return [self.session(self._own_positions, active=self.masks_of)]
         # The rounds of the phase at once, at the rates those rounds would have had.
         training = self.setup.training
         plan = phases(training.num_rounds, self.iterations)
@@ -210,16 +162,16 @@ class DMPFL(Algorithm):
         share = length * training.cohort(self.setup.num_clients) / self.setup.num_clients  # expected sessions
         total = share * (1 if training.local_steps else training.local_epochs)
         pieces = [1.0] * int(total) + ([total % 1] if total % 1 > 1e-9 else [])
-        turns: list[Turn | Probe] = []
+        turns: list[Play] = []
         for i, piece in enumerate(pieces):
             rate = training.rate(rnd.number + int(i * length / total))
             steps = max(1, round(piece * training.local_steps))
-            usual = Turn(own, lr=rate, active=self._masks, least=0 if i else 1)
+            usual = Turn(self._own_positions, lr=rate, active=self.masks_of, least=0 if i else 1)
             turns.append(replace(usual, steps=steps) if training.local_steps else replace(usual, epochs=piece))
         return turns
 
     def upload(self, local: Local, rnd: Round) -> Payload:
-        held = self._masks(local)
+        held = self.masks_of(local)
         out: Payload = dict(super().upload(local, rnd))
         return out | {n: Masked(local.params[n], m, known=rnd.phase == "global") for n, m in held.items()}
 
@@ -227,7 +179,7 @@ class DMPFL(Algorithm):
         kept = kept | tree.select(local.params, self._stays())
         if rnd.phase == "global":
             return kept
-        m_c = self._masks(local)
+        m_c = self.masks_of(local)
         w_c = tree.select(local.params, m_c)
         own = tree.prefixed(w_c, "personal") | tree.prefixed(m_c, "mask")
         return kept | own | {"count/refined": local.fixed["count/refined"]}
@@ -236,12 +188,9 @@ class DMPFL(Algorithm):
         sums = super().summands(upload, weights, rnd) | {"count/clients": torch.ones_like(weights)}
         if rnd.phase == "global":
             return sums
-        weights = self.weigh(weights)
-        for n, m in tree.masks(upload).items():
-            size = tree.column(weights, m)
-            sums[f"covered/{n}"] = m * size
-            sums[f"votes/{n}"] = m.to(weights.dtype) if self.votes == "counted" else m * size
-        return sums
+        vote = torch.ones_like(weights) if self.votes == "counted" else weights
+        votes = {n: m * tree.column(vote, m) for n, m in tree.masks(upload).items()}
+        return sums | means.covered(upload, weights) | tree.prefixed(votes, "votes")
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         mean = super().aggregate(tree.exclude(server, {n for n in server if n.startswith("mask/")}), sums, rnd)
@@ -250,11 +199,10 @@ class DMPFL(Algorithm):
             return server | mean | {n: torch.where(m, mean[n], server[n]) for n, m in m_g.items()}
         new: Params = {}
         voters = sums["count/clients" if self.votes == "counted" else "count/weight"]
-        for n, budget in self._budget().items():
-            covered, votes = sums[f"covered/{n}"], sums[f"votes/{n}"]
-            # Eq. 5; positions nobody holds keep their weight.
-            target = (sums[n] / covered.clamp(min=torch.finfo(covered.dtype).tiny)).to(server[n].dtype)
-            w_g = torch.where(covered > 0, self.approach(server[n], target), server[n])
+        for n, budget in self.budget().items():
+            votes = sums[f"votes/{n}"]
+            mean_n, held = means.mean(n, sums, server[n])
+            w_g = torch.where(held, self.approach(server[n], mean_n), server[n])  # others keep their weight
             eligible = votes / voters > self.vote_threshold
             if self.uncovered == "keep":
                 eligible = eligible | ((votes == 0) & m_g[n])

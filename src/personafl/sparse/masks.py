@@ -48,15 +48,19 @@ def prune(mask: Tensor, weights: Tensor, k: Tensor) -> Tensor:
     return top_k(weights.abs().masked_fill(~mask, -torch.inf), active(mask) - k)
 
 
-def regrow(mask: Tensor, grads: Tensor, k: Tensor, *, among_active: bool = False) -> Tensor:
-    """With the `k` positions of largest gradient, among the inactive ones or (hits on active ones lost) all."""
-    scores = grads.abs()
-    if not among_active:
-        scores = scores.masked_fill(mask, -torch.inf)
-    return mask | top_k(scores, k)
+SCOPES = ("inactive", "elsewhere", "all")
+"""What regrowth may choose from: positions inactive now, positions inactive before pruning, any."""
 
 
-def readjust(mask: Tensor, weights: Tensor, grads: Tensor, share: float, *, among_active: bool = False) -> Tensor:
-    """Prune a share of the active positions (rounded up) and regrow as many; a pruned one may come straight back."""
+def readjust(mask: Tensor, weights: Tensor, grads: Tensor, share: float, scope: str = "inactive") -> Tensor:
+    """Prune a share of the active positions (rounded up), then grow as many where the gradient is largest.
+
+    In scope `inactive` a position just pruned may come straight back; in `elsewhere` it may not, so no more are
+    pruned than can grow; in `all` a hit on an active position is lost.
+    """
     k = (share * active(mask).double() - 1e-9).ceil().long()  # 0.07 of 100 is 7, not 8
-    return regrow(prune(mask, weights, k), grads, k, among_active=among_active)
+    if scope == "elsewhere":
+        k = torch.minimum(k, active(~mask))
+    left = prune(mask, weights, k)
+    barred = {"inactive": left, "elsewhere": mask, "all": torch.zeros_like(mask)}[scope]
+    return left | top_k(grads.abs().masked_fill(barred, -torch.inf), k)

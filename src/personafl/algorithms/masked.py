@@ -1,0 +1,105 @@
+"""Training under masks that are pruned and regrown: what DM-PFL and FedDST have in common."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Local, Play, Probe, Turn, setting
+from personafl.core.types import Moves, Params, Round
+from personafl.sparse import allocation, masks, schedules
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedTraining(Algorithm):
+    """Weights of convolutions and linear layers run under masks, kept in `local.fixed["mask/..."]`."""
+
+    sparsity: float = setting(0.5, "share of weights that are zero (S)")
+    allocation: str = setting("feddst_first_dense", "how sparsity is spread over layers", tuple(allocation.RULES))
+    readjust_share: float = setting(0.01, "share of active weights pruned and regrown at first (alpha_s)")
+    readjust_interval: int = setting(10, "rounds between mask readjustments")
+    readjust_until: float = setting(1.0, "share of the rounds over which that share is annealed to nothing")
+    readjust_when: str = setting(
+        "before_last_epoch", "when in a session masks change", ("before_last_epoch", "after_training")
+    )
+    regrow_scope: str = setting(
+        "inactive", "positions regrowth may choose from: pruned ones too, those inactive before, any", masks.SCOPES
+    )
+
+    def check(self) -> None:
+        if not 0 <= self.sparsity < 1:
+            raise ValueError(f"sparsity={self.sparsity}: must be in [0, 1)")
+        for name in ("readjust_share", "readjust_until"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+        if self.readjust_interval < 1:
+            raise ValueError(f"readjust_interval={self.readjust_interval}: must be at least 1")
+
+    def budget(self) -> dict[str, int]:
+        """How many weights of each layer are active."""
+        return allocation.RULES[self.allocation](self.info.layers, self.sparsity)
+
+    def warn_of_starved_layers(self) -> None:
+        sizes = {layer.weight: layer.weights for layer in self.info.layers}
+        least = 0.1 * (1 - self.sparsity)  # a tenth of the average density
+        starved = {n: k / sizes[n] for n, k in self.budget().items() if k < least * sizes[n]}
+        if starved:
+            cells = ", ".join(f"{100 * share:.1f} % of {n}" for n, share in starved.items())
+            warnings.warn(
+                f"allocation={self.allocation} leaves only {cells}; another rule, such as erk, spreads it", stacklevel=3
+            )
+
+    def first_masks(self, params: Params) -> Params:
+        """The largest weights of the common initial model."""
+        return {n: masks.top_k(params[n].abs()[None], k)[0] for n, k in self.budget().items()}
+
+    def masks_of(self, local: Local) -> Params:
+        return tree.under(local.fixed, "mask")
+
+    def moves_of(self, local: Local) -> Moves:
+        """All that may move: masked weights at their positions, everything else whole."""
+        held = self.masks_of(local)
+        return {n: held.get(n) for n in self.info.parameters}
+
+    def readjusted(self, rnd: Round) -> float:
+        """The share of each mask that is readjusted in this round, annealed; 0 when it is not due."""
+        end = self.readjust_until * self.setup.training.num_rounds
+        due = schedules.due(rnd.number, self.readjust_interval)
+        return schedules.cosine(self.readjust_share, rnd.number, end) if due else 0.0
+
+    def masked_session(self, rnd: Round, *, readjusts: bool = True) -> list[Play]:
+        """A usual session under the masks, in whose course they are readjusted when that is due."""
+        training, share = self.setup.training, self.readjusted(rnd)
+        usual = self.session(self.moves_of, active=self.masks_of)
+        if not readjusts or not share:
+            return [usual]
+        if self.readjust_when == "after_training":
+            return [usual, self.readjustment(share)]
+        if training.local_steps:  # the last fifth, as one epoch of the paper's five
+            last = -(-training.local_steps // 5)
+            before, after = replace(usual, steps=training.local_steps - last), replace(usual, steps=last)
+        else:
+            last = min(1, training.local_epochs)
+            before, after = replace(usual, epochs=training.local_epochs - last), replace(usual, epochs=last)
+        first: list[Turn] = [before] if before.epochs or before.steps else []
+        return [*first, self.readjustment(share), after]
+
+    def readjustment(self, share: float) -> Probe:
+        """Prune and regrow a share of every client's mask, by the dense gradient on a minibatch of its own."""
+        return Probe(list(self.budget()), self._readjusted(share), active=self.masks_of)
+
+    def _readjusted(self, share: float) -> Callable[[Local, Params], Local]:
+        def update(local: Local, grads: Params) -> Local:
+            new = {
+                n: masks.readjust(m, local.params[n], grads[n], share, scope=self.regrow_scope)
+                for n, m in self.masks_of(local).items()
+            }
+            # A position pruned and regrown at once keeps its weight; a new one starts at zero.
+            weights = {n: torch.where(m, local.params[n], 0) for n, m in new.items()}
+            return replace(local, params=local.params | weights, fixed=local.fixed | tree.prefixed(new, "mask"))
+
+        return update
