@@ -15,13 +15,18 @@ from personafl.core.types import Batch
 def mmd(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
     """Each client's squared discrepancy between features `[C, B, D]` of the same real examples: `[C]`."""
     joint = torch.cat([a, b], 1)  # [C, 2B, D]
-    square = joint.square().sum(-1)
-    distance = (square.unsqueeze(2) + square.unsqueeze(1) - 2 * joint @ joint.transpose(1, 2)).clamp(min=0)
     real = torch.ones(a.shape[:2], device=a.device, dtype=a.dtype) if batch.valid is None else batch.valid.to(a.dtype)
     both = torch.cat([real, real], 1)
+    # Distances do not change with the origin, but cancel least around the middle.
+    joint = (
+        joint - ((joint * both.unsqueeze(2)).sum(1, keepdim=True) / both.sum(1).clamp(min=1).view(-1, 1, 1)).detach()
+    )
+    square = joint.square().sum(-1)
+    distance = (square.unsqueeze(2) + square.unsqueeze(1) - 2 * joint @ joint.transpose(1, 2)).clamp(min=0)
     pairs = both.unsqueeze(2) * both.unsqueeze(1)  # [C, 2B, 2B]
     n = batch.count.clamp(min=1).to(a.dtype)
-    width = ((distance * pairs).sum((1, 2)) / (4 * n * n - 2 * n)).detach().clamp(min=torch.finfo(a.dtype).tiny)
+    width = ((distance * pairs).sum((1, 2)) / (4 * n * n - 2 * n)).detach()
+    width = torch.where(width > 0, width, 1)  # all points in one place: the discrepancy is 0, and so is its gradient
     kernel = sum(torch.exp(-distance / (width * 2.0**i / 4).view(-1, 1, 1)) for i in range(5))
     sign = torch.cat([real, -real], 1)  # XX + YY - XY - YX
     return (kernel * sign.unsqueeze(2) * sign.unsqueeze(1)).sum((1, 2)) / (n * n)

@@ -1,0 +1,148 @@
+"""FedSelect: personal positions, chosen where a client's weights move most.
+
+Tamirisa, Xie, Bao, Zhou, Arel, Shamsian, "FedSelect: Personalized Federated Learning with Customized Selection of
+Parameters for Fine-Tuning", CVPR 2024, with the authors' code. A client's mask m (1 = personal, at first nowhere)
+grows every few rounds by the weights that changed most since the last time. LocalAlt trains personal and shared
+positions in alternating epochs. The server averages a position over those who share it. Choices: epochs on personal
+positions shuffle by a stream of their own, so that without any the method is FedAvg; the share that joins is rounded
+up. As in the code, the aggregation uses the masks from before their update, the last round has none, only weights
+(not biases) can become personal, and running statistics never leave the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Local, Play, choose, setting
+from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
+from personafl.sparse import masks, means
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSelect(Algorithm):
+    """Each client keeps the positions that move most; the others are averaged over those who share them."""
+
+    evaluates: ClassVar[str] = "the client's model after its last session"
+    newcomers: ClassVar[str] = "the global model, after a session of its own"
+
+    select_share: float = setting(0.25, "share of a tensor's shared positions that turns personal at a time (p)")
+    personal_bound: float = setting(0.8, "a tensor with more personal positions than this share gets no more")
+    select_interval: int = setting(3, "rounds between selections")
+    weights: str = "uniform"
+
+    def check(self) -> None:
+        for name in ("select_share", "personal_bound"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+        if self.select_interval < 1:
+            raise ValueError(f"select_interval={self.select_interval}: must be at least 1")
+
+    def private(self) -> frozenset[str]:
+        return self.info.buffers
+
+    def _weights(self) -> list[str]:
+        return [n for n in self.info.parameters if n.rpartition(".")[2] == "weight"]
+
+    def schedule(self) -> list[Stage]:
+        *rounds, last = super().schedule()
+        return [*rounds, Stage(number=last.number, up=False)]
+
+    def _selects(self, rnd: Round) -> bool:
+        return rnd.phase == "train" and rnd.number % self.select_interval == 0 and rnd.number != 0
+
+    # State
+
+    def _nothing(self, params: Params) -> Params:
+        return tree.prefixed({n: torch.zeros_like(params[n], dtype=torch.bool) for n in self._weights()}, "mask")
+
+    def init_known(self, params: Params, ids: Tensor) -> Params:
+        return tree.stack(self._nothing(params), len(ids))
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        model, weights = tree.select(params, self.info.shapes), tree.select(params, self._weights())
+        seen = torch.zeros((), dtype=torch.bool, device=next(iter(model.values())).device)
+        mine = tree.prefixed(model, "own") | tree.prefixed(weights, "snapshot") | self._nothing(params)
+        return tree.stack(mine | {"count/seen": seen}, len(ids))
+
+    def welcome(self) -> str:
+        return "newcomer"
+
+    # A round
+
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        mine = tree.under(known, "mask")
+        own: Payload = {n: Masked(server[n].expand_as(m), ~m) for n, m in mine.items()}
+        return Download(shared=dict(tree.exclude(server, own)), own=own)
+
+    def _joined(self, kept: Params, down: Payload) -> Params:
+        """Own values at personal positions, the received ones elsewhere."""
+        own, mask = tree.under(kept, "own"), tree.under(kept, "mask")
+        received = {n: own[n] for n in self.info.buffers} | tree.select(tree.values(down), self.info.shapes)
+        return received | {n: torch.where(m, own[n], received[n]) for n, m in mask.items()}
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        fixed = {n: t for n, t in kept.items() if n.startswith(("mask/", "snapshot/"))}
+        return Local(params=self._joined(kept, down), fixed=fixed)
+
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
+        training = self.setup.training
+        length = {"epochs": None} if training.local_steps else {"epochs": 1.0}
+        shared = self.session(self._shared, **length)
+        personal = self.session(lambda now: tree.under(now.fixed, "mask"), stream="personal", **length)
+        # Before the first selection nobody has anything personal.
+        one = [personal, shared] if rnd.number > self.select_interval and self.select_share else [shared]
+        return list(one * (1 if training.local_steps else training.local_epochs))
+
+    def _shared(self, local: Local) -> Moves:
+        mask = tree.under(local.fixed, "mask")
+        return {n: ~mask[n] if n in mask else None for n in self.info.parameters}
+
+    def _selected(self, local: Local, rnd: Round) -> Params:
+        """The masks from now on."""
+        mask = tree.under(local.fixed, "mask")
+        if not self._selects(rnd):
+            return mask
+        out = {}
+        for n, m in mask.items():
+            moved = (local.params[n] - local.fixed[f"snapshot/{n}"]).abs().masked_fill(m, -torch.inf)
+            more = (self.select_share * masks.active(~m).double() - 1e-9).ceil().long()
+            room = masks.active(m) <= self.personal_bound * m[0].numel()
+            out[n] = m | masks.top_k(moved, torch.where(room, more, 0))
+        return out
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        before = tree.under(local.fixed, "mask")
+        out: Payload = dict(super().upload(local, rnd))
+        out |= {n: Masked(local.params[n], ~m, known=True) for n, m in before.items()}
+        return out | dict(tree.prefixed(self._selected(local, rnd), "mask")) if self._selects(rnd) else out
+
+    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        new = tree.prefixed(tree.select(local.params, self.info.shapes), "own")
+        new |= tree.prefixed(self._selected(local, rnd), "mask") | {"count/seen": torch.ones_like(kept["count/seen"])}
+        if self._selects(rnd):
+            new |= tree.prefixed(tree.select(local.params, self._weights()), "snapshot")
+        return kept | new
+
+    def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        return known | tree.select(tree.values(upload), known)
+
+    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        return super().summands(tree.without(upload, "mask"), weights, rnd) | means.covered(upload, weights)
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        new: Params = {}
+        for n in self._weights():
+            mean, held = means.mean(n, sums, server[n])
+            new[n] = torch.where(held, self.approach(server[n], mean), server[n])
+        return super().aggregate(tree.exclude(server, new), sums, rnd) | new
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        return choose(kept["count/seen"], tree.under(kept, "own"), self._joined(kept, down))
+
+    def common(self, down: Payload) -> Params | None:
+        return None if self.info.buffers else super().common(down)
