@@ -1,0 +1,194 @@
+"""CO-PFL: contribution-weighted aggregation, parameter-wise personal masks, mask-aware momentum.
+
+"CO-PFL: Contribution-Oriented Personalized Federated Learning for Heterogeneous Networks". Client n has a personal
+mask m_n (at first nowhere), values p_n there, and the server's w_0 elsewhere. Algorithm 2: train the personal
+positions, train the shared ones from the same point (MAMO: Adam with one pair of moments for each side, which live on
+over rounds), then let the positions that moved most turn personal (PWPM), as long as no more than gamma d are. The
+server averages a position over those who share it, weighed by contribution (COWA, `core/contribution.py`; `weights =
+"uniform"` leaves it out).
+
+Repairs of the paper's equations, as docs/algorithms/co-pfl.md says: beta_2 in the second moment, bias corrected by
+the number of updates, `server_rule = "renormalised"` by default, since the literal rule freezes every position
+anybody keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Change, Local, Play, setting
+from personafl.core.optim import Adam
+from personafl.core.types import Download, Masked, Moves, Params, Payload, Round
+from personafl.sparse import masks, means
+
+SIDES = ("shared", "personal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class COPFL(Algorithm):
+    """Clients keep the positions that move most and count by what they contribute."""
+
+    evaluates: ClassVar[str] = "the global model at shared positions, the client's own at personal ones"
+    newcomers: ClassVar[str] = "the global model, with the positions personal that move most in a session of its own"
+
+    select_share: float = setting(0.25, "share of all positions that turns personal in a round (p)")
+    personal_bound: float = setting(0.5, "the most that may be personal (gamma)")
+    selection: str = setting("global", "rank positions over the whole model or per tensor", ("global", "tensor"))
+    phases: str = setting(
+        "parallel", "train both sides from the same point, or shared after personal", ("parallel", "sequential")
+    )
+    server_rule: str = setting(
+        "renormalised", "mean over those who share, or only where all share", ("renormalised", "literal")
+    )
+    moments: bool = setting(True, "MAMO; without it the recipe's optimiser under the same masks")
+    beta1: float = setting(0.9, "decay of the first moment")
+    beta2: float = setting(0.999, "decay of the second moment")
+    eps: float = setting(1e-8, "added to the root of the second moment")
+    weights: str = "cowa"
+
+    def check(self) -> None:
+        for name in ("select_share", "personal_bound"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1)")
+
+    def private(self) -> frozenset[str]:
+        return self.info.buffers
+
+    def welcome(self) -> str:
+        return "newcomer"
+
+    def _rule(self) -> Adam | None:
+        training = self.setup.training
+        return (
+            Adam(self.beta1, self.beta2, self.eps, training.weight_decay, training.grad_clip) if self.moments else None
+        )
+
+    # State
+
+    def init_server(self, params: Params) -> Params:
+        return super().init_server(params) | {"count/union": torch.zeros((), device=next(iter(params.values())).device)}
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        model = tree.stack({n: params[n] for n in self.info.parameters}, len(ids))
+        nothing = {n: torch.zeros_like(t, dtype=torch.bool) for n, t in model.items()}
+        mine = tree.prefixed(model, "own") | tree.prefixed(nothing, "mask")
+        if rule := self._rule():
+            for side in SIDES:
+                mine |= tree.prefixed(rule.init(model), f"moments-{side}")
+        return super().init_clients(params, ids) | mine
+
+    # A round
+
+    def _joined(self, kept: Params, down: Payload) -> Params:
+        """w_0 at shared positions, p_n at personal ones."""
+        received, own = tree.values(down), tree.under(kept, "own")
+        model = {n: torch.where(m, own[n], received[n]) for n, m in tree.under(kept, "mask").items()}
+        return model | tree.select(kept, self._stays())
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        model = self._joined(kept, down)
+        fixed = {n: t for n, t in kept.items() if n.startswith(("mask/", "moments-"))}
+        return Local(model, fixed | tree.prefixed(tree.select(model, self.info.parameters), "begin"))
+
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
+        rule = self._rule()
+        memory = {side: f"moments-{side}" if rule else "" for side in SIDES}
+        shared = self.session(self._shared, optimizer=rule, memory=memory["shared"])
+        if rnd.number == 0 or not self.select_share:  # nobody has anything personal yet
+            return [shared]
+        personal = self.session(self._personal, optimizer=rule, memory=memory["personal"], stream="personal")
+        if self.phases == "sequential":
+            return [personal, shared]
+        return [personal, Change(self._set_aside), shared, Change(self._rejoined)]
+
+    def _personal(self, local: Local) -> Moves:
+        return tree.under(local.fixed, "mask")
+
+    def _shared(self, local: Local) -> Moves:
+        return {n: ~m for n, m in tree.under(local.fixed, "mask").items()}
+
+    def _set_aside(self, local: Local) -> Local:
+        trained = tree.prefixed(tree.select(local.params, self.info.parameters), "aside")
+        return replace(local, params=local.params | tree.under(local.fixed, "begin"), fixed=local.fixed | trained)
+
+    def _rejoined(self, local: Local) -> Local:
+        aside, mask = tree.under(local.fixed, "aside"), tree.under(local.fixed, "mask")
+        return replace(
+            local, params=local.params | {n: torch.where(m, aside[n], local.params[n]) for n, m in mask.items()}
+        )
+
+    def _selected(self, local: Local) -> Params:
+        """PWPM: the masks from now on, grown by the shared positions that moved most."""
+        mask, begin = tree.under(local.fixed, "mask"), tree.under(local.fixed, "begin")
+        moved = {n: (begin[n] - local.params[n]).abs().masked_fill(m, -torch.inf) for n, m in mask.items()}
+        if self.selection == "tensor":
+            return {n: m | self._grown(moved[n], m) for n, m in mask.items()}
+        joint = torch.cat([tree.flat(t) for t in moved.values()], 1)  # [C, d]
+        grown = self._grown(joint, torch.cat([tree.flat(m) for m in mask.values()], 1))
+        pieces = torch.split(grown, [m[0].numel() for m in mask.values()], 1)
+        return {n: m | piece.view(m.shape) for (n, m), piece in zip(mask.items(), pieces, strict=True)}
+
+    def _grown(self, moved: Tensor, mask: Tensor) -> Tensor:
+        size = mask[0].numel()
+        step, bound = int(self.select_share * size + 1e-9), int(self.personal_bound * size + 1e-9)
+        return masks.top_k(moved, (bound - masks.active(mask)).clamp(0, step))
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        shared = {n: Masked(local.params[n], ~m) for n, m in self._selected(local).items()}
+        return dict(super().upload(local, rnd)) | shared
+
+    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        mask = self._selected(local)
+        new = tree.prefixed({n: local.params[n] for n in mask}, "own") | tree.prefixed(mask, "mask")
+        return kept | tree.select(local.params, self._stays()) | new | self._moments(kept, local, mask)
+
+    def _moments(self, kept: Params, local: Local, mask: Params) -> Params:
+        """Both sides' moments for the next session."""
+        before = tree.under(local.fixed, "mask")
+        personal = torch.stack([tree.flat(m).any(1) for m in before.values()]).any(0)  # [C] a side of nothing made no
+        shared = torch.stack([tree.flat(~m).any(1) for m in before.values()]).any(0)  # updates
+        new = {}
+        for name in kept:
+            if name.startswith("moments-"):
+                side, kind, n = name.split("/", 2)
+                moved = shared if side == "moments-shared" else personal
+                t = torch.where(tree.column(moved, kept[name]), local.fixed[name], kept[name])
+                # A position that changed sides starts at zero in its new moments and leaves nothing in the old ones.
+                gone = mask[n] if side == "moments-shared" else ~mask[n]
+                new[name] = t if kind == "steps" else torch.where(gone, 0, t)
+        return new
+
+    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        one = torch.ones_like(weights)
+        sharing = {f"sharing/{n}": m * tree.column(one, m) for n, m in tree.masks(upload).items()}
+        sums = super().summands(upload, weights, rnd) | means.covered(upload, weights)
+        return sums | sharing | {"count/clients": one}
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        new: Params = {}
+        kept_by_some = torch.zeros((), device=server["count/union"].device)
+        for n in self.info.parameters:
+            mean, held = means.mean(n, sums, server[n])
+            everybody = sums[f"sharing/{n}"] == sums["count/clients"]
+            kept_by_some = kept_by_some + (~everybody).sum()
+            use = held if self.server_rule == "renormalised" else everybody
+            new[n] = torch.where(use, self.approach(server[n], mean), server[n])
+        size = sum(new[n].numel() for n in new)
+        return server | new | {"count/union": (kept_by_some / size).to(server["count/union"])}
+
+    def notes(self, server: Params) -> dict[str, float]:
+        return {"union_of_masks": float(server["count/union"])}
+
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        return super().download(tree.exclude(server, ["count/union"]), known, rnd)
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        return self._joined(kept, down)

@@ -1,0 +1,158 @@
+"""FedPeWS and FedPeWS-Fixed: a warm-up in which every client trains a subnetwork of its own, then any method.
+
+Tastan, Horvath, Takac, Nandakumar, "FedPeWS: Personalized Warmup via Subnetworks for Enhanced Heterogeneous Federated
+Learning", 2024, Algorithm 1. A client has a score s per hidden unit; units are on with probability sigma(s). On every
+minibatch it first moves s (weights fixed) by the loss minus lambda |sigma(s) - theta|^2, theta the mean of the others'
+probabilities, then the weights (s fixed) under a fresh draw; it sends the weights of a last draw. FedPeWS-Fixed gives
+every client a fixed share of each layer's units instead.
+
+Choices, as docs/algorithms/fedpews.md says: `ste = "activation"` multiplies activations, `"parameter"` the weights on
+both sides of a unit (they differ in the gradient of s alone); clients send the change of sigma(s), so the server's
+theta is a sum; weights by example count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.warmup import Gated, WarmUp
+from personafl.core import rng, tree
+from personafl.core.algorithm import Local, Loss, Turn, setting, whole
+from personafl.core.optim import SGD
+from personafl.core.types import Batch, Download, Params, Payload, Round, Setup, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPeWS(WarmUp):
+    """A warm-up in which clients learn which units are theirs."""
+
+    diversity_weight: float = setting(2.0, "push of unit probabilities away from the others' (lambda)")
+    score_lr: float = setting(0.1, "learning rate of the unit scores (eta_s)")
+    score_init: float = setting(0.0, "unit scores at first (s_0)")
+    ste: str = setting(
+        "activation", "what a unit's draw multiplies, for the gradient of scores", ("activation", "parameter")
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.diversity_weight < 0 or self.score_lr < 0:
+            raise ValueError("diversity_weight and score_lr must not be negative")
+
+    def _theta(self, params: Params) -> Params:
+        like = next(iter(params.values()))
+        first = torch.sigmoid(torch.tensor(self.score_init, dtype=like.dtype))
+        return {layer.weight: like.new_full((layer.shape[0],), float(first)) for layer in self.hidden}
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        like = next(iter(params.values()))
+        scores = {layer.weight: like.new_full((layer.shape[0],), self.score_init) for layer in self.hidden}
+        return super().init_clients(params, ids) | self.own(tree.stack(tree.prefixed(scores, "score"), len(ids)))
+
+    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
+        scores = tree.under(self.init_clients(params, ids), self.prefix)
+        return super().newcomer(params, down, ids) | self.own(scores)
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        local = super().start(kept, down, rnd)
+        if rnd.phase != "warm-up":
+            return local
+        mine, clients = self.mine(local.fixed), self.setup.num_clients
+        scores = tree.under(mine, "score")
+        last = {n: s.sigmoid() for n, s in scores.items()}
+        others = {n: (clients * t - last[n]) / max(clients - 1, 1) for n, t in tree.under(mine, "theta").items()}
+        fixed = local.fixed | self.own(tree.prefixed(others, "others") | tree.prefixed(last, "last"))
+        return replace(local, params=local.params | tree.prefixed(scores, "score"), fixed=fixed)
+
+    def _turn(self, loss: Loss) -> Turn:
+        weights = super()._turn(loss)
+        names = [f"score/{layer.weight}" for layer in self.hidden]
+        return replace(weights, moves=whole(names), loss=self._scored, lr=self.score_lr, optimizer=SGD(), then=weights)
+
+    def _draw(self, local: Local, keys: Tensor) -> tuple[Params, Params]:
+        """Unit probabilities, and which units are on."""
+        odds, on = {}, {}
+        for i, layer in enumerate(self.hidden):
+            odds[layer.weight] = local.params[f"score/{layer.weight}"].sigmoid()
+            stream = rng.extend(rng.extend(keys, "units"), i)
+            on[layer.weight] = rng.uniform(stream, layer.shape[0]) < odds[layer.weight].detach().double()
+        return odds, on
+
+    def _units(self, local: Local, keys: Tensor) -> Params:
+        return self._draw(local, keys)[1]
+
+    def _scored(self, task: Task, local: Local, batch: Batch) -> Tensor:
+        """Procedure I: the drawn subnetwork's loss, straight through to the scores, less the distance to the others."""
+        odds, on = self._draw(local, batch.keys)
+        through = {n: on[n].to(p.dtype) + p - p.detach() for n, p in odds.items()}
+        gated = Gated(task.model, self.layers, through, inputs_only=self.ste == "activation")
+        apart = tree.squared_distance(odds, tree.under(self.mine(local.fixed), "others"))
+        return replace(task, model=gated).loss(local.params, batch) - self.diversity_weight * apart
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        out = super().upload(local, rnd)
+        if rnd.phase != "warm-up":
+            return out
+        last = tree.under(self.mine(local.fixed), "last")
+        change = {n: local.params[f"score/{n}"].sigmoid() - t for n, t in last.items()}
+        return out | dict(self.own(tree.prefixed(change, "change")))
+
+    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        new = super().keep(kept, local, rnd)
+        return (
+            new | self.own(tree.prefixed(tree.under(local.params, "score"), "score")) if rnd.phase == "warm-up" else new
+        )
+
+    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        sums = super().summands(upload, weights, rnd)
+        return sums | {n: t for n, t in tree.values(upload).items() if n.startswith(f"{self.prefix}/change/")}
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        new = super().aggregate(server, sums, rnd)
+        if rnd.phase != "warm-up":
+            return new
+        theta, change = (tree.under(self.mine(t), p) for t, p in ((server, "theta"), (sums, "change")))
+        moved = {n: (t + change[n] / self.setup.num_clients).to(t.dtype) for n, t in theta.items()}
+        return new | self.own(tree.prefixed(moved, "theta"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPeWSFixed(WarmUp):
+    """A warm-up in which every client has its own part of each hidden layer."""
+
+    shares: tuple[float, ...] = setting((), "each client's share of the units, as (0.25, 0.75); empty: equal shares")
+
+    def check(self) -> None:
+        super().check()
+        if self.shares and (min(self.shares) <= 0 or abs(sum(self.shares) - 1) > 1e-6):
+            raise ValueError(f"shares={list(self.shares)}: must be positive and sum to 1")
+
+    def bind(self, setup: Setup) -> Self:
+        if self.shares and len(self.shares) != setup.num_clients:
+            raise ValueError(f"shares: {len(self.shares)} given for {setup.num_clients} clients")
+        return super().bind(setup)
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        count = self.setup.num_clients
+        shares = torch.tensor(self.shares or [1 / count] * count, dtype=torch.float64)
+        edges = [0.0, *shares.cumsum(0).tolist()]
+        device = next(iter(params.values())).device
+        mine = {}
+        for layer in self.hidden:
+            cuts = [round(layer.shape[0] * e) for e in edges]
+            groups = torch.zeros(count + 1, layer.shape[0], dtype=torch.bool)  # the last: all of it, for newcomers
+            for i, (a, b) in enumerate(pairwise(cuts)):
+                groups[i, a:b] = True
+            groups[count] = True
+            mine[layer.weight] = groups[ids.long().clamp(max=count)].to(device)
+        return super().init_clients(params, ids) | self.own(tree.prefixed(mine, "unit"))
+
+    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
+        return super().newcomer(params, down, ids) | self.own(self.mine(self.init_clients(params, ids)))
+
+    def _units(self, local: Local, keys: Tensor) -> Params:
+        return tree.under(self.mine(local.fixed), "unit")

@@ -1,0 +1,236 @@
+"""A warm-up on subnetworks before another method: what FedPeWS and FedPeWS-Fixed have in common.
+
+For the first W rounds every client trains the hidden units that are on for it, and the server averages each weight over
+those who had it. Then `base` takes over: its server begins with the warmed-up model, and its clients, where they keep
+anything, receive it once (stage `hand-over`). In the warm-up a base that keeps nothing at its clients lends its loss
+(FedProx's), which moves the subnetwork only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.fedavg import FedAvg
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, own_loss, setting, whole
+from personafl.core.compose import assembled
+from personafl.core.parts import Part
+from personafl.core.types import Batch, Download, Layer, Masked, Model, Params, Payload, Round, Setup, Stage, Task
+from personafl.sparse import means, units
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp(Part):
+    """Subnetworks for the first rounds, then another method."""
+
+    prefix: ClassVar[str] = "warm"
+    evaluates: ClassVar[str] = "the global model"  # with another base what that evaluates
+    newcomers: ClassVar[str] = "what its base method gives them"
+
+    base: Algorithm = setting(FedAvg(), "the method that is warmed up")
+    warmup_share: float = setting(0.2, "share of the rounds that are warm-up (tau)")
+
+    def check(self) -> None:
+        if not 0 <= self.warmup_share < 1:
+            raise ValueError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
+
+    def bind(self, setup: Setup) -> Self:
+        mine = super().bind(setup)
+        training, first = mine.setup.training, mine.warmup
+        later = replace(
+            training,
+            num_rounds=training.num_rounds - first,
+            lr=training.rate(first),
+            lr_milestones=tuple(m - first for m in training.lr_milestones if m > first),
+        )
+        base = assembled(self.base, replace(mine.setup, training=later))
+        units.chain(mine.info, type(self).__name__)
+        return replace(mine, base=base, inference=base.inference if mine.inference == "own" else mine.inference)
+
+    @property
+    def warmup(self) -> int:
+        """W: how many rounds of warm-up there are; the base always has one left."""
+        rounds = self.setup.training.num_rounds
+        return min(round(self.warmup_share * rounds), rounds - 1)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.info.layers
+
+    @property
+    def hidden(self) -> tuple[Layer, ...]:
+        return self.info.layers[:-1]
+
+    # Rounds
+
+    def schedule(self) -> list[Stage]:
+        first = self.warmup
+        later = [replace(s, number=s.number + first) for s in self.base.schedule()]
+        if not first:
+            return later
+        probe = self.base.init_clients({n: torch.zeros(s) for n, s in self.info.shapes.items()}, torch.zeros(1))
+        hand_over = [Stage(number=first, phase="hand-over", who="all", up=False)] if probe else []
+        return [*(Stage(number=t, phase="warm-up") for t in range(first)), *hand_over, *later]
+
+    def _later(self, rnd: Round) -> Round:
+        """The round as the base counts it."""
+        return Round(replace(rnd.stage, number=rnd.number - self.warmup), rnd.lr)
+
+    def rate(self, stage: Stage) -> float:
+        if stage.number < self.warmup:
+            return self.setup.training.rate(stage.number)
+        return self.base.rate(replace(stage, number=stage.number - self.warmup))
+
+    # State
+
+    def init_server(self, params: Params) -> Params:
+        model = tree.prefixed(tree.select(params, self.info.shapes), "x")
+        return super().init_server(params) | self.own(model | tree.prefixed(self._theta(params), "theta"))
+
+    def _theta(self, params: Params) -> Params:
+        """The clients' mean unit probabilities before anybody trained; nothing where units are fixed."""
+        return {}
+
+    def _units(self, local: Local, keys: Tensor) -> Params:
+        """Which units of each hidden layer are on, `[C, units]` bool."""
+        raise NotImplementedError
+
+    # A round of the warm-up
+
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        if rnd.phase not in ("warm-up", "hand-over"):
+            return super().download(server, known, self._later(rnd))
+        mine = self.mine(server)
+        model = tree.under(mine, "x")
+        on = torch.ones((), dtype=torch.bool, device=next(iter(model.values())).device)  # says that this is the warm-up
+        theta = tree.prefixed(tree.under(mine, "theta"), "theta") if rnd.phase == "warm-up" else {}
+        return Download(shared=dict(model | self.own(theta | {"on": on})))
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+        if rnd.phase not in ("warm-up", "hand-over"):
+            return super().start(kept, down, self._later(rnd))
+        sent = self.theirs_of(down)
+        lends = rnd.phase == "warm-up" and not self.theirs(kept)
+        local = self.base.start({}, sent, rnd) if lends else Local(params=tree.values(sent))
+        mine = self.mine(kept) | self.mine(tree.values(down))
+        return replace(local, fixed=local.fixed | self.own(mine))
+
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
+        if rnd.phase == "hand-over":
+            return []
+        if rnd.phase != "warm-up":
+            return super().turns(local, self._later(rnd))
+        return [self._turn(self._lent_loss(local, rnd))]
+
+    def _lent_loss(self, local: Local, rnd: Round) -> Loss:
+        if not any(not n.startswith(self.prefix + "/") for n in local.fixed):
+            return own_loss
+        plays = self.base.turns(local, rnd)
+        return plays[0].loss if len(plays) == 1 and isinstance(plays[0], Turn) else own_loss
+
+    def _turn(self, loss: Loss) -> Turn:
+        return self.session(whole(self.info.parameters), loss=self._gated(loss))
+
+    def _gated(self, loss: Loss) -> Loss:
+        """The loss of the subnetwork that is on in this step."""
+
+        def gated(task: Task, local: Local, batch: Batch) -> Tensor:
+            drawn = self._units(local, batch.keys)
+            on = {n: u.to(batch.x.dtype) for n, u in drawn.items()}
+            if loss is not own_loss:  # what else it holds moves the subnetwork only, too
+                inside = units.positions(self.layers, drawn)
+                still = {n: torch.where(m, local.params[n], local.params[n].detach()) for n, m in inside.items()}
+                local = replace(local, params=local.params | still)
+            return loss(replace(task, model=Gated(task.model, self.layers, on)), local, batch)
+
+        return gated
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        if rnd.phase != "warm-up":
+            return super().upload(local, self._later(rnd))
+        assert local.keys is not None
+        mask = units.positions(self.layers, self._units(local, local.keys))
+        dense: Payload = dict(tree.select(local.params, self.info.shapes))
+        return dense | {n: Masked(local.params[n], m) for n, m in mask.items()}
+
+    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+        if rnd.phase == "warm-up":
+            return kept
+        if rnd.phase == "hand-over":
+            received = {n: t[0] for n, t in local.params.items()}
+            return kept | self.base.init_clients(received, torch.zeros(tree.rows(local.params)))
+        return super().keep(kept, local, self._later(rnd))
+
+    def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
+        if rnd.phase == "warm-up":
+            return Algorithm.weigh(self, server, known, upload, examples, rnd)
+        return super().weigh(server, known, upload, examples, self._later(rnd))
+
+    def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        return known if rnd.phase == "warm-up" else super().remember(known, upload, weights, self._later(rnd))
+
+    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        if rnd.phase != "warm-up":
+            return super().summands(upload, weights, self._later(rnd))
+        return Algorithm.summands(self, self.theirs_of(upload), weights, rnd) | means.covered(upload, weights)
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        if rnd.phase != "warm-up":
+            return super().aggregate(server, sums, self._later(rnd))
+        new = {}
+        for n, x in tree.under(self.mine(server), "x").items():
+            if f"covered/{n}" in sums:
+                mean, held = means.mean(n, sums, x)
+                new[n] = torch.where(held, self.approach(x, mean), x)  # a unit off everywhere keeps its weights
+            else:
+                new[n] = self.approach(x, (sums[n] / sums["count/weight"]).to(x.dtype))
+        over = rnd.number == self.warmup - 1
+        return server | self.own(tree.prefixed(new, "x")) | (self.base.init_server(new) if over else {})
+
+    # Prediction
+
+    def _warming(self, down: Payload) -> bool:
+        return any(n.startswith(self.prefix + "/") for n in down)
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        if self._warming(down):
+            return tree.select(tree.values(down), self.info.shapes)
+        return super().personal(kept, down)
+
+    def common(self, down: Payload) -> Params | None:
+        if self._warming(down):
+            return tree.select(tree.values(down), self.info.shapes)
+        return super().common(down)
+
+    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+        if rnd.phase in ("warm-up", "hand-over"):
+            return tree.select(local.params, self.info.shapes)
+        return super().trained(kept, local, down, self._later(rnd))
+
+
+class Gated:
+    """A model whose hidden units are multiplied by these numbers."""
+
+    def __init__(self, model: Model, layers: tuple[Layer, ...], on: Params, *, inputs_only: bool = True) -> None:
+        self.model, self.info, self.layers, self.on, self.inputs_only = model, model.info, layers, on, inputs_only
+
+    def _params(self, params: Params) -> Params:
+        return units.scaled(params, self.layers, self.on, inputs_only=self.inputs_only)
+
+    def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+        return self.model(self._params(params), x, valid, keys)
+
+    def features(
+        self,
+        params: Params,
+        x: Tensor,
+        valid: Tensor | None = None,
+        keys: Tensor | None = None,
+        change: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self.model.features(self._params(params), x, valid, keys, change)
