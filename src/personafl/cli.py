@@ -154,7 +154,7 @@ def _table(summaries: list[dict[str, Any]]) -> None:
     from personafl.evaluation import report
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(report.COLUMNS[:-1]):
+    for i, column in enumerate(report.columns(summaries)[:-1]):
         table.add_column(column, justify="right" if i else "left", overflow="fold")
     cells = report.rows(summaries)
     for row in cells:
@@ -318,21 +318,14 @@ def _explain(name: str, cls: Any) -> None:
     module = sys.modules[cls.__module__]
     console.print(f"{name}: {inspect.getdoc(cls)}\n", markup=False)
     console.print(f"{inspect.getdoc(module)}\n", markup=False)
-    console.print(f"evaluated: {cls.evaluates}\n", markup=False)
+    console.print(f"evaluated: {cls.evaluates}", markup=False)
+    console.print(f"a newcomer gets: {cls.newcomers}\n", markup=False)
     table = Table("setting", "default", "meaning", box=None, pad_edge=False)
     for f in cls.settings():
         choices = f.metadata.get("choices")
-        meaning = f.metadata.get("help") or dict(_inherited(cls)).get(f.name, "")
+        meaning = f.metadata.get("help", "")
         table.add_row(f.name, str(f.default), escape(meaning + (f" ({', '.join(choices)})" if choices else "")))
     console.print(table)
-
-
-def _inherited(cls: Any) -> list[tuple[str, str]]:
-    """Meanings of settings a subclass gives only another default."""
-    bases = [b for b in cls.__mro__[1:] if dataclasses.is_dataclass(b)]
-    return [
-        (f.name, f.metadata["help"]) for b in reversed(bases) for f in dataclasses.fields(b) if f.metadata.get("help")
-    ]
 
 
 # partition and doctor
@@ -355,22 +348,22 @@ def partition(
     table = Table(
         "client", "train", "test", *(f"c{k}" for k in range(min(counts.shape[1], 12))), box=None, pad_edge=False
     )
-    for c in range(min(fed.num_clients, 40)):
+    for c in range(min(fed.everybody, 40)):
         sizes = [str(int(fed.sizes(s)[c])) for s in ("train", "test")]
         table.add_row(str(c), *sizes, *(str(n) if n else "·" for n in counts[c, :12]))
     console.print(table)
-    if fed.num_clients > 40:
-        console.print(f"... and {fed.num_clients - 40} more clients")
+    if fed.everybody > 40:
+        console.print(f"... and {fed.everybody - 40} more clients")
     notes = "".join(f", {k.replace('_', ' ')}: {v}" for k, v in fed.notes.items())
-    console.print(f"{fed.num_clients} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
+    console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
     if save:
         parts = {
-            split: [r.flat[int(r.first[c]) : int(r.first[c + 1])].tolist() for c in range(fed.num_clients)]
+            split: [r.flat[int(r.first[c]) : int(r.first[c + 1])].tolist() for c in range(fed.everybody)]
             for split, r in fed.splits.items()
         }
         save.write_text(json.dumps({"recipe": chosen.name, "hash": fed.digest(), "notes": fed.notes, "clients": parts}))
     if plot:
-        _plot_counts(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.num_clients} clients")
+        _plot_counts(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
 
 
 def _plot_counts(counts: Any, path: Path, title: str) -> None:

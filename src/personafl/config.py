@@ -155,6 +155,9 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             raw.setdefault(section, {})[name] = _literal(value)
             continue
         mine = [m for m in methods if section in (m.get("label"), m.get("name"))]
+        if not mine and "." in section:  # a setting of what fills a slot: fedphp.inherit.transfer
+            section, _, slot = section.rpartition(".")
+            mine = [_opened(m, slot) for m in methods if section in (m.get("label"), m.get("name"))]
         if not section or not mine:
             labels = [str(m.get("label", m.get("name"))) for m in methods]
             raise ConfigError(
@@ -167,6 +170,14 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     if data.get("partition") == "natural" and before != "natural" and "data.num_clients" not in dict(pairs):
         data.pop("num_clients", None)
     return raw | {"algorithms": methods}
+
+
+def _opened(entry: dict[str, Any], slot: str) -> dict[str, Any]:
+    """What fills a slot of a method, as a table that can be written to."""
+    held = entry.get(slot, {"name": "fedavg"} if slot == "base" else {})
+    entry[slot] = dict(held) if isinstance(held, Mapping) else {"name" if slot == "base" else "transfer": held}
+    opened: dict[str, Any] = entry[slot]
+    return opened
 
 
 def _pair(override: str) -> tuple[str, str]:
@@ -236,11 +247,28 @@ def method(entry: Mapping[str, Any]) -> Method:
     for key, value in settings.items():
         if key not in known:
             raise ConfigError(f"{label}.{key}={value!r}: {unknown('setting', key, known, f'of {name}')}")
-        values[key] = _typed(f"{label}.{key}", value, hints[key])
+        values[key] = _slot(f"{label}.{key}", value, hints[key])
     try:
         return Method(label.replace(":", "-"), name, cls(**values))
     except ValueError as e:
         raise ConfigError(f"{label}: {e}") from None
+
+
+def _slot(where: str, value: Any, hint: Any) -> Any:
+    """A setting that may itself be a table: a base method, or what fills a slot. A bare value is its first setting."""
+    if hint is Algorithm:
+        return method({"name": value} if isinstance(value, str) else value).algorithm
+    kind = next((o for o in typing.get_args(hint) if dataclasses.is_dataclass(o)), None)
+    if kind is None:
+        return _typed(where, value, hint)
+    if value in (None, "none"):
+        return None
+    if not isinstance(value, Mapping):
+        value = {dataclasses.fields(kind)[0].name: value}
+    try:
+        return _section(where, typing.cast(type[Any], kind), value)
+    except ValueError as e:
+        raise e if isinstance(e, ConfigError) else ConfigError(f"{where}: {e}") from None
 
 
 def algorithm_class(name: object) -> type[Algorithm]:
@@ -333,7 +361,7 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         ("data.classes_per_client", data.classes_per_client, data.classes_per_client >= 1, "at least 1"),
         ("data.test_share", data.test_share, 0 < data.test_share < 1, "between 0 and 1"),
         ("data.validation_share", data.validation_share, 0 <= data.validation_share < 1, "in [0, 1)"),
-        ("data.unseen_ratio", data.unseen_ratio, data.unseen_ratio == 0, "0: holding clients out is not supported yet"),
+        ("data.unseen_ratio", data.unseen_ratio, 0 <= data.unseen_ratio < 1, "in [0, 1)"),
         ("training.num_rounds", training.num_rounds, training.num_rounds >= 1, "at least 1"),
         ("training.join_ratio", training.join_ratio, 0 < training.join_ratio <= 1, "in (0, 1]"),
         ("training.local_epochs", training.local_epochs, training.local_epochs >= 1, "at least 1"),
@@ -403,8 +431,24 @@ def dump(recipe: Recipe) -> str:
 
 
 def settings(algorithm: Algorithm) -> dict[str, Any]:
-    """A method's own settings as plain values."""
-    return {f.name: getattr(algorithm, f.name) for f in algorithm.settings()}
+    """A method's own settings as plain values; what is not set (no inherited model) is left out."""
+    out: dict[str, Any] = {}
+    for f in algorithm.settings():
+        value = getattr(algorithm, f.name)
+        if isinstance(value, Algorithm):
+            out[f.name] = {"name": name_of(value), **settings(value)}
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            out[f.name] = dataclasses.asdict(value)
+        elif value is not None:
+            out[f.name] = value
+    return out
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """What a recipe calls a method."""
+    cls = type(algorithm)
+    registered = next((n for n, c in ALGORITHMS.items() if c is cls), None)
+    return registered or f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _toml(value: Any) -> str:
@@ -414,4 +458,6 @@ def _toml(value: Any) -> str:
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
     return repr(value)

@@ -68,8 +68,12 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     draw = rng.generator(seed, "partition")
     ask = Ask(data.y.numpy(), data.classes, d.num_clients, d.alpha, d.classes_per_client, data.clients, draw)
     parts = partition(d.partition, ask)
+    rows, unseen = parts.rows, 0
+    if d.unseen_ratio:
+        unseen = max(1, round(d.unseen_ratio * len(rows)))
+        rows = [rows[i] for i in rng.generator(seed, "unseen").permutation(len(rows))]  # the last ones are held out
     shares = {"test_share": d.test_share, "validation_share": d.validation_share}
-    return Federation.build(data, parts.rows, seed, notes=parts.notes, **shares)
+    return Federation.build(data, rows, seed, notes=parts.notes, unseen=unseen, **shares)
 
 
 def model(recipe: Recipe, data: Source) -> StackedModel:
@@ -210,10 +214,11 @@ class MethodResult:
     simulation: Simulation
 
     def client(self, id: int) -> Client:
-        count = self.simulation.federation.num_clients
-        if not 0 <= id < count:
-            raise ValueError(f"client {id}: this federation has clients 0..{count - 1}")
-        return Client(id, self.simulation, self.simulation.ready(self.simulation.model, torch.tensor([id])))
+        sim = self.simulation
+        if not 0 <= id < sim.federation.everybody:
+            raise ValueError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
+        ready = sim.ready if id < sim.federation.num_clients else sim.joined
+        return Client(id, sim, ready(sim.model, torch.tensor([id])))
 
     def save(self, folder: Path) -> None:
         """Write what `Result.load` needs and people read."""
@@ -367,6 +372,7 @@ def _play(
 def _summary(recipe: Recipe, method: Method, sim: Simulation, shift: Row | None, seconds: float) -> dict[str, Any]:
     clients, totals = sim.federation.num_clients, sim.totals
     last = next(r for r in reversed(sim.rows) if "personal" in r)
+    newcomers = sim.newcomers()
     return {
         "algorithm": method.name,
         "label": method.label,
@@ -375,7 +381,8 @@ def _summary(recipe: Recipe, method: Method, sim: Simulation, shift: Row | None,
         "evaluated_model": sim.algorithm.evaluated(recipe.evaluation.when),
         "settings": config.settings(method.algorithm),
         "environment": environment(sim),
-        "accuracy": {"personal": last["personal"], "global": last.get("global")},
+        "accuracy": {"personal": last["personal"], "global": last.get("global")}
+        | ({} if newcomers is None else {"unseen": newcomers}),
         "shift": shift,
         "communication": {
             "up_bytes": totals.up_bytes,

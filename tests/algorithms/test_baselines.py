@@ -105,7 +105,7 @@ def test_lg_fedavg_averages_heads_uniformly() -> None:
     sim = worlds.simulation(LGFedAvg(), num_rounds=1, join_ratio=1.0)
     stage, ids = sim.schedule[0], sim.cohort(sim.schedule[0])
     rnd = Round(stage, 0.1)
-    down = sim.algorithm.download(sim.server, ids, rnd)
+    down = sim.download(ids, rnd)
     data = sim.federation.examples("train", ids)
     sent = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd).upload
     sim.step()
@@ -165,7 +165,7 @@ def test_fednova_weighs_directions_not_distances() -> None:
     stage, ids = nova.schedule[0], nova.cohort(nova.schedule[0])
     rnd, data = Round(stage, 0.1), nova.federation.examples("train", ids)
     plain = FedAvg().bind(nova.algorithm.setup)
-    down = nova.algorithm.download(nova.server, ids, rnd)
+    down = nova.download(ids, rnd)
     done = session(plain, nova.task, data, {}, down, rnd).local
     p = data.count.double() / data.count.sum()
     tau = done.steps.double()  # type: ignore[union-attr]
@@ -252,7 +252,7 @@ def test_the_contrast_of_moon_by_hand() -> None:
     sim.step()
     ids = sim.cohort(sim.schedule[1])
     rnd = Round(sim.schedule[1], 0.1)
-    down = tree.received(sim.algorithm.download(sim.server, ids, rnd), len(ids))
+    down = tree.received(sim.download(ids, rnd), len(ids))
     local = sim.algorithm.start(sim.store.gather(ids), down, rnd)
     local = dataclasses.replace(local, params={n: t + 0.1 for n, t in local.params.items()})
     data = sim.federation.examples("train", ids)

@@ -158,22 +158,27 @@ def test_running_statistics_follow_the_policy(algorithm: Algorithm) -> None:
     assert local.totals.up_bytes < average.totals.up_bytes
 
 
+# FedPeWS takes chains of layers only.
+ANY_MODEL = sorted(n for n in ALGORITHMS if not n.startswith("fedpews"))
+
+
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(), SPARSE])
-def test_normed_models_with_dropout_stack(algorithm: Algorithm, policy: str) -> None:
+@pytest.mark.parametrize("name", ANY_MODEL)
+def test_normed_models_with_dropout_stack(name: str, policy: str) -> None:
     """Padding reaches neither batch statistics nor dropout: ragged stacks equal single clients."""
+    algorithm = ALGORITHMS[name](**({"allocation": "erk"} if name in ("dm-pfl", "dm-pfl-plus", "feddst") else {}))
     together, alone = (worlds.simulation(algorithm, model=normed(policy, 0.4), chunk=c) for c in (100, 1))
     together.run()
     alone.run()
     for n in together.server:
-        torch.testing.assert_close(together.server[n], alone.server[n], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(together.server[n], alone.server[n], rtol=1e-7, atol=1e-7)
     ready = [s.ready(s.model, s.everybody) for s in (together, alone)]
     for n in ready[0]:
-        torch.testing.assert_close(ready[0][n], ready[1][n], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ready[0][n], ready[1][n], rtol=1e-7, atol=1e-7)
     assert together.rows[-1]["personal"] == pytest.approx(alone.rows[-1]["personal"])
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", ANY_MODEL)
 def test_frozen_parameters_are_neither_stacked_nor_sent(name: str) -> None:
     model = normed("average", freeze=True)
     sim = worlds.simulation(ALGORITHMS[name](), model=model)

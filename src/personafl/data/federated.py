@@ -97,8 +97,9 @@ class Federation:
 
     source: Source
     splits: dict[Split, Ragged]
-    num_clients: int
+    num_clients: int  # that take part; their ids are 0..num_clients - 1
     notes: dict[str, int] = field(default_factory=dict)  # what the partition reports, such as samples moved
+    unseen: int = 0  # clients held out, whose ids follow
 
     @classmethod
     def build(
@@ -110,8 +111,14 @@ class Federation:
         test_share: float = 0.25,
         validation_share: float = 0.0,
         notes: dict[str, int] | None = None,
+        unseen: int = 0,
     ) -> Federation:
-        """Split every client's rows at random; each split that was asked for gets at least one row."""
+        """Split every client's rows at random; each split that was asked for gets at least one row.
+
+        The last `unseen` clients never take part: they are the newcomers of an evaluation.
+        """
+        if not 0 <= unseen < len(parts):
+            raise ValueError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
             mixed = rng.generator(seed, "split", client).permutation(rows)
@@ -125,7 +132,13 @@ class Federation:
             cut["test"].append(mixed[:test])
             cut["validation"].append(mixed[test : test + validation])
             cut["train"].append(mixed[test + validation :])
-        return cls(source, {s: Ragged.of(p) for s, p in cut.items()}, len(parts), notes or {})
+        splits = {s: Ragged.of(p) for s, p in cut.items()}
+        return cls(source, splits, len(parts) - unseen, notes or {}, unseen)
+
+    @property
+    def everybody(self) -> int:
+        """How many clients there are, those held out included."""
+        return self.num_clients + self.unseen
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
         """The same on a device, its examples in the precision of the model (bytes stay bytes)."""
@@ -145,10 +158,10 @@ class Federation:
 
     def class_counts(self) -> NDArray[np.int64]:
         """Examples per client and class over all splits: `[clients, K]`."""
-        out = np.zeros((self.num_clients, self.source.classes), np.int64)
+        out = np.zeros((self.everybody, self.source.classes), np.int64)
         labels = self.source.y.cpu().numpy()
         for ragged in self.splits.values():
-            who = np.repeat(np.arange(self.num_clients), ragged.first.diff().numpy())
+            who = np.repeat(np.arange(self.everybody), ragged.first.diff().numpy())
             np.add.at(out, (who, labels[ragged.flat.cpu().numpy()]), 1)
         return out
 

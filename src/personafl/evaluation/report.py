@@ -28,13 +28,22 @@ def groups(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
     return out
 
 
+def columns(summaries: Sequence[Summary]) -> tuple[str, ...]:
+    """The heads of the table; newcomers have a column where clients were held out."""
+    unseen = any("unseen" in s["accuracy"] for s in summaries)
+    return (*COLUMNS[:5], "Newcomers", *COLUMNS[5:]) if unseen else COLUMNS
+
+
 def rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     """The cells of the comparison, a row per method."""
     out: list[tuple[str, ...]] = []
+    newcomers = len(columns(summaries)) > len(COLUMNS)
     for label, seeds in groups(summaries).items():
         own = [s["accuracy"]["personal"] for s in seeds]
         shift = [s["shift"] for s in seeds if s["shift"]]
         full = [d["degrees"].get("1.0") for d in shift]
+        unseen = [s["accuracy"]["unseen"] for s in seeds if "unseen" in s["accuracy"]]
+        joined = _cell([u["mean"] for u in unseen], unseen[0]["std"]) if unseen else "–"
         out.append(
             (
                 label,
@@ -42,6 +51,7 @@ def rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
                 _cell([f["mean"] for f in full], full[0]["std"]) if full and all(full) else "–",
                 _cell([d["average"] for d in shift], None) if shift else "–",
                 _cell([o["worst"] for o in own], None),
+                *([joined] if newcomers else []),
                 _number(mean(s["communication"]["mib_per_client"] for s in seeds)),
                 _number(mean(s["compute"]["flops_per_client"] for s in seeds) / 1e9),
                 _number(mean(s["time"]["seconds"] for s in seeds)),
@@ -64,8 +74,8 @@ def _number(value: float) -> str:
 
 def markdown(summaries: Sequence[Summary]) -> str:
     """The comparison as a Markdown table."""
-    cells = [COLUMNS, *rows(summaries)]
-    widths = [max(len(r[i]) for r in cells) for i in range(len(COLUMNS))]
+    cells = [columns(summaries), *rows(summaries)]
+    widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:], "", NOTE])
@@ -86,10 +96,10 @@ def latex(summaries: Sequence[Summary]) -> str:
             cell = cell.replace(raw, tex)
         return cell
 
-    body = [" & ".join(map(clean, r[:-1])) + r" \\" for r in (COLUMNS, *rows(summaries))]
+    body = [" & ".join(map(clean, r[:-1])) + r" \\" for r in (columns(summaries), *rows(summaries))]
     return "\n".join(
         [
-            r"\begin{tabular}{l" + "r" * (len(COLUMNS) - 2) + "}",
+            r"\begin{tabular}{l" + "r" * (len(columns(summaries)) - 2) + "}",
             r"\toprule",
             body[0],
             r"\midrule",
@@ -153,7 +163,7 @@ def html(summaries: Sequence[Summary], curves: Mapping[str, Sequence[Mapping[str
             by_degree[label] = ([100 * float(d) for d in degrees], means)
     return _PAGE.format(
         title=esc(title),
-        head="".join(f"<th>{esc(c)}</th>" for c in COLUMNS),
+        head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
         body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries)),
         note=esc(NOTE),
         concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),

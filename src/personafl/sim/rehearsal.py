@@ -8,6 +8,7 @@ import torch
 
 from personafl.core import cost
 from personafl.core.algorithm import Algorithm
+from personafl.core.compose import assembled
 from personafl.core.local import session
 from personafl.core.types import Download, Examples, Round, Setup, Task, Training
 from personafl.evaluation import metrics
@@ -27,25 +28,29 @@ class Cost:
 
 def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int) -> Cost:
     """The expected cost to a client with this many training examples, drawn as often as the join ratio says."""
-    algorithm = algorithm.bind(Setup(model.info, training, num_clients))
+    algorithm = assembled(algorithm, Setup(model.info, training, num_clients))
     training = algorithm.setup.training
     task = Task(model, metrics.cross_entropy, metrics.accuracy)
     ids = torch.zeros(1, dtype=torch.int64)
     nothing = torch.zeros(0)
     data = Examples(nothing, nothing, torch.zeros(1, examples, dtype=torch.int64), torch.tensor([examples]), ids)
     server = algorithm.init_server(model.initial)
-    kept = algorithm.init_clients(model.initial, server, ids)
+    kept, known = algorithm.init_clients(model.initial, ids), algorithm.init_known(model.initial, ids)
     up = down = paper = flops = dense = 0.0
     often = training.cohort(num_clients) / num_clients
     for stage in algorithm.schedule():
         if stage.who == "nobody":
             continue
-        rnd = Round(stage, training.rate(stage.number))
-        sent = algorithm.download(server, ids, rnd) if stage.down else Download()
+        rnd = Round(stage, algorithm.rate(stage))
+        sent = algorithm.download(server, known, rnd) if stage.down else Download()
         done = session(algorithm, task, data, kept, sent, rnd, train=False)
         kept = done.kept
         if stage.up:
-            terms = algorithm.summands(done.upload, torch.tensor([float(examples)], dtype=torch.float64), rnd)
+            weights = algorithm.weigh(
+                server, known, done.upload, torch.tensor([float(examples)], dtype=torch.float64), rnd
+            )
+            known = algorithm.remember(known, done.upload, weights, rnd)
+            terms = algorithm.summands(done.upload, weights, rnd)
             server = algorithm.aggregate(server, {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}, rnd)
         share = often if stage.who == "sampled" else 1.0
         bytes_ = cost.traffic(stage, sent, done.upload, 1)

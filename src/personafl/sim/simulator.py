@@ -15,6 +15,7 @@ from torch import Tensor
 
 from personafl.core import cost, rng, tree
 from personafl.core.algorithm import Algorithm
+from personafl.core.compose import assembled
 from personafl.core.local import Work, session
 from personafl.core.store import Store
 from personafl.core.types import (
@@ -23,6 +24,7 @@ from personafl.core.types import (
     Evaluation,
     Examples,
     Params,
+    Payload,
     Round,
     Setup,
     Stage,
@@ -56,10 +58,13 @@ class Totals:
 class _Part:
     """What one chunk of a cohort contributes to a round."""
 
+    ids: Tensor
     sums: Params
     traffic: cost.Traffic
     work: Work
-    trained: Params  # what the clients predict with right after training, where that is what is evaluated
+    upload: Payload  # where the server must see all of them together
+    before: list[Tensor]  # scores of what the clients came with, where they are judged right after training
+    trained: Params  # and what they then predict with
 
 
 class Simulation:
@@ -86,19 +91,20 @@ class Simulation:
         self.federation = federation.to(self.device, dtype)
         self.model = model.copy().to(self.device, dtype)
         self.task = Task(self.model, criterion, metric)
-        self.algorithm = algorithm.bind(Setup(model.info, training, federation.num_clients))
+        self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients))
         self.training = self.algorithm.setup.training
         self.through_wire = through_wire
         self.layout = choose(self.model, training, self.device, federation.sizes("train"), chunk)
 
         self.server = self.algorithm.init_server(self.model.initial)
-        first_server = self.server
-        self.store = Store(lambda ids: self.algorithm.init_clients(self.model.initial, first_server, ids))
+        self.store = Store(lambda ids: self.algorithm.init_clients(self.model.initial, ids))
+        self.known = Store(lambda ids: self.algorithm.init_known(self.model.initial, ids))  # by the server
         self.schedule = self.algorithm.schedule()
         self.played = 0  # stages behind us
         self.totals = Totals()
         self.rows: list[Row] = []
         self.trained: tuple[Tensor, Params] | None = None  # the last cohort before aggregation, where that is scored
+        self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
         self.shift = self._shift()
 
     # Who
@@ -129,9 +135,8 @@ class Simulation:
             return self.trained[0]
         which = self.evaluation.clients
         if which == "selected":
-            while stage.who == "nobody":
-                stage = self.schedule[stage.number - 1]
-            return self.cohort(stage)
+            behind = self.schedule[: self.played] or [stage]
+            return self.cohort(next(s for s in reversed(behind) if s.who != "nobody"))
         if which == "all" or which >= self.federation.num_clients:
             return self._sorted(self.everybody)
         pick = rng.generator(self.training.seed, "scored").choice(self.federation.num_clients, which, replace=False)
@@ -146,9 +151,8 @@ class Simulation:
         """Play the next stage."""
         begun = time.perf_counter()
         stage = self.schedule[self.played]
-        rnd = Round(stage, self.training.rate(stage.number))
+        rnd = Round(stage, self.algorithm.rate(stage))
         ids = self.cohort(stage)
-        last = self.played + 1 == len(self.schedule)
         parts: list[_Part] = []
         sums: Params = {}
         for part in self._each(ids, lambda model, chunk: self._client_side(model, chunk, rnd)):
@@ -156,6 +160,8 @@ class Simulation:
             for n, t in part.sums.items():
                 sums[n] = sums[n] + t if n in sums else t
         if stage.up and parts:
+            if self.algorithm.needs_uploads():
+                sums = self._server_side(ids, tree.gathered(p.upload for p in parts), rnd)
             self.server = self.algorithm.aggregate(self.server, sums, rnd)
         if parts and parts[0].trained:
             self.trained = ids, tree.join(p.trained for p in parts)
@@ -175,34 +181,64 @@ class Simulation:
             "up_bytes": self.totals.up_bytes,
             "down_bytes": self.totals.down_bytes,
             "gflop": self.totals.flops / 1e9,
+            **self.algorithm.notes(self.server),
         }
-        if last or (stage.number + 1) % self.evaluation.eval_every == 0:
-            row |= self.evaluate()
+        if self._due(self.played - 1):
+            row |= self.evaluate([s for p in parts for s in p.before])
         row["seconds"] = time.perf_counter() - begun
         self.rows.append(row)
         return row
 
+    def _due(self, place: int) -> bool:
+        """Whether the stage at this place of the schedule is followed by an evaluation."""
+        return place + 1 == len(self.schedule) or (self.schedule[place].number + 1) % self.evaluation.eval_every == 0
+
+    def _judged_next(self) -> bool:
+        """Whether the cohort of the present stage is the one of the next evaluation after local training."""
+        if self.evaluation.when != "after_local":
+            return False
+        place = self.played
+        while not self._due(place) and self.schedule[place + 1].who == "nobody":
+            place += 1
+        return self._due(place)
+
     def _client_side(self, model: StackedModel, ids: Tensor, rnd: Round) -> _Part:
+        """What a stack of clients does in a round, and the server with their uploads as far as it can."""
         task = dataclasses.replace(self.task, model=model)
         data = self.federation.examples("train", ids)
-        down = self.algorithm.download(self.server, ids, rnd) if rnd.stage.down else Download()
+        down = self.download(ids, rnd) if rnd.stage.down else Download()
         received = network.delivered(down, len(ids), self.device) if self.through_wire else down
-        done = session(self.algorithm, task, data, self.store.gather(ids), received, rnd)
+        kept = self.store.gather(ids)
+        done = session(self.algorithm, task, data, kept, received, rnd)
         upload = done.upload
         if self.through_wire and rnd.stage.up:
             upload = network.returned(upload, received, len(ids), self.device)
         self.store.scatter(ids, done.kept)
-        sums: Params = {}
-        if rnd.stage.up:
-            weights = data.count.to(self.device, torch.float64)
-            terms = self.algorithm.summands(upload, weights, rnd)
-            sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
+        together = self.algorithm.needs_uploads()
+        sums = self._server_side(ids, upload, rnd) if rnd.stage.up and not together else {}
+        before: list[Tensor] = []
         trained: Params = {}
-        if self.evaluation.when == "after_local":
+        if self._judged_next():
             payload = tree.received(received, len(ids))
+            came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, data)
+            before = scores(self.algorithm.predict, task, came, self.federation.examples("test", ids))
             own = self.algorithm.trained(done.kept, done.local, payload, rnd)
             trained = deployed(self.algorithm, task, own, payload, data)
-        return _Part(sums, cost.traffic(rnd.stage, down, upload, len(ids)), done.work, trained)
+        traffic = cost.traffic(rnd.stage, down, upload, len(ids))
+        return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
+
+    def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
+        """The sums over these clients that the server works with; what it will know of them."""
+        examples = self.federation.splits["train"].lengths(ids).to(self.device, torch.float64)
+        known = self.known.gather(ids)
+        weights = self.algorithm.weigh(self.server, known, upload, examples, rnd)
+        self.known.scatter(ids, self.algorithm.remember(known, upload, weights, rnd))
+        terms = self.algorithm.summands(upload, weights, rnd)
+        return {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
+
+    def download(self, ids: Tensor, rnd: Round) -> Download:
+        """What the server sends these clients."""
+        return self.algorithm.download(self.server, self.known.gather(ids), rnd)
 
     # Evaluation
 
@@ -210,14 +246,41 @@ class Simulation:
     def now(self) -> Round:
         """The round as the clients last saw it."""
         stage = self.schedule[max(self.played - 1, 0)]
-        return Round(stage, self.training.rate(stage.number))
+        return Round(stage, self.algorithm.rate(stage))
 
     def ready(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients predict with now."""
         task = dataclasses.replace(self.task, model=model)
-        down = tree.received(self.algorithm.download(self.server, ids, self.now), len(ids))
+        down = tree.received(self.download(ids, self.now), len(ids))
         own = self.algorithm.personal(self.store.gather(ids), down)
         return deployed(self.algorithm, task, own, down, self.federation.examples("train", ids))
+
+    def joined(self, model: StackedModel, ids: Tensor) -> Params:
+        """What newcomers predict with: what they are given, after the session their method has for them."""
+        task = dataclasses.replace(self.task, model=model)
+        data = self.federation.examples("train", ids)
+        known = self.algorithm.init_known(self.model.initial, ids)
+        down = self.algorithm.download(self.server, known, self.now)
+        kept = self.algorithm.newcomer(self.model.initial, down, ids)
+        if phase := self.algorithm.welcome():
+            stage = Stage(number=self.schedule[-1].number + 1, phase=phase, who="all", up=False)
+            rnd = Round(stage, self.algorithm.rate(self.schedule[-1]))
+            kept = session(self.algorithm, task, data, kept, down, rnd).kept
+        received = tree.received(down, len(ids))
+        return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, data)
+
+    def newcomers(self) -> Row | None:
+        """Accuracy of the clients held out, as newcomers; None where there are none."""
+        if not self.federation.unseen:
+            return None
+        ids = self._sorted(torch.arange(self.federation.num_clients, self.federation.everybody))
+
+        def work(model: StackedModel, part: Tensor) -> list[Tensor]:
+            task = dataclasses.replace(self.task, model=model)
+            data = self.federation.examples("test", part)
+            return scores(self.algorithm.predict, task, self.joined(model, part), data)
+
+        return _stats([s for part in self._each(ids, work) for s in part])
 
     def judged(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients are scored with: what they predict with, or what their last training gave."""
@@ -227,15 +290,27 @@ class Simulation:
         place = {c: i for i, c in enumerate(have.tolist())}
         return tree.take(rows, torch.tensor([place[c] for c in ids.tolist()], device=self.device))
 
-    def evaluate(self) -> Row:
-        """Accuracy of the personal models and of the global one, over clients."""
+    def evaluate(self, before: list[Tensor] | None = None) -> Row:
+        """Accuracy of the personal models and of the global one, over clients; with `before`, scores on arrival."""
         ids = self.scored(self.now.stage)
-        row: Row = {"personal": _stats(self._personal_scores(ids, "test"))}
+        own = self._personal_scores(ids, "test")
+        row: Row = {"personal": _stats(own)}
+        if before:
+            row |= self._since(ids, before, own)
         if len(self.federation.splits["validation"].flat):
             row["validation"] = _stats(self._personal_scores(ids, "validation"))
         common = self.common()
         row["global"] = None if common is None else _stats(self._global_scores(common, ids))
         return row
+
+    def _since(self, ids: Tensor, before: list[Tensor], after: list[Tensor]) -> Row:
+        """How good clients were on arrival, and by how much better than when they last left (FedPHP's Eq. 4)."""
+        came, left = (
+            {c: float(s.double().mean()) for c, s in zip(ids.tolist(), part, strict=True)} for part in (before, after)
+        )
+        gained = [came[c] - self.left[c] for c in came if c in self.left]
+        self.left |= left
+        return {"before": _stats(before), "delta": sum(gained) / len(gained) if gained else None}
 
     def _personal_scores(self, ids: Tensor, split: Split) -> list[Tensor]:
         parts = self._each(ids, lambda model, part: self._scores(model, part, self.federation.examples(split, part)))
@@ -243,19 +318,19 @@ class Simulation:
 
     def _scores(self, model: StackedModel, ids: Tensor, data: Examples) -> list[Tensor]:
         task = dataclasses.replace(self.task, model=model)
-        return scores(self.algorithm, task, self.judged(model, ids), data)
+        return scores(self.algorithm.predict, task, self.judged(model, ids), data)
 
     def common(self) -> Params | None:
         """The server's model, as a stack of one; None where the method has no complete one."""
-        one = torch.zeros(1, dtype=torch.int64)
-        return self.algorithm.common(tree.received(self.algorithm.download(self.server, one, self.now), 1))
+        known = self.algorithm.init_known(self.model.initial, torch.zeros(1, dtype=torch.int64))
+        return self.algorithm.common(tree.received(self.algorithm.download(self.server, known, self.now), 1))
 
     def _global_scores(self, common: Params, ids: Tensor) -> list[Tensor]:
         rows, count = self.federation.splits["test"].padded(ids)
         flat = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)])
         data = Examples(self.federation.source.x, self.federation.source.y, flat[None], count.sum()[None], ids[:1])
-        plain = dataclasses.replace(self.algorithm, inference="own")
-        return list(torch.split(scores(plain, self.task, common, data)[0], count.tolist()))
+        found = scores(self.algorithm.common_answer, self.task, common, data)
+        return list(torch.split(found[0], count.tolist()))
 
     def _shift(self) -> Shift | None:
         if self.evaluation.shift == "none":
@@ -329,6 +404,10 @@ class Simulation:
             "init": init.hexdigest()[:16],
             "shift": None if self.shift is None else self.shift.digest(),
         }
+
+
+def _mean(scores: Tensor) -> float:
+    return float(scores.double().mean())
 
 
 def _finite(losses: Tensor) -> float | None:
