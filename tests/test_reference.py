@@ -6,20 +6,19 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from personafl.algorithms import DMPFL, DMPFLPlus, FedAvg
 from personafl.core.types import Evaluation, Training
-from personafl.data.federated import Federation, Source
+from personafl.data.federated import Federation
 from personafl.models import CNN, MLP, StackedModel
 from personafl.sim.simulator import Simulation
 from personafl.sparse.allocation import RULES
 from tests import reference
+from tests.references.world import CLASSES, federation_of
 
-CLASSES = 4
 SIZES = (40, 33, 25, 18, 12, 29, 8, 21, 5)  # rows per client; the training part of the last fills no batch of 8
 TRAINING = Training(
     num_rounds=16, join_ratio=0.45, local_epochs=3, batch_size=8, lr=0.2, lr_decay=0.93, precision="float64", seed=3
@@ -36,29 +35,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def federation_of(shape: tuple[int, ...], sizes: tuple[int, ...] = SIZES) -> Federation:
-    """Overlapping clusters, one per class; every client has mostly two classes."""
-    g = torch.Generator().manual_seed(11)
-    centres = torch.randn(CLASSES, *shape, generator=g)
-    labels, first, parts = [], 0, []
-    for c, size in enumerate(sizes):
-        anything, own = torch.randint(CLASSES, (size,), generator=g), torch.randint(2, (size,), generator=g)
-        labels.append(torch.where(torch.rand(size, generator=g) < 0.15, anything, (c + own) % CLASSES))
-        parts.append(np.arange(first, first + size))
-        first += size
-    y = torch.cat(labels)
-    x = centres[y] + 1.2 * torch.randn(len(y), *shape, generator=g)
-    return Federation.build(Source("clusters", x, y, CLASSES), parts, seed=5, test_share=0.25)
-
-
 def mlp() -> tuple[nn.Module, Federation]:
     torch.manual_seed(7)
-    return MLP(8, 14, 12, CLASSES), federation_of((8,))
+    return MLP(8, 14, 12, CLASSES), federation_of((8,), SIZES)
 
 
 def cnn() -> tuple[nn.Module, Federation]:
     torch.manual_seed(7)
-    return CNN((1, 8, 8), (3, 4), (10,), CLASSES, kernel=3, padding=1), federation_of((1, 8, 8))
+    return CNN((1, 8, 8), (3, 4), (10,), CLASSES, kernel=3, padding=1), federation_of((1, 8, 8), SIZES)
 
 
 def simulation(module: nn.Module, federation: Federation, algorithm: FedAvg | DMPFL, training: Training) -> Simulation:

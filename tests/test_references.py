@@ -1,0 +1,355 @@
+"""The engine against the slow reference of every method, after every round."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from personafl import ALGORITHMS, Evaluation, FedProx, Inherit, Simulation, StackedModel, Training
+from tests import reference
+from tests.references import REFERENCES
+from tests.references.base import Reference
+from tests.references.world import SIZES, TRAINING, world
+
+Settings = Mapping[str, Any]
+
+ELSEWHERE = {"dm-pfl", "dm-pfl-plus"}  # compared, mask by mask, in test_reference.py
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with its settings, in a run that differs from the usual one by some training settings."""
+
+    name: str
+    settings: Settings = field(default_factory=dict)
+    kind: str = "mlp"
+    training: Settings = field(default_factory=dict)
+    sizes: tuple[int, ...] = SIZES
+
+    def __str__(self) -> str:
+        changes = {**self.settings, **self.training}
+        shown = [self.kind] * (self.kind != "mlp") + [f"{k}={v}" for k, v in changes.items()]
+        shown += ["sizes"] * (self.sizes != SIZES)
+        return f"{self.name}[{','.join(shown)}]"
+
+
+def on_a_base(settings: Settings) -> Settings:
+    """A proximal weight belongs to the base method."""
+    rest = {k: v for k, v in settings.items() if k != "proximal_weight"}
+    return {**rest, "base": FedProx(proximal_weight=settings["proximal_weight"])} if rest != settings else rest
+
+
+ENGINE: dict[str, Callable[[Settings], Settings]] = {
+    "fedphp": lambda settings: {"inherit": Inherit(**settings)},
+    "fedpews": on_a_base,
+    "fedpews-fixed": on_a_base,
+}
+"""How the engine wants the settings of a method where it takes them otherwise than the reference."""
+
+FIVE = {"num_rounds": 5}
+PAIRS = (17, 12, 9, 6, 5)  # no client of one training row
+USUAL: dict[str, Settings] = {
+    "fedselect": FIVE,  # three rounds are too few for the default interval
+    "co-pfl": {"lr": 0.02},  # its steps are as long as the rate
+}
+
+CASES = [
+    *(Case(name, training=USUAL.get(name, {})) for name in REFERENCES),
+    Case("fedavg", kind="cnn"),
+    Case("fedavg", {"weights": "uniform"}, training={"server_lr": 0.6}),
+    Case("fedavg-ft", {"finetune_epochs": 1}),
+    Case("fedprox", {"proximal_weight": 0.7}, kind="cnn"),
+    Case("lg-fedavg", {"shared_layers": 2}),
+    Case("lg-fedavg", kind="cnn", training={"server_lr": 0.6}),
+    Case("fedper", kind="cnn", training={"server_lr": 0.6}),
+    Case("fedrep", {"head_epochs": 3, "body_epochs": 1}),
+    Case("fedrep", {"head_epochs": 1, "final_head_epochs": 2}),
+    Case("ditto", {"proximal_weight": 1.5}, kind="cnn"),
+    Case("apfl", {"alpha": 0.2}, kind="cnn"),
+    Case("apfl", {"learn_alpha": False}),
+    Case("apfl", {"alpha": 0.98}, training={"lr": 0.8}),  # alpha meets 1
+    Case("apfl", {"alpha": 0.02}, training={"lr": 0.8}),  # alpha meets 0
+    Case("scaffold", training={"server_lr": 0.6, "num_rounds": 5}),
+    Case("fednova", kind="cnn", training={"server_lr": 0.6}),
+    Case("moon", {"contrast_weight": 0.5, "temperature": 1.3}, kind="cnn"),
+    Case("moon", training=FIVE),
+    Case("fedmmd", {"discrepancy_weight": 0.05}, sizes=PAIRS),
+    Case("fedmmd", {"discrepancy_weight": 0.03}, kind="cnn"),
+    Case("fml", {"alpha": 0.8, "beta": 0.3}, kind="cnn"),
+    Case("feddst", {"readjust_share": 0.3, "readjust_interval": 1}, training={"num_rounds": 6}),
+    Case("feddst", {"readjust_share": 0.4, "readjust_interval": 2, "sparsity": 0.7}, "cnn", {"num_rounds": 5}),
+    Case("feddst", {"readjust_share": 0.9, "readjust_interval": 1, "sparsity": 0.3, "allocation": "erk"}),
+    Case("feddst", {"readjust_share": 0.6, "readjust_interval": 1, "allocation": "feddst"}, "idle", {"num_rounds": 6}),
+    Case("fedselect", {"select_interval": 1}, training=FIVE),
+    Case("fedselect", {"select_interval": 1, "select_share": 0.5, "personal_bound": 0.4}, "cnn", {"num_rounds": 6}),
+    Case("fedselect", {"select_interval": 2, "select_share": 0.1}, training=FIVE),
+    Case("fedselect", {"select_interval": 1, "select_share": 0.6}, "idle", FIVE),
+    Case("fedpac", sizes=PAIRS, training=FIVE),
+    Case("fedpac", {"alignment_weight": 0.2, "head_epochs": 2, "head_lr": 0.05}, "cnn", sizes=PAIRS),
+    Case("fedpac", training={"join_ratio": 1.0}, sizes=PAIRS),
+    Case("fedpac", {"alignment_weight": 3.0}, "idle", {"join_ratio": 1.0}, (9, 14, 5, 11, 8, 16, 2)),
+    Case("fedphp", {"weight": 0.3}, "cnn", {"num_rounds": 4}),
+    Case("fedphp", {"weight": 0.3}, sizes=PAIRS),
+    Case("fedphp", {"transfer": "kd", "weight": 0.3, "temperature": 2.0, "answers": "both"}, training=FIVE),
+    Case("fedphp", {"transfer": "kd", "weight": 0.2, "momentum": "mu-c", "answers": "personalised"}, "cnn"),
+    Case("fedphp", {"transfer": "l2", "weight": 0.2, "momentum": "mu-b", "rate": 0.4}, training={"server_lr": 0.6}),
+    Case("fedphp", {"transfer": "l2", "weight": 0.4, "rate": 0.5}, "cnn", FIVE),
+    Case("fedphp", {"transfer": "prox", "weight": 0.1, "momentum": "mu-c"}, training=FIVE),
+    Case("co-pfl", kind="cnn", training={"lr": 0.01, "num_rounds": 4}),
+    Case("co-pfl", {"select_share": 0.1, "phases": "sequential"}, training={"lr": 0.01, "num_rounds": 5}),
+    Case("co-pfl", {"select_share": 0.4, "selection": "tensor"}, training={"lr": 0.01, "num_rounds": 5}),
+    Case("co-pfl", {"selection": "tensor", "phases": "sequential"}, "cnn", {"lr": 0.01, "join_ratio": 1.0}),
+    Case("co-pfl", {"select_share": 0.1, "server_rule": "literal"}, training={"lr": 0.01, "num_rounds": 5}),
+    Case("co-pfl", {"moments": False}, training={"num_rounds": 5, "server_lr": 0.6}),
+    Case("co-pfl", {"moments": False, "weights": "cowa-gradient", "select_share": 0.05}, training={"num_rounds": 6}),
+    Case("co-pfl", {"weights": "cowa-prediction"}, training={"lr": 0.01, "join_ratio": 1.0}),
+    Case("co-pfl", {"weights": "cowa-server"}, training={"lr": 0.01, "num_rounds": 5}),
+    Case("co-pfl", {"weights": "uniform"}, training={"lr": 0.01}),
+    Case("co-pfl", {"moments": False, "select_share": 0.6, "personal_bound": 1.0}, training=FIVE),
+    Case("co-pfl", training={"lr": 0.01, "join_ratio": 0.2, "num_rounds": 6}),  # one client at a time
+    Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0}),
+    Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0, "ste": "parameter"}),
+    Case("fedpews", {"warmup_share": 0.6, "score_lr": 20.0, "diversity_weight": 0.3}, "cnn", FIVE),
+    Case("fedpews", {"warmup_share": 0.6, "score_lr": 3.0, "ste": "parameter"}, "cnn", FIVE),
+    Case(
+        "fedpews",
+        {"warmup_share": 0.7, "score_init": 1.0, "score_lr": 1.0},
+        training={"server_lr": 0.5, "num_rounds": 4},
+    ),
+    Case("fedpews", {"warmup_share": 0.7, "proximal_weight": 0.5, "score_lr": 2.0}),
+    Case("fedpews-fixed", {"warmup_share": 0.7}, "cnn", {"server_lr": 0.5}),
+    Case("fedpews-fixed", {"warmup_share": 0.7, "shares": (0.1, 0.3, 0.2, 0.25, 0.15)}, training={"join_ratio": 1.0}),
+    Case("fedpews-fixed", {"warmup_share": 0.7, "proximal_weight": 0.5, "weights": "uniform"}),
+    Case("fedfu", kind="cnn"),
+    Case("fedfu", {"fusion": "multi", "smoothing": 0.2}),
+    Case("fedfu", {"fusion": "multi"}, kind="cnn", training={"server_lr": 0.6}),
+    Case("fedfu", {"fusion": "single", "smoothing": 0.3}, training=FIVE),
+    Case("flda", kind="cnn", training={"server_lr": 0.6}),
+    Case("flda", training={"num_rounds": 6, "lr": 0.4}),
+]
+
+WITHOUT: dict[str, tuple[str, Settings]] = {
+    "local": ("fedavg", {}),
+    "fedavg": ("local", {}),
+    "fedavg-ft": ("fedavg", {}),
+    "fedprox": ("fedavg", {}),
+    "lg-fedavg": ("local", {}),
+    "fedper": ("fedavg", {}),
+    "fedrep": ("fedper", {}),
+    "ditto": ("ditto", {"proximal_weight": 0.0}),
+    "apfl": ("apfl", {"learn_alpha": False}),
+    "scaffold": ("fedavg", {"weights": "uniform"}),
+    "fednova": ("fedavg", {}),
+    "moon": ("fedavg", {}),
+    "fedmmd": ("fedavg", {}),
+    "fml": ("fml", {"alpha": 1.0, "beta": 1.0}),
+    "feddst": ("feddst", {"readjust_share": 0.0}),
+    "fedselect": ("fedselect", {"select_share": 0.0}),
+    "fedpac": ("fedpac", {"alignment_weight": 0.0}),
+    "fedphp": ("fedphp", {"weight": 0.0}),
+    "co-pfl": ("co-pfl", {"select_share": 0.0}),
+    "fedpews": ("fedavg", {}),
+    "fedpews-fixed": ("fedavg", {}),
+    "fedfu": ("fedavg", {"weights": "uniform"}),
+    "flda": ("fedavg", {}),
+}
+"""What a method would be if its own machinery did nothing: another one, or itself with these settings."""
+
+EQUAL_TO: list[tuple[Case, Case]] = [
+    (Case("fedprox", {"proximal_weight": 0.0}), Case("fedavg")),
+    (Case("ditto", {"proximal_weight": 0.0}), Case("local")),
+    (Case("apfl", {"alpha": 0.0, "learn_alpha": False}), Case("fedavg")),
+    (Case("apfl", {"alpha": 1.0, "learn_alpha": False}), Case("local")),
+    (Case("scaffold", training={"num_rounds": 1}), Case("fedavg", {"weights": "uniform"}, training={"num_rounds": 1})),
+    (Case("fednova", sizes=(12, 12, 12, 12, 12)), Case("fedavg", sizes=(12, 12, 12, 12, 12))),
+    (Case("moon", {"contrast_weight": 0.0}), Case("fedavg")),
+    (Case("fedmmd", {"discrepancy_weight": 0.0}), Case("fedavg")),
+    (Case("fml", {"alpha": 1.0}), Case("local")),
+    (Case("feddst", {"sparsity": 0.0}), Case("fedavg")),
+    (
+        Case(
+            "fedphp", {"transfer": "l2", "weight": 0.0, "momentum": "mu-b", "rate": 0.0}, training={"join_ratio": 1.0}
+        ),
+        Case("fedphp", {"transfer": "l2", "weight": 0.0, "answers": "personalised"}, training={"join_ratio": 1.0}),
+    ),
+    (
+        Case("co-pfl", {"select_share": 0.0, "moments": False, "weights": "uniform"}),
+        Case("fedavg", {"weights": "uniform"}),
+    ),
+    (
+        Case("co-pfl", {"select_share": 0.0, "server_rule": "literal"}, training={"lr": 0.02}),
+        Case("co-pfl", {"select_share": 0.0}, training={"lr": 0.02}),
+    ),
+    (Case("fedpews", {"warmup_share": 0.0}), Case("fedavg")),
+    (Case("fedpews", {"warmup_share": 0.9, "score_init": 60.0, "score_lr": 0.0}), Case("fedavg")),
+    (
+        Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0}, "cnn"),
+        Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0, "ste": "parameter"}, "cnn"),
+    ),
+    (Case("fedpews", {"warmup_share": 0.0, "proximal_weight": 0.05}), Case("fedprox")),
+    (Case("fedpews-fixed", {"warmup_share": 0.0}), Case("fedavg")),
+]
+"""Settings under which a method is another one."""
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "feddst": ("grown", "voted but pruned", "mask moved", "ties in pruning", "ties in growing", "ties in m"),
+    "fedselect": ("joined", "ties in joining", "at the bound", "shared by some", "shared by none"),
+    "fedpac": ("heads combined", "heads left out", "no global prototype"),
+    "co-pfl": (
+        "joined",
+        "at the bound",
+        "shared by some",
+        "shared by none",
+        "others without the client",
+        "others after a pause",
+    ),
+    "fedpews": ("draws that the scores decided", "covered by none", "rounds after the warm-up"),
+    "fedpews-fixed": ("covered by none", "rounds after the warm-up"),
+}
+"""Cases that the runs of a method must have met, or the comparison says nothing about them."""
+
+
+def training_of(case: Case) -> Training:
+    return dataclasses.replace(TRAINING, **case.training)
+
+
+def slow_of(case: Case) -> Reference:
+    """The reference of a case, before the first round."""
+    return REFERENCES[case.name](*world(case.kind, case.sizes), training_of(case), **case.settings)
+
+
+PLAYED: dict[str, Reference] = {}
+"""References that have been played to the end; several tests look at the same one."""
+
+
+def played(case: Case) -> Reference:
+    """The reference of a case, after its last round and what follows it."""
+    if repr(case) not in PLAYED:
+        slow = slow_of(case)
+        for number in range(slow.training.num_rounds):
+            slow.play(number)
+        slow.finish()
+        PLAYED[repr(case)] = slow
+    return PLAYED[repr(case)]
+
+
+def simulation(case: Case) -> Simulation:
+    """The engine of a case, before the first round."""
+    module, federation = world(case.kind, case.sizes)
+    settings = ENGINE.get(case.name, dict)(case.settings)
+    return Simulation(
+        federation,
+        StackedModel(module, federation.source.x[:2]),
+        ALGORITHMS[case.name](**settings),
+        training_of(case),
+        Evaluation(shift="none", eval_every=1000),
+    )
+
+
+def inputs(slow: Reference) -> Tensor:
+    """Some rows of the data, and some inputs far from them."""
+    g = torch.Generator().manual_seed(0)
+    return torch.cat([slow.x[::5], 3 * torch.randn(3, *slow.x.shape[1:], generator=g, dtype=torch.float64)])
+
+
+def assert_close(found: Tensor, wanted: Tensor, what: str) -> None:
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9, msg=lambda text: f"{what}: {text}")
+
+
+def assert_same_answers(sim: Simulation, slow: Reference, when: str) -> None:
+    """The logits of every client's model and of the server's."""
+    x = inputs(slow)
+    with torch.no_grad():
+        for c in slow.clients:
+            found = sim.algorithm.predict(sim.model, sim.ready(sim.model, torch.tensor([c])), x[None])[0]
+            assert_close(found, slow.evaluated(c, x), f"{when}: model of client {c}")
+        common, wanted = sim.common(), slow.common(x)
+        assert (common is None) == (wanted is None), f"{when}: the engine has {'no' if common is None else 'a'} common"
+        if common is not None and wanted is not None:
+            assert_close(sim.algorithm.common_answer(sim.model, common, x[None])[0], wanted, f"{when}: common model")
+
+
+def gap(some: Reference, other: Reference) -> float:
+    """The largest difference between what two methods answer to some client."""
+    x = inputs(some)
+    return max(float((some.evaluated(c, x) - other.evaluated(c, x)).abs().max()) for c in some.clients)
+
+
+def without(case: Case) -> Case:
+    """The same run without the method's own machinery, where it is known what that is."""
+    name, settings = WITHOUT.get(case.name, (case.name, {}))
+    return dataclasses.replace(
+        case, name=name, settings={**case.settings, **settings} if name == case.name else settings
+    )
+
+
+def playable(cases: list[Case]) -> list[Case]:
+    """Those of methods that the engine has."""
+    return [case for case in cases if case.name in ALGORITHMS]
+
+
+def test_every_method_has_a_reference() -> None:
+    assert set(ALGORITHMS) - ELSEWHERE <= set(REFERENCES)
+
+
+def test_the_usual_run_has_clients_of_every_kind() -> None:
+    """Sampled never, always, in a row, after a pause, and not of late; one client has a single training row."""
+    _, federation = world("mlp")
+    rounds = [reference.sampled(federation, TRAINING, number) for number in range(TRAINING.num_rounds)]
+    patterns = {tuple(c in cohort for cohort in rounds) for c in range(federation.num_clients)}
+    assert patterns == {
+        (False, False, False),
+        (True, True, True),
+        (False, True, True),
+        (True, False, True),
+        (True, True, False),
+    }
+    single = federation.sizes("train").tolist().index(1)
+    assert all(single in cohort for cohort in rounds)
+
+
+@pytest.mark.parametrize("case", playable(CASES), ids=str)
+def test_engine_answers_as_the_reference_after_every_round(case: Case) -> None:
+    """Three rounds or more with ragged clients, and what follows the last."""
+    sim, slow = simulation(case), slow_of(case)
+    assert_same_answers(sim, slow, "at the start")
+    rounds = slow.training.num_rounds
+    assert [stage.number for stage in sim.schedule][:rounds] == list(range(rounds))
+    for stage in sim.schedule:
+        if stage.number < rounds:
+            slow.play(stage.number)
+        else:
+            slow.finish()
+        sim.step()
+        assert_same_answers(sim, slow, f"round {stage.number}, {stage.phase}")
+    if len(sim.schedule) == rounds:
+        slow.finish()  # nothing follows, for the reference either
+        assert_same_answers(sim, slow, "at the end")
+    PLAYED[repr(case)] = slow
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if without(case) != case], ids=str)
+def test_own_machinery_of_a_method_acts(case: Case) -> None:
+    """The references answer otherwise than they would without what is particular to the method."""
+    assert gap(played(case), played(without(case))) > 1e-4
+
+
+@pytest.mark.parametrize(("some", "other"), EQUAL_TO, ids=str)
+def test_reference_becomes_another_method_where_it_must(some: Case, other: Case) -> None:
+    assert gap(played(some), played(other)) < 1e-12
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_runs_of_a_method_meet_its_cases(name: str) -> None:
+    events = Counter[str]()
+    for case in CASES:
+        if case.name == name:
+            events += played(case).events  # type: ignore[attr-defined]
+    assert {event: events[event] > 0 for event in EVENTS[name]} == dict.fromkeys(EVENTS[name], True)
