@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from personafl.models.cnn import CNN
+from personafl.models.lstm import CharLSTM
 from personafl.models.mlp import MLP
+from personafl.models.resnet import ResNet18
 from personafl.models.stacked import StackedModel
 
-__all__ = ["CNN", "MLP", "MODELS", "ModelEntry", "StackedModel"]
+__all__ = ["CNN", "MLP", "MODELS", "CharLSTM", "ModelEntry", "ResNet18", "StackedModel"]
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
 """The shape of an example and the number of classes to a fresh module."""
@@ -44,5 +46,18 @@ MODELS: dict[str, ModelEntry] = {
     "cifar-cnn": ModelEntry(
         lambda s, k: CNN(_image(s, "cifar-cnn"), (64, 64), (384, 192), k, kernel=5, padding=0),
         "conv5 64, pool, conv5 64, pool, fc 1600-384-192-classes (DM-PFL on CIFAR-10)",
+    ),
+    "pews-cnn": ModelEntry(
+        lambda s, k: CNN(_image(s, "pews-cnn"), (32, 64, 128), (), k, kernel=3, padding=1),
+        "conv3 32, conv3 64, conv3 128, each with pool, fc 2048-classes (FedPeWS)",
+    ),
+    "resnet18": ModelEntry(
+        lambda s, k: ResNet18(_image(s, "resnet18")[0], k), "ResNet-18, ImageNet stem (FedSelect, CO-PFL)"
+    ),
+    "resnet18-cifar": ModelEntry(
+        lambda s, k: ResNet18(_image(s, "resnet18-cifar")[0], k, "cifar"), "ResNet-18, 3x3 stem without pooling"
+    ),
+    "char-lstm": ModelEntry(
+        lambda s, k: CharLSTM(k), "embedding 8, two LSTM layers of 256, fc 256-classes (FedPHP on Shakespeare)"
     ),
 }
