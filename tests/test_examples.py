@@ -11,11 +11,26 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_quickstart_gives_every_client_a_better_model_than_the_common_one() -> None:
+def run_example(name: str) -> str:
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    out = subprocess.run(
-        [sys.executable, ROOT / "examples" / "quickstart.py"], capture_output=True, text=True, env=env, check=True
-    )
-    own = {name: float(value) for name, value in re.findall(r"^(\w+) +own data +([\d.]+) %", out.stdout, re.M)}
+    path = ROOT / "examples" / name
+    return subprocess.run([sys.executable, path], capture_output=True, text=True, env=env, check=True).stdout
+
+
+def test_a_method_written_outside_the_package_is_compared_with_the_others() -> None:
+    out = run_example("new_algorithm.py")
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    table = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
+    assert table.keys() == {"local", "fedavg-ft", "fedper", "fedbabu"}
+    mine = table["fedbabu"]
+    assert float(mine["No shift"].split()[0]) > 85
+    assert float(mine["MiB"]) < float(table["fedavg-ft"]["MiB"])  # the head does not travel
+    assert mine["Evaluated model"] == "the global body under the client's fine-tuned head"
+    assert "client 3's outputs:" in out
+
+
+def test_quickstart_gives_every_client_a_better_model_than_the_common_one() -> None:
+    out = run_example("quickstart.py")
+    own = {name: float(value) for name, value in re.findall(r"^(\w+) +own data +([\d.]+) %", out, re.M)}
     assert own.keys() == {"FedAvg", "Ditto", "DMPFL"}
     assert own["Ditto"] > own["FedAvg"] + 10
