@@ -233,9 +233,10 @@ class MethodResult:
         state.mkdir(exist_ok=True)
         sim = self.simulation
         save_file({n: t.cpu().contiguous() for n, t in sim.server.items()}, state / "server.safetensors")
-        ids = torch.tensor(sorted(sim.store.ids), dtype=torch.int64)
-        kept = sim.store.gather(ids) if len(ids) else {}
-        save_file({n: t.cpu().contiguous() for n, t in kept.items()} | {"ids": ids}, state / "clients.safetensors")
+        for name, store in (("clients", sim.store), ("known", sim.known)):  # what they keep; what the server knows
+            ids = torch.tensor(sorted(store.ids), dtype=torch.int64)
+            rows = store.gather(ids) if len(ids) else {}
+            save_file({n: t.cpu().contiguous() for n, t in rows.items()} | {"ids": ids}, state / f"{name}.safetensors")
         path = dataclasses.asdict(sim.layout) | {"module_per_client": sim.model.whole}
         (state / "engine.json").write_text(json.dumps(path) + "\n")
         (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
@@ -297,8 +298,9 @@ def _loaded(recipe: Recipe, method: Method, path: Path, device: str) -> MethodRe
     summary = json.loads((path / "summary.json").read_text())
     sim = simulation(recipe.with_seed(summary["seed"]), method, device=device)
     sim.server = load_file(path / "checkpoint" / "server.safetensors", device=device)
-    kept = load_file(path / "checkpoint" / "clients.safetensors", device=device)
-    sim.store.scatter(kept.pop("ids").cpu(), kept)
+    for name, store in (("clients", sim.store), ("known", sim.known)):
+        held = load_file(path / "checkpoint" / f"{name}.safetensors", device=device)
+        store.scatter(held.pop("ids").cpu(), held)
     sim.played = len(sim.schedule)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     sim.rows = rows

@@ -36,6 +36,10 @@ class FedNova(Algorithm):
         d = {n: (w - local.params[n]) / tree.column(a, w) for n, w in received.items()}
         return dict(super().upload(local, rnd)) | dict(d) | {"count/a": a}
 
+    def updates(self, server: Params, upload: Payload) -> Params:
+        sent = tree.values(upload)
+        return {n: sent[n] * tree.column(sent["count/a"], sent[n]) for n in self.info.parameters}
+
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         total = sums["count/weight"]
         tau = sums["count/a"] / total

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -33,6 +34,9 @@ class WarmUp(Part):
     newcomers: ClassVar[str] = "what its base method gives them"
 
     base: Algorithm = setting(FedAvg(), "the method that is warmed up")
+    weights: str = setting(
+        "examples", "what a client counts in the warm-up's mean; the base has its own", ("examples", "uniform")
+    )
     warmup_share: float = setting(0.2, "share of the rounds that are warm-up (tau)")
 
     def check(self) -> None:
@@ -66,6 +70,20 @@ class WarmUp(Part):
     def hidden(self) -> tuple[Layer, ...]:
         return self.info.layers[:-1]
 
+    @cached_property
+    def _base_keeps(self) -> bool:
+        """Whether the base's clients keep anything."""
+        return bool(self.base.init_clients(self._blank, torch.zeros(1, dtype=torch.int64)))
+
+    @cached_property
+    def _lends(self) -> bool:
+        """Whether the base's loss can be had with the model alone: nothing kept, nothing else sent."""
+        return not self._base_keeps and self.base.init_server(self._blank).keys() <= self.info.shapes.keys()
+
+    @property
+    def _blank(self) -> Params:
+        return {n: torch.zeros(s) for n, s in self.info.shapes.items()}
+
     # Rounds
 
     def schedule(self) -> list[Stage]:
@@ -73,8 +91,7 @@ class WarmUp(Part):
         later = [replace(s, number=s.number + first) for s in self.base.schedule()]
         if not first:
             return later
-        probe = self.base.init_clients({n: torch.zeros(s) for n, s in self.info.shapes.items()}, torch.zeros(1))
-        hand_over = [Stage(number=first, phase="hand-over", who="all", up=False)] if probe else []
+        hand_over = [Stage(number=first, phase="hand-over", who="all", up=False)] if self._base_keeps else []
         return [*(Stage(number=t, phase="warm-up") for t in range(first)), *hand_over, *later]
 
     def _later(self, rnd: Round) -> Round:
@@ -115,7 +132,7 @@ class WarmUp(Part):
         if rnd.phase not in ("warm-up", "hand-over"):
             return super().start(kept, down, self._later(rnd))
         sent = self.theirs_of(down)
-        lends = rnd.phase == "warm-up" and not self.theirs(kept)
+        lends = rnd.phase == "warm-up" and self._lends
         local = self.base.start({}, sent, rnd) if lends else Local(params=tree.values(sent))
         mine = self.mine(kept) | self.mine(tree.values(down))
         return replace(local, fixed=local.fixed | self.own(mine))
@@ -128,9 +145,7 @@ class WarmUp(Part):
         return [self._turn(self._lent_loss(local, rnd))]
 
     def _lent_loss(self, local: Local, rnd: Round) -> Loss:
-        if not any(not n.startswith(self.prefix + "/") for n in local.fixed):
-            return own_loss
-        plays = self.base.turns(local, rnd)
+        plays = self.base.turns(local, rnd) if self._lends else []
         return plays[0].loss if len(plays) == 1 and isinstance(plays[0], Turn) else own_loss
 
     def _turn(self, loss: Loss) -> Turn:
@@ -206,6 +221,14 @@ class WarmUp(Part):
         if self._warming(down):
             return tree.select(tree.values(down), self.info.shapes)
         return super().common(down)
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        plain = own.keys() <= self.info.shapes.keys()  # in the warm-up there is the model and nothing beside it
+        return model(own, x, valid) if plain else super().answer(model, own, x, valid)
+
+    def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        plain = common.keys() <= self.info.shapes.keys()
+        return model(common, x, valid) if plain else super().common_answer(model, common, x, valid)
 
     def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
         if rnd.phase in ("warm-up", "hand-over"):

@@ -12,6 +12,8 @@ def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
     """The method bound to a model and a training, within the parts its settings ask for."""
     method = algorithm.bind(setup)
     if algorithm.weights.startswith("cowa"):
+        if method.private() >= frozenset(method.info.parameters):
+            raise ValueError(f"weights={algorithm.weights!r}: {type(algorithm).__name__} sends nothing to be weighed")
         method = Contribution.around(
             method,
             gradient=algorithm.weights != "cowa-prediction",

@@ -1,6 +1,6 @@
 """COWA, a filling of the `weights` slot: clients weighed by what they contribute.
 
-"CO-PFL: Contribution-Oriented Personalized Federated Learning for Heterogeneous Networks", Eqs. 6 to 12.
+"CO-PFL: Contribution-Oriented Personalized Federated Learning for Heterogeneous Networks", Eqs. 8 to 10.
 Client n counts
 
     Gamma_n = G_n + P_n,    alpha_n = Gamma_n / sum Gamma
@@ -11,8 +11,9 @@ Here `lagged` (the default): the others' move dbar = (D - alpha_n delta_n') / (1
 move D since the client last took part, with the update delta_n' it then sent, for D contains that one and not the
 present delta_n, which the paper's indices would subtract; w_{-n} = (w - alpha_n w_n) / (1 - alpha_n) likewise. So the
 client works both out by itself and the server needs sums only. `server` compares the present uploads with each other,
-for which it must hold all of them. Scores are taken over the positions the client shares. In a client's first session
-G_n is 1 and w_{-n} the received model.
+for which it must hold all of them. Scores are taken over the positions the client shares; where a method sends only
+part of the model, w_{-n} has the client's own weights elsewhere. In a client's first session G_n is 1 and w_{-n} the
+received model.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Contribution(Part):
         mine: Params = {"round": torch.full((), -1, dtype=torch.int32, device=_like(params).device)}
         for what in ("received", "sent", "update"):
             mine |= tree.prefixed({n: torch.zeros_like(t) for n, t in model.items()}, what)
-        mine |= tree.prefixed({n: torch.ones_like(t, dtype=torch.bool) for n, t in model.items()}, "where")
+        for what in ("where", "had"):  # it uploaded, it received
+            mine |= tree.prefixed({n: torch.ones_like(t, dtype=torch.bool) for n, t in model.items()}, what)
         return super().init_clients(params, ids) | self.own(tree.stack(mine, len(ids)))
 
     def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
@@ -82,9 +84,12 @@ class Contribution(Part):
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         local, sent = super().start(kept, down, rnd), tree.values(down)
         begin = {n: local.params[n] for n in self.shared()}
-        mine = self.mine(kept) | tree.prefixed(begin, "begin") | tree.prefixed(tree.select(sent, begin), "now")
+        masks = tree.masks(down)
+        got = {n: masks.get(n, torch.ones_like(t, dtype=torch.bool)) for n, t in begin.items() if n in sent}
+        now = {n: torch.where(m, sent[n], begin[n]) for n, m in got.items()}  # its own where the server sent nothing
+        mine = self.mine(kept) | tree.prefixed(begin, "begin") | tree.prefixed(now, "now") | tree.prefixed(got, "got")
         share = sent[f"{self.prefix}/share"] if rnd.stage.down else torch.zeros(tree.rows(begin), dtype=torch.float64)
-        mine |= {"share": share, "loss": torch.zeros_like(share)}
+        mine |= {"share": share, "loss": torch.ones_like(share)}
         return replace(local, fixed=local.fixed | self.own(mine))
 
     def turns(self, local: Local, rnd: Round) -> list[Play]:
@@ -101,13 +106,14 @@ class Contribution(Part):
 
     def _others(self, mine: Params, rnd: Round) -> Params:
         """w_{-n}: the received model without what the client added to it in the round before."""
-        share, now, sent, where = mine["share"], *(tree.under(mine, p) for p in ("now", "sent", "where"))
+        share, now, got = mine["share"], tree.under(mine, "now"), tree.under(mine, "got")
+        sent, where = tree.under(mine, "sent"), tree.under(mine, "where")
         just = (mine["round"] == rnd.number - 1) & (share < 1)
         share = torch.where(just, share, 0)
         out = {}
         for n, w in now.items():
             a = tree.column(share, w).to(w.dtype)
-            out[n] = torch.where(where[n], (w - a * sent[n]) / (1 - a), w)
+            out[n] = torch.where(where[n] & got[n], (w - a * sent[n]) / (1 - a), w)
         return out
 
     def _noted(self, local: Local, sums: Params) -> Local:
@@ -134,13 +140,15 @@ class Contribution(Part):
     def _turned(self, mine: Params, update: Params, where: Params) -> Tensor:
         """G_n, lagged: 1 in a client's first session."""
         share = mine["share"]
-        now, before, old = (tree.under(mine, p) for p in ("now", "received", "update"))
+        now, before, old, got, had = (tree.under(mine, p) for p in ("now", "received", "update", "got", "had"))
         alone = (mine["round"] < 0) | (share >= 1)
         others = {}
         for n, w in now.items():
             a = tree.column(torch.where(alone, 0, share), w).to(w.dtype)
-            others[n] = torch.where(where[n], before[n] - w - a * old[n], 0)  # over 1 - a, which turns no vector
-        return torch.where(alone, 1.0, _apart(update, others))
+            seen = where[n] & got[n] & had[n]
+            others[n] = torch.where(seen, before[n] - w - a * old[n], 0)  # over 1 - a, which turns no vector
+            update[n] = torch.where(seen, update[n], 0)
+        return torch.where(alone, 1.0, _apart({n: update[n] for n in others}, others))
 
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         new = super().keep(kept, local, rnd)
@@ -151,6 +159,7 @@ class Contribution(Part):
         trained = {n: local.params[n] for n in where}
         mine = (
             tree.prefixed(tree.under(mine, "now"), "received")
+            | tree.prefixed(tree.under(mine, "got"), "had")
             | tree.prefixed(trained, "sent")
             | tree.prefixed(self._updates(local, sent), "update")
             | tree.prefixed(where, "where")
@@ -162,9 +171,7 @@ class Contribution(Part):
         if not (self.gradient and self.at_server):
             return score
         share = self._share(server, known, 1 / len(examples))
-        values, masks = tree.values(upload), tree.masks(upload)
-        update = {n: server[n] - values[n] for n in self.shared()}
-        update = {n: torch.where(masks[n], t, 0) if n in masks else t for n, t in update.items()}
+        update, masks = self.updates(server, upload), tree.masks(upload)
         others = {}
         for n, t in update.items():
             mine = t * tree.column(share, t).to(t.dtype)

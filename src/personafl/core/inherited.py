@@ -124,7 +124,7 @@ class Inherited(Part):
         """mu_k of each client, `[C]` float64, from its number of earlier sessions."""
         training, form = self.setup.training, self.slot.momentum
         if form == "mu-a":
-            expected = max(int(training.join_ratio * training.num_rounds), 1)
+            expected = max(int(training.join_ratio * training.num_rounds + 1e-9), 1)
             return (self.slot.rate * sessions.double() / expected).clamp(max=_MOST)
         share = self.slot.rate if form == "mu-b" else min(rnd.number / training.num_rounds, _MOST)
         return torch.full_like(sessions, share, dtype=torch.float64)

@@ -1,7 +1,9 @@
 """Maximum mean discrepancy between two batches of features.
 
 A sum of five Gaussians exp(-d^2 / b_i), b_i = b 2^i / 4 for i = 0..4, with b the mean squared distance of different
-points of the joint batch, held constant; the biased estimator. As the FedPHP authors' code has it.
+points of the joint batch, held constant; the biased estimator. As the FedPHP authors' code has it, save that one
+example has no distribution to speak of: its discrepancy is 0, where the kernel, as wide as the one distance there is,
+would give a constant and a gradient that grows as the features come together.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ def mmd(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
     real = torch.ones(a.shape[:2], device=a.device, dtype=a.dtype) if batch.valid is None else batch.valid.to(a.dtype)
     both = torch.cat([real, real], 1)
     # Distances do not change with the origin, but cancel least around the middle.
-    joint = (
-        joint - ((joint * both.unsqueeze(2)).sum(1, keepdim=True) / both.sum(1).clamp(min=1).view(-1, 1, 1)).detach()
-    )
+    middle = (joint * both.unsqueeze(2)).sum(1, keepdim=True) / both.sum(1).clamp(min=1).view(-1, 1, 1)
+    joint = joint - middle.detach()
     square = joint.square().sum(-1)
     distance = (square.unsqueeze(2) + square.unsqueeze(1) - 2 * joint @ joint.transpose(1, 2)).clamp(min=0)
     pairs = both.unsqueeze(2) * both.unsqueeze(1)  # [C, 2B, 2B]
     n = batch.count.clamp(min=1).to(a.dtype)
     width = ((distance * pairs).sum((1, 2)) / (4 * n * n - 2 * n)).detach()
-    width = torch.where(width > 0, width, 1)  # all points in one place: the discrepancy is 0, and so is its gradient
+    several = (batch.count > 1) & (width > torch.finfo(a.dtype).tiny)
+    width = torch.where(several, width, 1)  # all points in one place: the discrepancy is 0, and so is its gradient
     kernel = sum(torch.exp(-distance / (width * 2.0**i / 4).view(-1, 1, 1)) for i in range(5))
     sign = torch.cat([real, -real], 1)  # XX + YY - XY - YX
-    return (kernel * sign.unsqueeze(2) * sign.unsqueeze(1)).sum((1, 2)) / (n * n)
+    found = (kernel * sign.unsqueeze(2) * sign.unsqueeze(1)).sum((1, 2)) / (n * n)
+    return torch.where(several, found, 0)

@@ -90,6 +90,9 @@ class Part(Algorithm):
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
         return self.base.weigh(self.theirs(server), self.theirs(known), self.theirs_of(upload), examples, rnd)
 
+    def updates(self, server: Params, upload: Payload) -> Params:
+        return self.base.updates(self.theirs(server), self.theirs_of(upload))
+
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         return self.base.summands(self.theirs_of(upload), weights, rnd)
 

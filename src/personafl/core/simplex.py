@@ -14,8 +14,8 @@ def least(form: Tensor) -> Tensor:
     none.
     """
     p = form.double().cpu()
-    n = len(p)
-    tolerance = 1e-12 * max(float(p.abs().max()), 1e-300)
+    p = p / max(float(p.abs().max()), 1e-300)  # the minimiser does not change, the numerics do
+    n, tolerance = len(p), 1e-12
     a = torch.zeros(n, dtype=torch.float64)
     a[int(p.diagonal().argmin())] = 1.0
     for _ in range(50 * n):

@@ -6,9 +6,10 @@ A message is a header and one entry per tensor, little-endian:
     per entry: name length u16, name, dtype u8, encoding u8, rank u8, dimensions u32 each,
                [number of values u32 unless dense], [mask], values
 
-Truth values are bits. A masked tensor carries its mask as bits or as a list of positions, whichever is smaller (u16
-positions if they fit, else u32), or not at all where the receiver knows it. No pickle; decoding checks names, types,
-shapes and lengths before it allocates.
+Truth values are bits. A masked tensor carries its mask in the shortest of three ways: as bits, as a list of positions
+(u16 if they fit, else u32), or, where it holds all positions between some rows and some columns (units that are on), as
+the bits of those; or not at all where the receiver knows it. No pickle; decoding checks names, types, shapes and
+lengths before it allocates.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _DTYPES: Final = {
 }
 _BY_CODE: Final = {code: dtype for dtype, code in _DTYPES.items()}
 LIMIT: Final = 1 << 30  # numbers in one tensor: a header may claim what its bytes do not show
-_DENSE, _BITS, _PLACES, _KNOWN = range(4)
+_DENSE, _BITS, _PLACES, _KNOWN, _UNITS = range(5)
 
 
 class WireError(ValueError):
@@ -54,7 +55,7 @@ def pack(payload: Payload) -> bytes:
         if values.dtype not in _DTYPES:
             raise WireError(f"{name}: tensors of type {values.dtype} cannot be sent")
         raw = name.encode()
-        encoding = _DENSE if mask is None else _encoding(entry, int(mask.sum()))
+        encoding = _DENSE if mask is None else _encoding(entry)
         out.append(struct.pack("<H", len(raw)) + raw)
         out.append(struct.pack("<BBB", _DTYPES[values.dtype], encoding, values.dim()))
         out.append(struct.pack(f"<{values.dim()}I", *values.shape))
@@ -63,6 +64,8 @@ def pack(payload: Payload) -> bytes:
             out.append(struct.pack("<I", int(flat.sum())))
             if encoding == _BITS:
                 out.append(np.packbits(flat.numpy(), bitorder="little").tobytes())
+            elif encoding == _UNITS:
+                out += [_raw(side[0].cpu()) for side in _sides(mask[None])]
             elif encoding == _PLACES:
                 out.append(flat.nonzero().flatten().numpy().astype(_place_type(flat.numel())).tobytes())
             values = values.flatten()[flat]
@@ -92,8 +95,28 @@ def sizes(payload: Payload, count: int) -> Tensor:
         nnz = tree.flat(entry.mask).sum(1).cpu()
         total += 4 + (-(-nnz // 8) if values.dtype == torch.bool else nnz * values.element_size())
         if not entry.known:
-            total += torch.minimum(torch.tensor(-(-numel // 8)), nnz * _place_type(numel).itemsize)
+            total += _mask_sizes(entry.mask, nnz).min(0).values
     return total
+
+
+def _sides(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows and which columns of each client's mask `[C, O, I, ...]` hold anything."""
+    table = mask.flatten(3).any(3) if mask.dim() > 3 else mask
+    return table.any(2), table.any(1)
+
+
+def _mask_sizes(mask: Tensor, nnz: Tensor) -> Tensor:
+    """Bytes of each client's mask in the three ways it can be sent, in the order of preference: `[3, C]`."""
+    numel = mask[0].numel()
+    bits = torch.full_like(nnz, -(-numel // 8))
+    places = nnz * _place_type(numel).itemsize
+    units = torch.full_like(nnz, torch.iinfo(torch.int64).max)
+    if mask.dim() > 2 and numel:  # all of the rows and columns between units that are on?
+        rows, columns = (side.sum(1).cpu() for side in _sides(mask))
+        rest = numel // (mask.shape[1] * mask.shape[2])
+        whole = nnz == rows * columns * rest
+        units = torch.where(whole, -(-mask.shape[1] // 8) + -(-mask.shape[2] // 8), units)
+    return torch.stack([bits, places, units])
 
 
 def unpack(blob: bytes, masks: Mapping[str, Tensor] | None = None) -> Payload:
@@ -118,7 +141,7 @@ def unpack(blob: bytes, masks: Mapping[str, Tensor] | None = None) -> Payload:
 
 def _entry(read: _Reader, name: str, known: Mapping[str, Tensor]) -> Tensor | Masked:
     code, encoding, rank = struct.unpack("<BBB", read.take(3, f"{name}: type"))
-    if code not in _BY_CODE or encoding > _KNOWN:
+    if code not in _BY_CODE or encoding > _UNITS:
         raise WireError(f"{name}: unknown type {code} or encoding {encoding}")
     if rank > 16:
         raise WireError(f"{name}: {rank} dimensions are over the limit of 16")
@@ -143,6 +166,12 @@ def _entry(read: _Reader, name: str, known: Mapping[str, Tensor]) -> Tensor | Ma
         read.check(_length(nnz, dtype), name)  # before allocating what the header claims
         mask = torch.zeros(numel, dtype=torch.bool)
         mask[torch.from_numpy(places)] = True
+    elif encoding == _UNITS:
+        if rank < 2:
+            raise WireError(f"{name}: a mask of rows and columns for {rank} dimensions")
+        rows, columns = (read.values(n, torch.bool, f"{name}: mask") for n in shape[:2])
+        read.check(_length(nnz, dtype), name)
+        mask = (rows.unsqueeze(1) & columns).view(*shape[:2], *[1] * (rank - 2)).expand(shape).flatten()
     else:
         if name not in known or tuple(known[name].shape) != shape:
             raise WireError(f"{name}: sent without its mask, and no mask of shape {shape} is known here")
@@ -187,12 +216,12 @@ class _Reader:
         return out
 
 
-def _encoding(entry: Tensor | Masked, nnz: int) -> int:
+def _encoding(entry: Tensor | Masked) -> int:
     assert isinstance(entry, Masked)
     if entry.known:
         return _KNOWN
-    numel = entry.mask.numel()
-    return _BITS if -(-numel // 8) <= nnz * _place_type(numel).itemsize else _PLACES
+    ways = _mask_sizes(entry.mask[None], entry.mask.sum().cpu()[None])
+    return (_BITS, _PLACES, _UNITS)[int(ways[:, 0].argmin())]
 
 
 def _place_type(numel: int) -> np.dtype[np.uint16] | np.dtype[np.uint32]:

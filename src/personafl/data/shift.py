@@ -53,7 +53,7 @@ def draw(federation: Federation, protocol: str, seed: int, draws: int = 5) -> Sh
         for c in range(clients):
             draw_c = rng.generator(seed, "shift", d, c)
             size = int(first[c + 1] - first[c])
-            pool = flat
+            pool = flat[: first[clients]]  # not of those held out
             if protocol == "donor":
                 other = int(draw_c.integers(clients - 1))
                 donors[d, c] = other + (other >= c)
