@@ -388,7 +388,8 @@ class DMPFL:
         theta = self.theta_c(c)
         if self.settings.reset_personal:  # line 3, literally: w_c <- w_g * (m_g AND m_c)
             theta |= {n: only(self.w_g[n], self.m_g[n] & m) for n, m in client.masks.items()}
-        total = self.training.local_epochs * self.training.join_ratio * phase.length
+        share = len(sampled(self.federation, self.training, 0)) / self.federation.num_clients  # of the rounds
+        total = self.training.local_epochs * share * phase.length
         epoch = 0
         while epoch < total:
             lr = rate(self.training, phase.first + int(epoch * phase.length / total))

@@ -145,3 +145,20 @@ def test_loss_and_metric_by_dotted_path() -> None:
     for n, t in plain.simulation.server.items():
         torch.testing.assert_close(mine.simulation.server[n], t, rtol=1e-10, atol=1e-10)
     assert mine.summary["accuracy"]["personal"]["mean"] > plain.summary["accuracy"]["personal"]["mean"]
+
+
+def test_what_the_server_knows_of_clients_is_read_back(tmp_path: Path) -> None:
+    """FedPAC's heads, FedSelect's masks and shares of contribution live at the server, one row for each client."""
+    methods = [{"name": "fedpac"}, {"name": "fedselect", "select_interval": 1}, {"name": "fedavg", "weights": "cowa"}]
+    short = {"num_rounds": 3, "join_ratio": 0.6, "local_epochs": 1, "batch_size": 64}
+    made = personafl.run(RECIPE | {"algorithms": methods, "training": short, "evaluation": {"shift": "none"}})
+    made.save(tmp_path / "run")
+    again = personafl.Result.load(tmp_path / "run")
+    x = made["fedpac"].simulation.federation.source.x[:7]
+    for label in ("fedpac", "fedselect", "fedavg"):
+        sims = [r[label].simulation for r in (made, again)]
+        rows = [sim.known.gather(sim.everybody) for sim in sims]
+        assert rows[0].keys() == rows[1].keys() != set()
+        assert all(torch.equal(rows[0][n], rows[1][n]) for n in rows[0])
+        for c in range(5):
+            assert torch.equal(again[label].client(c).predict(x), made[label].client(c).predict(x))

@@ -92,6 +92,20 @@ def test_what_fedper_and_lg_fedavg_share_is_each_others_complement() -> None:
     assert set(per.store.gather(per.everybody)) == head
 
 
+@pytest.mark.parametrize("algorithm", [FedPer(), LGFedAvg(), LGFedAvg(shared_layers=2)])
+def test_what_is_private_is_in_no_message(algorithm: Algorithm) -> None:
+    sim = worlds.simulation(algorithm)
+    rnd, ids = Round(sim.schedule[0], 0.1), sim.cohort(sim.schedule[0])
+    down = sim.download(ids, rnd)
+    data = sim.federation.examples("train", ids)
+    done = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
+    private = sim.algorithm.private()
+    assert private == set(done.kept)
+    assert set(done.upload) == set(down.shared) == sim_names(sim) - private
+    assert not down.own
+    assert any(not torch.equal(done.kept[n][0], sim.model.initial[n]) for n in private)
+
+
 def sim_names(sim) -> set[str]:
     return set(sim.model.info.shapes)
 

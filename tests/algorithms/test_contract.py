@@ -22,6 +22,10 @@ BUSY: dict[str, dict[str, object]] = {
     "dm-pfl": {"readjust_share": 0.3, "readjust_interval": 1},
     "dm-pfl-plus": {"readjust_share": 0.3, "readjust_interval": 1, "personal_share": "sampled"},
     "fedrep": {"final_head_epochs": 1.0},
+    "feddst": {"readjust_share": 0.3, "readjust_interval": 2, "readjust_until": 1.0},
+    "fedselect": {"select_interval": 1},
+    "fedpews": {"warmup_share": 0.4},
+    "fedpews-fixed": {"warmup_share": 0.4},
 }
 
 

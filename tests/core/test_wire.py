@@ -12,8 +12,8 @@ from personafl.core.wire import WireError
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 DTYPES = [*FLOATS, torch.bool, torch.uint8, torch.int32, torch.int64]
-F32, U8 = 0, 5
-DENSE, BITS, PLACES, KNOWN = range(4)
+F32, BOOL, U8 = 0, 4, 5
+DENSE, BITS, PLACES, KNOWN, UNITS = range(5)
 
 
 def entry(rest=b"", *, name=b"fc.weight", dtype=F32, encoding=DENSE, shape=(2,)):
@@ -85,9 +85,78 @@ def test_positions_take_two_bytes_up_to_65536_places_and_four_beyond():
         assert same(round_trip(payload)["w"], payload["w"])
 
 
+def between(rows, columns, *rest):
+    """The positions between rows and columns that are on."""
+    table = torch.tensor(rows, dtype=torch.bool).unsqueeze(1) & torch.tensor(columns, dtype=torch.bool)
+    return table.view(*table.shape, *[1] * len(rest)).expand(*table.shape, *rest)
+
+
+@pytest.mark.parametrize("rest", [(), (3, 3)], ids=["linear", "convolution"])
+def test_a_mask_between_units_travels_as_rows_and_columns(rest):
+    """30 of 40 rows and 5 of 10 columns: 5 + 2 bytes."""
+    mask = between([1] * 30 + [0] * 10, [0, 1] * 5, *rest)
+    payload = {"w": Masked(torch.ones(mask.shape), mask)}
+    count = 30 * 5 * math.prod(rest)
+    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4 * mask.dim()) + 4 + (5 + 2) + count * 4
+    assert same(round_trip(payload)["w"], payload["w"])
+
+
+def test_a_position_missing_or_too_many_between_units_is_sent_as_bits():
+    whole = between([1] * 30 + [0] * 10, [0, 1] * 5)
+    for at, value in (((0, 1), False), ((39, 0), True)):
+        mask = whole.clone()
+        mask[at] = value
+        payload = {"w": Masked(torch.ones(mask.shape), mask)}
+        assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 8) + 4 + 50 + int(mask.sum()) * 4
+        assert same(round_trip(payload)["w"], payload["w"])
+
+
+def test_rows_and_columns_are_chosen_only_where_they_are_shortest():
+    one = between([1] + [0] * 39, [1] + [0] * 9)  # 2 bytes of position against 5 + 2
+    full = between([1] * 2, [1] * 3)  # 1 byte of bits against 1 + 1
+    for mask, length in ((one, 2), (full, 1)):
+        payload = {"w": Masked(torch.ones(mask.shape), mask)}
+        assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 8) + 4 + length + int(mask.sum()) * 4
+        assert same(round_trip(payload)["w"], payload["w"])
+
+
 def test_a_known_mask_does_not_travel():
     payload = {"w": sparse(100, range(50), known=True)}
     assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 50 * 4
+
+
+@pytest.mark.parametrize(("count", "packed"), [(0, 0), (1, 1), (8, 1), (9, 2), (100, 13)])
+def test_truth_values_take_a_bit_each(count, packed):
+    payload = {"w": torch.ones(count, dtype=torch.bool)}
+    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + packed
+    assert same(round_trip(payload)["w"], payload["w"])
+
+
+def test_a_single_truth_value_takes_a_byte():
+    for value in (True, False):
+        payload = {"w": torch.tensor(value)}
+        assert len(wire.pack(payload)) == wire.size(payload) == 6 + 6 + 1
+        assert round_trip(payload)["w"].item() is value
+
+
+def test_truth_values_under_a_mask_take_a_bit_each_behind_it():
+    mask = torch.zeros(100, dtype=torch.bool)
+    mask[:50] = True
+    values = torch.arange(100) % 3 == 0
+    for known, of_mask in ((False, 13), (True, 0)):
+        payload = {"w": Masked(values, mask, known)}
+        assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + of_mask + 7
+        assert same(round_trip(payload)["w"], payload["w"])
+
+
+def test_truth_values_of_a_stack_have_the_size_of_their_rows():
+    mask = torch.zeros(3, 100, dtype=torch.bool)
+    mask[1, :3] = True
+    mask[2, :50] = True
+    head = 6 + (6 + 4)
+    assert wire.sizes({"w": mask}, 3).tolist() == [head + 13] * 3
+    sizes = wire.sizes({"w": Masked(mask, mask)}, 3)
+    assert sizes.tolist() == [head + 4, head + 4 + 3 * 2 + 1, head + 4 + 13 + 7]
 
 
 def test_names_are_counted_in_utf8_bytes():
@@ -116,7 +185,7 @@ def stacked_payloads(draw):
     payload = {}
     for name in draw(st.lists(st.text(max_size=5), max_size=4, unique=True)):
         dtype = draw(st.sampled_from(DTYPES))
-        masked = dtype != torch.bool and draw(st.booleans())
+        masked = draw(st.booleans())
         shape = draw(st.lists(st.integers(0, 6), min_size=int(masked), max_size=3))
         g = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
         values = (torch.randn(count, *shape, generator=g) * 10).abs().to(dtype)
@@ -224,6 +293,7 @@ def test_a_message_written_by_hand_is_understood():
         entry(number(2) + b"\x05" + floats(3, 4), name=b"bits", encoding=BITS, shape=(3,)),
         entry(number(2) + struct.pack("<HH", 1, 99) + floats(5, 6), name=b"places", encoding=PLACES, shape=(100,)),
         entry(number(1) + floats(7), name=b"known", encoding=KNOWN, shape=(2,)),
+        entry(number(2) + b"\x02\x05" + floats(8, 9), name=b"units", encoding=UNITS, shape=(2, 3)),
     )
     out = wire.unpack(blob, {"known": torch.tensor([False, True])})
     assert out["fc.weight"].tolist() == [1, 2]
@@ -231,6 +301,20 @@ def test_a_message_written_by_hand_is_understood():
     assert out["places"].mask.nonzero().flatten().tolist() == [1, 99]
     assert out["places"].values[[1, 99]].tolist() == [5, 6]
     assert out["known"].values.tolist() == [0, 7]
+    assert out["units"].values.tolist() == [[0, 0, 0], [8, 0, 9]]  # row 0b10, columns 0b101
+
+
+def test_truth_values_by_hand_lowest_bit_first():
+    blob = message(
+        entry(b"\x05\x01", dtype=BOOL, shape=(3, 3)),
+        entry(number(2) + b"\x06\x02", name=b"bits", dtype=BOOL, encoding=BITS, shape=(3,)),
+    )
+    out = wire.unpack(blob)
+    assert out["fc.weight"].dtype == torch.bool
+    assert out["fc.weight"].tolist() == [[True, False, True], [False] * 3, [False, False, True]]
+    assert out["bits"].mask.tolist() == [False, True, True]  # 0b110
+    assert out["bits"].values.tolist() == [False, False, True]  # of the two, 0b10
+    assert wire.pack(out) == blob
 
 
 def small_message():
@@ -243,13 +327,14 @@ def small_message():
         "places": sparse(100, [7, 90], dtype=torch.float16),
         "known": known,
         "nothing": torch.zeros(0),
+        "truth": torch.tensor([True, False, True]),
     }
     return wire.pack(payload), {"known": known.mask}
 
 
 def test_a_message_cut_short_anywhere_is_refused():
     blob, masks = small_message()
-    assert len(wire.unpack(blob, masks)) == 6
+    assert len(wire.unpack(blob, masks)) == 7
     for end in range(len(blob)):
         with pytest.raises(WireError):
             wire.unpack(blob[:end], masks)
@@ -284,7 +369,7 @@ W = "fc.weight"
 WRONG = {
     "sent twice": (message(entry(floats(1, 2)), entry(floats(1, 2))), "twice"),
     "unknown type": (message(entry(floats(1, 2), dtype=99)), "type 99"),
-    "unknown encoding": (message(entry(floats(1, 2), encoding=4)), "encoding 4"),
+    "unknown encoding": (message(entry(floats(1, 2), encoding=5)), "encoding 5"),
     "nan": (message(entry(floats(1, math.nan))), "finite"),
     "infinity": (message(entry(floats(-math.inf, 1))), "finite"),
     "nan in float16": (message(entry(struct.pack("<ee", 1, math.nan), dtype=2)), "finite"),
@@ -305,6 +390,24 @@ WRONG = {
     "position outside": (
         message(entry(number(2) + struct.pack("<HH", 5, 9) + floats(1, 2), encoding=PLACES, shape=(9,))),
         r"0\.\.8",
+    ),
+    "a truth value too many": (message(entry(b"\x0d", dtype=BOOL, shape=(3,))), "bits are set behind the last"),
+    "too few truth values": (message(entry(b"\x01", dtype=BOOL, shape=(9,))), "2 bytes expected, 1 are left"),
+    "a truth value too many under a mask": (
+        message(entry(number(1) + b"\x01\x02", dtype=BOOL, encoding=BITS)),
+        "bits are set behind the last",
+    ),
+    "rows and columns of a vector": (
+        message(entry(number(1) + b"\x01" + floats(1), encoding=UNITS)),
+        "rows and columns",
+    ),
+    "a row too many": (
+        message(entry(number(2) + b"\x05\x03" + floats(1, 2), encoding=UNITS, shape=(2, 2))),
+        "bits are set behind",
+    ),
+    "fewer values than rows and columns": (
+        message(entry(number(3) + b"\x03\x03" + floats(1, 2, 3), encoding=UNITS, shape=(2, 2))),
+        "mask has 4",
     ),
     "unknown mask": (message(entry(number(1) + floats(1), encoding=KNOWN)), "no mask"),
     "absurd dense shape": (message(entry(floats(1, 2), shape=(2**32 - 1,) * 3)), "over the limit"),

@@ -114,6 +114,8 @@ class FedMMD(FedAvg):
 def discrepancy(h: Tensor, other: Tensor) -> Tensor:
     """MMD^2, biased, of two batches of B features: mean(XX + YY - XY - YX) under a sum of five Gaussians."""
     size = len(h)
+    if size == 1:  # no distribution, no discrepancy
+        return torch.zeros((), dtype=torch.float64)
     joint = [*h, *other]
     squared = [[((p - q) ** 2).sum() for q in joint] for p in joint]
     # b = sum of the squared distances / (n^2 - n), n = 2B, a constant

@@ -1,0 +1,340 @@
+"""CO-PFL: personal masks that grow, moments for each side, a mean over those who share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from personafl import COPFL, Evaluation, FedAvg, Simulation, StackedModel
+from personafl.core import tree
+from personafl.core.local import play
+from personafl.core.types import Masked, Round, Setup, Stage
+from personafl.sparse import masks
+from tests import checks, worlds
+
+SLOW = {"lr": 0.02, "join_ratio": 1.0}  # a step of Adam is as long as its rate
+PLAIN = COPFL(select_share=0.0, weights="uniform")
+
+
+def sides(sim: Simulation) -> dict[str, Tensor]:
+    """Every client's personal positions, 1 = personal."""
+    return tree.under(checks.everyone(sim), "mask")
+
+
+def count(sim: Simulation) -> Tensor:
+    return sum(masks.active(m) for m in sides(sim).values())  # type: ignore[return-value]
+
+
+def size(sim: Simulation) -> int:
+    return sum(t.numel() for t in sim.model.initial.values())
+
+
+# Limits
+
+
+def test_with_nothing_personal_and_equal_weights_the_first_round_is_fedavg_under_adam() -> None:
+    a = checks.played(PLAIN, num_rounds=1, lr=0.02)
+    b = checks.played(FedAvg(weights="uniform"), num_rounds=1, lr=0.02, optimizer="adam")
+    checks.assert_close(b.server, a.server)
+
+
+def test_with_nothing_personal_and_equal_weights_it_is_fedavg_under_adam_that_remembers() -> None:
+    """By hand: one torch.optim.Adam per client for the whole run, the server's mean copied in every round."""
+    sim = worlds.simulation(PLAIN, lr=0.02, num_rounds=4, batch_size=64)
+    modules = [worlds.module().double() for _ in range(6)]
+    rules = [torch.optim.Adam(m.parameters(), lr=0.02) for m in modules]
+    server = {n: t.clone() for n, t in sim.model.initial.items()}
+    for stage in sim.schedule:
+        ids = sim.cohort(stage).tolist()
+        for c in ids:
+            modules[c].load_state_dict(server)
+            x, y = checks.rows_of(sim, c)
+            for _ in range(2):
+                rules[c].zero_grad()
+                torch.nn.functional.cross_entropy(modules[c](x), y).backward()
+                rules[c].step()
+        server = {n: sum(modules[c].state_dict()[n] for c in ids) / len(ids) for n in server}
+        sim.step()
+        checks.assert_close(server, sim.server, tolerance=1e-9)
+
+
+def test_without_moments_too_it_is_fedavg() -> None:
+    a, b = checks.played(dataclasses.replace(PLAIN, moments=False)), checks.played(FedAvg(weights="uniform"))
+    checks.assert_close(b.server, a.server)
+
+
+# Masks
+
+
+def test_masks_only_grow_and_never_pass_their_bound() -> None:
+    """p = 0.2, gamma = 0.5: 0.2 d, 0.4 d, then 0.5 d positions for good."""
+    sim = worlds.simulation(COPFL(select_share=0.2, personal_bound=0.5), **SLOW)
+    d, before = size(sim), sides(sim)
+    found = []
+    for _ in range(4):
+        sim.step()
+        after = sides(sim)
+        assert all(bool((after[n] | ~before[n]).all()) for n in before)  # what was personal is
+        found.append(count(sim).tolist())
+        before = after
+    most = int(0.5 * d)
+    assert found == [[n] * 6 for n in (int(0.2 * d), 2 * int(0.2 * d), most, most)]
+
+
+def test_a_client_that_is_not_sampled_keeps_its_mask() -> None:
+    sim = worlds.simulation(COPFL(select_share=0.2), lr=0.02, num_rounds=1)
+    chosen = set(sim.cohort(sim.schedule[0]).tolist())
+    sim.run()
+    assert [int(n) > 0 for n in count(sim)] == [c in chosen for c in range(6)]
+
+
+def test_the_positions_that_moved_most_turn_personal() -> None:
+    sim = worlds.simulation(COPFL(select_share=0.2), **SLOW)
+    _, ids, done = checks.rehearsed(sim)
+    moved = torch.cat([tree.flat((done.local.params[n] - t).abs()) for n, t in sim.model.initial.items()], 1)
+    chosen = torch.cat([tree.flat(done.kept[f"mask/{n}"]) for n in sim.model.initial], 1)
+    for i in range(len(ids)):
+        assert int(chosen[i].sum()) == int(0.2 * size(sim))
+        assert moved[i][chosen[i]].min() >= moved[i][~chosen[i]].max()
+
+
+def test_selection_per_tensor_bounds_every_tensor() -> None:
+    sim = worlds.simulation(COPFL(select_share=0.3, personal_bound=0.4, selection="tensor"), **SLOW)
+    for times in (1, 2, 3):
+        sim.step()
+        for m in sides(sim).values():
+            each = m[0].numel()
+            assert masks.active(m).tolist() == [min(times * int(0.3 * each + 1e-9), int(0.4 * each + 1e-9))] * 6
+
+
+# Moments
+
+
+def test_a_position_that_changes_sides_takes_no_moment_along() -> None:
+    sim = worlds.simulation(COPFL(select_share=0.1), **SLOW)
+    sim.step()
+    sim.step()
+    before, was = sides(sim), checks.everyone(sim)
+    sim.step()
+    after, now = sides(sim), checks.everyone(sim)
+    turned = stayed = shared = 0
+    for n in after:
+        new, old = after[n] & ~before[n], before[n]
+        for kind in ("first", "second"):
+            of = {side: now[f"moments-{side}/{kind}/{n}"] for side in ("shared", "personal")}
+            assert not of["shared"][after[n]].any()  # left nothing behind
+            assert not of["personal"][new].any()  # and starts at nothing
+            assert not of["personal"][~after[n]].any()
+            stayed += int((of["personal"][old] != 0).sum())
+            shared += int((of["shared"][~after[n]] != 0).sum())
+        turned += int(new.sum())
+        # Three sessions of the shared side, two in which there was anything personal.
+        steps = now[f"moments-shared/steps/{n}"], now[f"moments-personal/steps/{n}"]
+        assert torch.equal(steps[0], 1.5 * was[f"moments-shared/steps/{n}"])
+        assert torch.equal(steps[1], 2 * was[f"moments-personal/steps/{n}"])
+        assert torch.equal(steps[0] * 2, steps[1] * 3)
+    assert turned > 0
+    assert stayed > 0
+    assert shared > 0
+
+
+def test_a_session_goes_on_with_the_moments_of_the_last_one() -> None:
+    """m' = b1^k m + ...: after one step, what the old moment gives is 0.9 of it."""
+    sim = worlds.simulation(COPFL(select_share=0.0), local_steps=1, batch_size=64, **SLOW)
+    sim.step()
+    kept = checks.everyone(sim)
+    c = 2
+    x, y = checks.rows_of(sim, c)
+    grads = checks.gradient(tree.select(sim.server, sim.model.info.shapes), x, y)
+    sim.step()
+    now = checks.everyone(sim)
+    for n, g in grads.items():
+        m, v = (kept[f"moments-shared/{kind}/{n}"][c] for kind in ("first", "second"))
+        torch.testing.assert_close(now[f"moments-shared/first/{n}"][c], 0.9 * m + 0.1 * g)
+        torch.testing.assert_close(now[f"moments-shared/second/{n}"][c], 0.999 * v + 0.001 * g * g)
+
+
+# Phases
+
+
+def test_both_phases_begin_at_the_same_point_unless_sequential() -> None:
+    """The personal side trains first and alike; only in sequence the shared side sees what it became."""
+    ends = {}
+    for phases in ("parallel", "sequential"):
+        sim = worlds.simulation(COPFL(select_share=0.2, phases=phases), **SLOW)
+        sim.step()  # nobody has anything personal yet: the same
+        ends[phases] = (checks.everyone(sim), checks.rehearsed(sim)[2].local.params)
+    checks.assert_agree(ends["parallel"][0], ends["sequential"][0])
+    order = sim.cohort(sim.schedule[1])
+    for n, m in tree.under(ends["parallel"][0], "mask").items():
+        a, b, m = ends["parallel"][1][n], ends["sequential"][1][n], m[order]
+        assert torch.equal(a[m], b[m])
+    assert any(not torch.equal(ends["parallel"][1][n], ends["sequential"][1][n]) for n in sim.model.info.shapes)
+
+
+def test_in_parallel_the_shared_side_never_sees_the_personal_one() -> None:
+    """Its result is that of a client whose personal positions stand still."""
+    sim = worlds.simulation(COPFL(select_share=0.2), **SLOW)
+    sim.step()
+    _, ids, done = checks.rehearsed(sim)
+    still = dataclasses.replace(
+        sim.algorithm.base,  # type: ignore[attr-defined]
+        select_share=0.0,  # plays the shared side only
+    )
+    kept = tree.without(sim.store.gather(ids), "cowa")
+    rnd = Round(sim.schedule[1], 0.02)
+    received = tree.received(sim.download(ids, rnd), len(ids))
+    local = still.start(kept, tree.without(received, "cowa"), rnd)
+    data = sim.federation.examples("train", ids)
+    alone, _ = play(sim.task, local, still.turns(local, rnd), data, sim.training, rnd)
+    for n, m in tree.under(kept, "mask").items():
+        assert torch.equal(alone.params[n][~m], done.local.params[n][~m])
+        assert torch.equal(alone.params[n][m], kept[f"own/{n}"][m])
+
+
+# The server
+
+ROUND = Round(Stage(0), 0.1)
+
+
+def merged(rule: str, server_lr: float = 1.0) -> tuple[list[float], float]:
+    """The server's row of four positions after two uploads, and the union of masks it notes."""
+    model = StackedModel(torch.nn.Linear(4, 1, bias=False), torch.zeros(2, 4))
+    setup = Setup(model.info, worlds.training(server_lr=server_lr), 2)
+    algorithm = COPFL(server_rule=rule).bind(setup)
+    shared = torch.tensor([[[True, True, False, False]], [[True, False, True, False]]])
+    values = torch.tensor([[[1.0, 2.0, 0.0, 0.0]], [[5.0, 0.0, 3.0, 0.0]]])
+    terms = algorithm.summands({"weight": Masked(values, shared)}, torch.tensor([1.0, 3.0], dtype=torch.float64), ROUND)
+    sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
+    server = {"weight": torch.tensor([[10.0, 20.0, 30.0, 40.0]]), "count/union": torch.zeros(())}
+    after = algorithm.aggregate(server, sums, ROUND)
+    return after["weight"][0].tolist(), algorithm.notes(after)["union_of_masks"]
+
+
+def test_the_mean_is_over_those_who_share_a_position() -> None:
+    """(1 * 1 + 3 * 5) / 4 = 4 where both share, the one value where one does, the old one where nobody does."""
+    assert merged("renormalised") == ([4.0, 2.0, 3.0, 40.0], 0.75)
+
+
+def test_the_literal_rule_agrees_where_nobody_personalises_and_freezes_the_rest() -> None:
+    assert merged("literal") == ([4.0, 20.0, 30.0, 40.0], 0.75)
+
+
+def test_a_server_rate_of_a_half_goes_half_way_where_anybody_shares() -> None:
+    assert merged("renormalised", 0.5)[0] == [7.0, 11.0, 16.5, 40.0]
+
+
+def test_the_rules_agree_as_long_as_nobody_personalises() -> None:
+    both = [
+        checks.played(COPFL(select_share=0.0, server_rule=r), num_rounds=3, **SLOW) for r in ("renormalised", "literal")
+    ]
+    checks.assert_agree(both[0].server, both[1].server)
+    assert [r["union_of_masks"] for r in both[0].rows] == [0.0] * 3
+
+
+def test_the_literal_rule_freezes_the_union_of_masks_and_rows_say_how_much_that_is() -> None:
+    sim = worlds.simulation(COPFL(select_share=0.1, server_rule="literal"), **SLOW)
+    for _ in range(3):
+        old = dict(sim.server)
+        told = sim.step()["union_of_masks"]
+        union = {n: m.any(0) for n, m in sides(sim).items()}
+        for n, m in union.items():
+            assert torch.equal(sim.server[n][m], old[n][m])
+        assert any(not torch.equal(sim.server[n][~m], old[n][~m]) for n, m in union.items())
+        assert told == pytest.approx(sum(int(m.sum()) for m in union.values()) / size(sim))
+    assert told > 0.2
+
+
+# Traffic, weights, ablations
+
+
+def test_only_shared_positions_are_uploaded() -> None:
+    sim = worlds.simulation(COPFL(select_share=0.2), **SLOW)
+    sim.step()
+    _, _, done = checks.rehearsed(sim)
+    for n in sim.model.info.parameters:
+        sent = done.upload[n]
+        assert isinstance(sent, Masked)
+        assert torch.equal(sent.mask, ~done.kept[f"mask/{n}"])
+        assert not sent.values[done.kept[f"mask/{n}"]].any()
+    assert done.upload.keys() - set(sim.model.info.parameters) == {"cowa/score"}
+
+
+def test_weights_sum_to_one() -> None:
+    sim = worlds.simulation(COPFL(), **SLOW)
+    for _ in range(4):
+        sim.step()
+        alpha = sim.download(sim.everybody, sim.now).own["cowa/share"]
+        assert float(alpha.sum()) == pytest.approx(1.0, abs=1e-12)
+        assert float(alpha.min()) > 0
+        assert len({round(a, 9) for a in alpha.tolist()}) == 6
+
+
+def first_round(**settings: object) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Server, models and masks after a round that begins alike."""
+    sim = worlds.simulation(dataclasses.replace(COPFL(select_share=0.2), **settings), **SLOW)
+    sim.step()
+    kept = checks.everyone(sim)
+    return tree.select(sim.server, sim.model.info.shapes), tree.under(kept, "own"), tree.under(kept, "mask")
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_without_cowa_only_the_mean_differs() -> None:
+    usual, without = first_round(), first_round(weights="uniform")
+    assert equal(usual[1], without[1])
+    assert equal(usual[2], without[2])
+    assert not equal(usual[0], without[0])
+
+
+def test_without_pwpm_only_masks_and_the_mean_differ() -> None:
+    usual, without = first_round(), first_round(select_share=0.0)
+    assert equal(usual[1], without[1])
+    assert not any(bool(m.any()) for m in without[2].values())
+    assert not equal(usual[0], without[0])
+
+
+def test_without_mamo_clients_train_by_the_recipes_optimiser_and_keep_no_moments() -> None:
+    usual, without = first_round(), first_round(moments=False)
+    assert not equal(usual[1], without[1])
+    sim = worlds.simulation(COPFL(moments=False), **SLOW)
+    assert not any("moments" in n for n in checks.everyone(sim))
+    assert any("moments" in n for n in checks.everyone(worlds.simulation(COPFL(), **SLOW)))
+
+
+def test_a_client_is_judged_by_its_values_at_personal_positions_and_the_servers_elsewhere() -> None:
+    sim = checks.played(COPFL(select_share=0.2), num_rounds=3, **SLOW)
+    ready, kept = sim.ready(sim.model, sim.everybody), checks.everyone(sim)
+    for n, m in tree.under(kept, "mask").items():
+        assert torch.equal(ready[n][m], kept[f"own/{n}"][m])
+        assert torch.equal(ready[n][~m], sim.server[n].expand_as(m)[~m])
+        assert m.any()
+
+
+def test_judged_right_after_training_it_is_the_model_just_trained() -> None:
+    late = Evaluation(shift="none", eval_every=1, when="after_local", clients="selected")
+    sim = worlds.simulation(COPFL(select_share=0.2), evaluation=late, **SLOW)
+    sim.step()
+    _, ids, done = checks.rehearsed(sim)
+    sim.step()
+    checks.assert_agree(sim.judged(sim.model, ids), done.local.params)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"select_share": 1.1}, r"select_share=1.1: must be in \[0, 1\]"),
+        ({"personal_bound": -0.1}, r"personal_bound=-0.1: must be in \[0, 1\]"),
+        ({"beta2": 1.0}, r"beta2=1.0: must be in \[0, 1\)"),
+        ({"server_rule": "mean"}, "possible are renormalised, literal"),
+        ({"phases": "both"}, "possible are parallel, sequential"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        COPFL(**settings)  # type: ignore[arg-type]

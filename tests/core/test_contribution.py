@@ -1,0 +1,313 @@
+"""Contribution (COWA) by numbers derived in sight."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from personafl import DMPFL, Algorithm, FedAvg, FedDST, FedNova, FedPAC, FedRep, Local, StackedModel
+from personafl.core import tree
+from personafl.core.compose import assembled
+from personafl.core.contribution import Contribution, _apart
+from personafl.core.types import Download, Masked, Params, Round, Setup, Stage
+from personafl.sim.rehearsal import rehearse
+from tests import checks, worlds
+
+TINY = StackedModel(nn.Linear(2, 1, bias=False), torch.zeros(2, 2)).to(torch.device("cpu"), torch.float64)
+ALL = {"join_ratio": 1.0}
+
+
+def tiny(weights: str, clients: int = 2) -> Contribution:
+    """FedAvg on two weights and nothing else."""
+    method = assembled(FedAvg(weights=weights), Setup(TINY.info, worlds.training(), clients))
+    assert isinstance(method, Contribution)
+    return method
+
+
+def vector(*rows: tuple[float, float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64).view(len(rows), 1, 2)
+
+
+def session(method: Contribution, kept: Params, down: Download, rnd: Round, end: Tensor) -> tuple[Params, Params]:
+    """A session that ends at these weights: what is kept, and what is sent."""
+    local = method.start(kept, tree.received(down, len(end)), rnd)
+    local.params["weight"] = end
+    return method.keep(kept, local, rnd), tree.values(method.upload(local, rnd))
+
+
+def rnd(number: int) -> Round:
+    return Round(Stage(number), 0.1)
+
+
+def first_round(method: Contribution) -> tuple[Params, Params, Params]:
+    """Both begin at (0, 0) and send (-1, 0) and (0, -2), and count 1 and 3: the server then is at (-0.25, -1.5)."""
+    ids = torch.arange(2)
+    initial = {"weight": torch.zeros(1, 2, dtype=torch.float64)}
+    server, kept, known = (
+        method.init_server(initial),
+        method.init_clients(initial, ids),
+        method.init_known(initial, ids),
+    )
+    kept, sent = session(method, kept, method.download(server, known, rnd(0)), rnd(0), vector((-1, 0), (0, -2)))
+    weights = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    sums = {n: t.sum(0) for n, t in method.summands(dict(sent), weights, rnd(0)).items()}
+    known = method.remember(known, dict(sent), weights, rnd(0))
+    server = method.aggregate(server, sums, rnd(0))
+    assert server["weight"].tolist() == [[-0.25, -1.5]]
+    return server, kept, known
+
+
+# G
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((3.0, 4.0), (0.0, 2.0), 1 - 0.8),
+        ((1.0, 0.0), (0.0, 5.0), 1.0),
+        ((1.0, 1.0), (-2.0, -2.0), 2.0),
+        ((1.0, 2.0), (1.0, 2.0), 0.0),
+        ((0.0, 0.0), (1.0, 2.0), 1.0),  # an update of nothing points nowhere
+    ],
+)
+def test_one_minus_the_cosine(a: tuple[float, float], b: tuple[float, float], expected: float) -> None:
+    assert float(_apart({"w": vector(a)}, {"w": vector(b)})) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_cosine_is_over_all_tensors_at_once() -> None:
+    """(3, 0 | 4) and (3, 0 | 0): 9 / (5 * 3)."""
+    a = {"u": torch.tensor([[3.0, 0.0]]), "v": torch.tensor([[4.0]])}
+    b = {"u": torch.tensor([[3.0, 0.0]]), "v": torch.tensor([[0.0]])}
+    assert float(_apart(a, b)) == pytest.approx(1 - 0.6)
+
+
+def test_in_a_first_session_the_gradient_score_is_one() -> None:
+    method = tiny("cowa-gradient")
+    initial, ids = {"weight": torch.zeros(1, 2, dtype=torch.float64)}, torch.arange(2)
+    down = method.download(method.init_server(initial), method.init_known(initial, ids), rnd(0))
+    _, sent = session(method, method.init_clients(initial, ids), down, rnd(0), vector((-1, 0), (0, -2)))
+    assert sent["cowa/score"].tolist() == [1.0, 1.0]
+
+
+def test_the_lagged_gradient_score_by_hand() -> None:
+    """The server moved by D = (0.25, 1.5). Less 0.25 (1, 0) the others moved along (0, 1); less 0.75 (0, 2), (1, 0).
+
+    Updates (3, 4) and (4, 3): cosines 4 / 5 and 4 / 5. With (4, 3) and (0, 7): 3 / 5 and 0.
+    """
+    method = tiny("cowa-gradient")
+    server, kept, known = first_round(method)
+    down = method.download(server, known, rnd(1))
+    assert down.own["cowa/share"].tolist() == [0.25, 0.75]  # type: ignore[union-attr]
+    at = server["weight"]
+    _, sent = session(method, kept, down, rnd(1), at - vector((3, 4), (4, 3)))
+    assert sent["cowa/score"].tolist() == pytest.approx([0.2, 0.2])
+    _, sent = session(method, kept, down, rnd(1), at - vector((4, 3), (0, 7)))
+    assert sent["cowa/score"].tolist() == pytest.approx([0.4, 1.0])
+
+
+def test_alone_in_its_last_round_a_client_has_nobody_to_be_compared_with() -> None:
+    method = tiny("cowa-gradient")
+    server, kept, known = first_round(method)
+    known = known | {"cowa/score": torch.tensor([4.0, 0.0], dtype=torch.float64)}  # all of the sum of 4
+    _, sent = session(method, kept, method.download(server, known, rnd(1)), rnd(1), vector((1, 1), (1, 1)))
+    assert float(sent["cowa/score"][0]) == 1.0
+
+
+# P
+
+
+def test_without_the_client_the_model_is_the_others() -> None:
+    """((-0.25, -1.5) - 0.25 (-1, 0)) / 0.75 = (0, -2), and ((-0.25, -1.5) - 0.75 (0, -2)) / 0.25 = (-1, 0)."""
+    method = tiny("cowa")
+    server, kept, known = first_round(method)
+    local = method.start(kept, tree.received(method.download(server, known, rnd(1)), 2), rnd(1))
+    others = method._others(method.mine(local.fixed), rnd(1))["weight"]
+    torch.testing.assert_close(others, vector((0, -2), (-1, 0)))
+
+
+def test_who_missed_the_last_round_takes_the_received_model_for_the_others() -> None:
+    method = tiny("cowa")
+    server, kept, known = first_round(method)
+    local = method.start(kept, tree.received(method.download(server, known, rnd(2)), 2), rnd(2))
+    others = method._others(method.mine(local.fixed), rnd(2))["weight"]
+    torch.testing.assert_close(others, server["weight"].expand(2, 1, 2))
+
+
+def test_mixed_with_the_client_again_the_others_give_the_server() -> None:
+    """a w_n + (1 - a) w_{-n} = w, in a real run, for everybody and every weight."""
+    sim = worlds.simulation(FedAvg(weights="cowa"), **ALL)
+    for _ in range(3):
+        sim.step()
+    kept, number = checks.everyone(sim), Round(sim.schedule[3], 0.1)
+    down = tree.received(sim.download(sim.everybody, number), 6)
+    mine = sim.algorithm.mine(sim.algorithm.start(kept, down, number).fixed)  # type: ignore[attr-defined]
+    others, sent = sim.algorithm._others(mine, number), tree.under(mine, "sent")  # type: ignore[attr-defined]
+    for n, w in others.items():
+        a = tree.column(mine["share"], w)
+        torch.testing.assert_close(a * sent[n] + (1 - a) * w, sim.server[n].expand_as(w), rtol=1e-10, atol=1e-10)
+        assert not torch.allclose(w, sim.server[n].expand_as(w))
+
+
+def test_the_first_prediction_score_is_the_loss_of_the_initial_model() -> None:
+    sim = worlds.simulation(FedAvg(weights="cowa-prediction"), **ALL)
+    sim.step()
+    found = sim.known.gather(sim.everybody)["cowa/score"]
+    for c in range(6):
+        loss = checks.cross_entropy(dict(sim.model.initial), *checks.rows_of(sim, c))
+        assert float(found[c]) == pytest.approx(float(loss))
+
+
+def test_the_second_prediction_score_is_the_loss_of_the_others_model() -> None:
+    sim = worlds.simulation(FedAvg(weights="cowa-prediction"), **ALL)
+    _, ids, done = checks.rehearsed(sim)
+    sim.step()
+    alpha = sim.download(ids, sim.now).own["cowa/share"]
+    server = {n: sim.server[n].clone() for n in sim.model.info.shapes}
+    sim.step()
+    found = sim.known.gather(ids)["cowa/score"]
+    for i, c in enumerate(ids.tolist()):
+        a = float(alpha[i])  # type: ignore[index]
+        others = {n: (w - a * done.local.params[n][i]) / (1 - a) for n, w in server.items()}
+        assert float(found[i]) == pytest.approx(float(checks.cross_entropy(others, *checks.rows_of(sim, c))))
+
+
+def test_the_score_is_the_sum_of_both() -> None:
+    scores = {}
+    for weights in ("cowa", "cowa-gradient", "cowa-prediction"):
+        sim = worlds.simulation(FedAvg(weights=weights), num_rounds=1, **ALL)
+        sim.step()
+        scores[weights] = sim.known.gather(sim.everybody)["cowa/score"]
+    torch.testing.assert_close(scores["cowa"], scores["cowa-gradient"] + scores["cowa-prediction"])
+
+
+# What they are for
+
+
+def test_the_server_averages_by_score() -> None:
+    sim = worlds.simulation(FedAvg(weights="cowa"), **ALL)
+    sim.step()
+    _, ids, done = checks.rehearsed(sim)
+    sim.step()
+    score = sim.known.gather(ids)["cowa/score"]
+    assert torch.equal(score, tree.values(done.upload)["cowa/score"])
+    w = tree.values(done.upload)["head.weight"]
+    torch.testing.assert_close(sim.server["head.weight"], (score.view(-1, 1, 1) * w).sum(0) / score.sum())
+    assert float(sim.server["cowa/totals"][1]) == pytest.approx(float(score.sum()))
+
+
+def test_a_client_who_was_away_is_told_its_share_of_the_round_it_was_in() -> None:
+    sim = worlds.simulation(FedAvg(weights="cowa"), num_rounds=6)
+    last: dict[int, float] = {}
+    for _ in sim.schedule:
+        _, ids, done = checks.rehearsed(sim)
+        score = tree.values(done.upload)["cowa/score"]
+        sim.step()
+        last |= dict(zip(ids.tolist(), (score / score.sum()).tolist(), strict=True))
+    told = sim.download(sim.everybody, sim.now).own["cowa/share"]
+    assert told.tolist() == pytest.approx([last.get(c, 0.0) for c in range(6)])  # type: ignore[union-attr]
+
+
+def test_contribution_travels_as_one_number_each_way() -> None:
+    sim = worlds.simulation(FedAvg(weights="cowa"))
+    number, ids, done = checks.rehearsed(sim)
+    down = sim.download(ids, number)
+    assert set(down.own) == {"cowa/share"}
+    assert set(down.shared) == set(sim.model.info.shapes)
+    assert done.upload.keys() - set(sim.model.info.shapes) == {"cowa/score"}
+    assert done.upload["cowa/score"].shape == (3,)
+
+
+# At the server
+
+
+def test_the_server_compares_the_present_updates() -> None:
+    """delta = (1, 0), (0, 2), (1, 1); in a first round all count alike: the others' sums are (1, 3), (2, 1), (1, 2)."""
+    method = tiny("cowa-server", clients=3)
+    assert method.needs_uploads()
+    initial, ids = {"weight": torch.zeros(1, 2, dtype=torch.float64)}, torch.arange(3)
+    server, known = method.init_server(initial), method.init_known(initial, ids)
+    sent = {"weight": -vector((1, 0), (0, 2), (1, 1)), "cowa/score": torch.zeros(3, dtype=torch.float64)}
+    found = method.weigh(server, known, dict(sent), torch.ones(3, dtype=torch.float64), rnd(0))
+    expected = [1 - 1 / math.sqrt(10), 1 - 1 / math.sqrt(5), 1 - 3 / math.sqrt(10)]
+    assert found.tolist() == pytest.approx(expected)
+
+
+def test_the_server_compares_only_what_a_client_shares() -> None:
+    """The first shares its first position only: delta (1, -), the others' (0 + 1, -)."""
+    method = tiny("cowa-server", clients=2)
+    initial, ids = {"weight": torch.zeros(1, 2, dtype=torch.float64)}, torch.arange(2)
+    mask = torch.tensor([[[True, False]], [[True, True]]])
+    sent = {"weight": Masked(-vector((1, 9), (1, 2)), mask), "cowa/score": torch.zeros(2, dtype=torch.float64)}
+    known = method.init_known(initial, ids)
+    found = method.weigh(method.init_server(initial), known, sent, torch.ones(2, dtype=torch.float64), rnd(0))
+    assert found.tolist() == pytest.approx([0.0, 1 - 1 / math.sqrt(5)])  # (1, 2) against (1, 0)
+
+
+def test_the_lagged_form_needs_sums_only() -> None:
+    assert not tiny("cowa").needs_uploads()
+
+
+@pytest.mark.parametrize("weights", ["cowa", "cowa-server"])
+@pytest.mark.parametrize(
+    "method",
+    [FedAvg(), FedRep(), DMPFL(readjust_share=0.3, readjust_interval=1, iterations=1)],
+    ids=["avg", "rep", "dm"],
+)
+def test_chunks_of_a_cohort_do_not_matter(method: Algorithm, weights: str) -> None:
+    algorithm = dataclasses.replace(method, weights=weights)
+    checks.assert_a_stack_equals_each_client_alone(algorithm, num_rounds=4, local_epochs=1, batch_size=8)
+
+
+@pytest.mark.parametrize("weights", ["cowa", "cowa-server"])
+def test_other_weights_make_another_model(weights: str) -> None:
+    a, b = checks.played(FedAvg(weights=weights), num_rounds=3), checks.played(FedAvg(), num_rounds=3)
+    assert not torch.allclose(a.server["head.weight"], b.server["head.weight"])
+
+
+def test_a_method_whose_server_has_no_head_is_compared_by_its_body() -> None:
+    """FedPAC's clients send heads which the server holds for each of them, so there is nothing to compare them with."""
+    sim = worlds.simulation(FedPAC(weights="cowa-server"), num_rounds=2, **ALL)
+    _, ids, done = checks.rehearsed(sim)
+    sent = tree.values(done.upload)
+    sim.step()
+    moved = torch.cat([(sim.model.initial[n] - sent[n]).flatten(1) for n in sent if n.startswith("layers")], 1)
+    found = sim.known.gather(ids)["cowa/score"]
+    for i in range(6):
+        others = moved.sum(0) - moved[i]
+        apart = 1 - torch.cosine_similarity(moved[i], others, dim=0)
+        assert float(found[i]) == pytest.approx(float(apart + sent["cowa/score"][i]))
+
+
+def test_a_method_that_sends_directions_is_compared_by_what_they_stand_for() -> None:
+    """FedNova sends (w - w_i) / a_i; as scores see it, it moves as FedAvg does."""
+    nova, plain = (worlds.simulation(m(weights="cowa-server"), num_rounds=1, **ALL) for m in (FedNova, FedAvg))
+    nova.run()
+    plain.run()
+    scores = [sim.known.gather(sim.everybody)["cowa/score"] for sim in (nova, plain)]
+    torch.testing.assert_close(scores[0], scores[1])
+
+
+@pytest.mark.parametrize("weights", ["cowa", "cowa-gradient", "cowa-prediction", "cowa-server"])
+def test_who_sends_nothing_cannot_be_weighed(weights: str) -> None:
+    with pytest.raises(ValueError, match=f"weights='{weights}': Local sends nothing to be weighed"):
+        worlds.simulation(Local(weights=weights))
+
+
+@pytest.mark.parametrize("weights", ["cowa", "cowa-prediction"])
+def test_the_rehearsal_of_a_sparse_method_keeps_its_mask(weights: str) -> None:
+    """Without training nobody has a score; they then count alike, and what travels is what else would."""
+    costs = [
+        rehearse(FedDST(weights=w), worlds.model(), worlds.training(), num_clients=6, examples=14)
+        for w in (weights, "uniform")
+    ]
+    assert costs[0].down_bytes == costs[1].down_bytes + 8 * 0.5 * number_and_name("cowa/share")
+    assert costs[0].up_bytes == costs[1].up_bytes + 8 * 0.5 * number_and_name("cowa/score")
+
+
+def number_and_name(name: str) -> int:
+    """Bytes of a float64 without an axis: length and name, type, value; in half of eight rounds."""
+    return 2 + len(name) + 3 + 8

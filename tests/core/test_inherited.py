@@ -1,0 +1,93 @@
+"""A model inherited over sessions, around methods other than FedAvg."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from personafl import DMPFL, Algorithm, Ditto, FedRep, Inherit
+from personafl.core import tree
+from personafl.core.types import Masked
+from tests import checks, worlds
+
+BASES = {
+    "fedrep": FedRep,
+    "ditto": Ditto,
+    "dm-pfl": lambda **settings: DMPFL(readjust_share=0.3, readjust_interval=1, iterations=1, **settings),
+}
+PREFIX = "inherited"
+SHORT = {"num_rounds": 4, "local_epochs": 1, "batch_size": 12}
+
+
+@pytest.fixture(params=BASES)
+def base(request: pytest.FixtureRequest):
+    return BASES[request.param]
+
+
+def test_what_does_not_teach_leaves_the_method_as_it_is(base) -> None:
+    around, plain = (checks.played(base(**s), **SHORT) for s in ({"inherit": Inherit(weight=0.0)}, {}))
+    checks.assert_agree(around.server, plain.server)
+    checks.assert_agree(tree.without(checks.everyone(around), PREFIX), checks.everyone(plain))
+    assert around.totals == plain.totals
+
+
+@pytest.mark.parametrize("transfer", ["mmd", "kd", "l2", "prox"])
+def test_what_teaches_changes_it(base, transfer: str) -> None:
+    taught = {"inherit": Inherit(transfer=transfer, weight=0.2)}
+    around, plain = (worlds.simulation(base(**s), **SHORT) for s in (taught, {}))
+    for sim in (around, plain):
+        sim.step()
+    n = "layers.1.weight"
+    assert not torch.allclose(around.server[n], plain.server[n])
+
+
+def test_the_inherited_model_is_complete_and_mixes_trained_ones(base) -> None:
+    """mu = 0 at first, then 0.9 / (Q T) = 0.1125 of the old one; private parts and masked weights as trained."""
+    sim = worlds.simulation(base(inherit=Inherit(weight=0.2)), join_ratio=1.0)
+    for mu in (0.0, 0.9 / 8):
+        _, ids, done = checks.rehearsed(sim)
+        before = tree.under(sim.store.gather(ids), PREFIX)
+        sim.step()
+        now = tree.under(sim.store.gather(ids), PREFIX)
+        for n in sim.model.info.shapes:
+            torch.testing.assert_close(now[n], (1 - mu) * done.local.params[n] + mu * before[n])
+    ready = sim.ready(sim.model, ids)
+    checks.assert_agree(ready, tree.select(now, sim.model.info.shapes))
+
+
+def test_it_does_not_travel(base) -> None:
+    sim = worlds.simulation(base(inherit=Inherit(answers="both")))
+    rnd, ids, done = checks.rehearsed(sim)
+    plain = worlds.simulation(base())
+    _, _, without = checks.rehearsed(plain)
+    assert done.upload.keys() == without.upload.keys()
+    assert sim.download(ids, rnd).shared.keys() == plain.download(ids, rnd).shared.keys()
+    for n, t in done.upload.items():
+        assert isinstance(t, Masked) == isinstance(without.upload[n], Masked)
+
+
+def test_a_stack_equals_each_client_alone(base) -> None:
+    checks.assert_a_stack_equals_each_client_alone(base(inherit=Inherit(weight=0.2, answers="both")), **SHORT)
+
+
+def test_the_bytes_counted_are_those_packed(base) -> None:
+    checks.assert_counted_bytes_are_packed_bytes(base(inherit=Inherit(weight=0.2)), **SHORT)
+
+
+def test_nothing_hidden_crosses_the_network(base) -> None:
+    checks.assert_nothing_hidden_travels(base(inherit=Inherit(weight=0.2, transfer="kd")), **SHORT)
+
+
+def test_a_method_with_two_models_has_the_travelling_one_inherited() -> None:
+    """Ditto's HPM follows the global solver, its personal model stays Ditto's own."""
+    sim = worlds.simulation(Ditto(inherit=Inherit(weight=0.0), proximal_weight=0.0), join_ratio=1.0)
+    _, _, done = checks.rehearsed(sim)
+    assert torch.equal(done.kept[f"{PREFIX}/head.weight"], done.upload["head.weight"])
+
+
+def test_fedrep_learns_of_its_own_head_by_the_inherited_one() -> None:
+    """In a first session both heads begin alike, so a pull of weights alone moves nothing in the first step."""
+    algorithm: Algorithm = FedRep(inherit=Inherit(transfer="prox", weight=1.0))
+    sim = worlds.simulation(algorithm, num_rounds=1)
+    sim.run()
+    checks.assert_close({n: sim.model.initial[n] for n in sim.server}, sim.server)

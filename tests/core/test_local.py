@@ -1,0 +1,276 @@
+"""The local-training loop: what its turns see of each other, of the data and of their optimisers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Change, Local, Play, Probe, Survey, Turn, whole
+from personafl.core.local import play
+from personafl.core.optim import SGD, Adam
+from personafl.core.types import Batch, Params, Round, Stage, Task, per_example
+from personafl.evaluation import metrics
+from tests import worlds
+
+FED = worlds.federation().to(torch.device("cpu"), torch.float64)
+MODEL = worlds.model().to(torch.device("cpu"), torch.float64)
+TASK = Task(MODEL, metrics.cross_entropy, metrics.accuracy)
+NAMES = MODEL.info.parameters
+IDS = torch.tensor([0, 5, 2, 3, 1, 4])  # 28, 22, 16, 10, 6, 3 examples
+DATA = FED.examples("train", IDS)
+RND = Round(Stage(2), 0.1)
+
+
+def begin(ids: Tensor = IDS, **fixed: Tensor) -> Local:
+    return Local(tree.stack(MODEL.initial, len(ids)), dict(fixed))
+
+
+def go(
+    turns: list[Play], local: Local | None = None, ids: Tensor = IDS, train: bool = True, **changes: object
+) -> Local:
+    data = FED.examples("train", ids)
+    return play(TASK, local or begin(ids), turns, data, worlds.training(**changes), RND, train=train)[0]
+
+
+def seeing(seen: list[tuple[Tensor, Tensor]], weight: float = 1.0):
+    """The usual loss, which notes each minibatch and its keys."""
+
+    def loss(task: Task, local: Local, batch: Batch) -> Tensor:
+        seen.append((batch.x.clone(), batch.keys.clone()))
+        return weight * task.loss(local.params, batch)
+
+    return loss
+
+
+# Turns on the same minibatches
+
+
+def test_a_second_part_sees_the_same_minibatch_with_noise_of_its_own() -> None:
+    first: list[tuple[Tensor, Tensor]] = []
+    second: list[tuple[Tensor, Tensor]] = []
+    head, body = ["head.weight"], ["layers.0.weight"]
+    go([Turn(whole(head), loss=seeing(first), epochs=2, then=Turn(whole(body), loss=seeing(second)))])
+    assert len(first) == len(second) == 2 * 6  # 28 examples in batches of 5
+    for (x, keys), (again, others) in zip(first, second, strict=True):
+        assert torch.equal(x, again)
+        assert (keys != others).all()
+
+
+def test_a_later_part_sees_what_the_earlier_one_has_just_moved() -> None:
+    """One full batch: the head by its gradient at w, then the body by its gradient at the new head."""
+    head = [n for n in NAMES if n.startswith("head")]
+    body = [n for n in NAMES if not n.startswith("head")]
+    one = torch.tensor([2])
+    done = go([Turn(whole(head), steps=1, then=Turn(whole(body), lr=0.3))], ids=one, batch_size=64)
+    x, y = (t[DATA.rows[2, :16]] for t in (FED.source.x, FED.source.y))
+    w = {n: t.clone() for n, t in MODEL.initial.items()}
+    for names, lr in ((head, 0.1), (body, 0.3)):
+        leaves = {n: w[n].requires_grad_() for n in names}
+        loss = torch.nn.functional.cross_entropy(
+            torch.func.functional_call(worlds.module().double(), w | leaves, (x,)), y
+        )
+        grads = torch.autograd.grad(loss, list(leaves.values()))
+        w = {n: t.detach() for n, t in w.items()} | {
+            n: (w[n] - lr * g).detach() for n, g in zip(names, grads, strict=True)
+        }
+    for n in NAMES:
+        torch.testing.assert_close(done.params[n][0], w[n], rtol=1e-10, atol=1e-12)
+
+
+def test_parts_on_a_shrinking_stack_equal_each_client_alone() -> None:
+    turn = Turn(whole(["head.weight"]), epochs=2, optimizer=SGD(0.9), then=Turn(whole(["layers.0.weight"])))
+    together = go([turn])
+    for i in range(6):
+        alone = go([turn], ids=IDS[i : i + 1])
+        for n in NAMES:
+            torch.testing.assert_close(together.params[n][i], alone.params[n][0], rtol=1e-10, atol=1e-12)
+
+
+# Streams
+
+
+def test_turns_go_on_in_their_stream_and_other_streams_have_their_own() -> None:
+    """Three turns of one epoch see what one of three sees, whatever is played in another stream between them."""
+    one: list[tuple[Tensor, Tensor]] = []
+    apart: list[tuple[Tensor, Tensor]] = []
+    other: list[tuple[Tensor, Tensor]] = []
+    names = whole(["head.weight"])
+    go([Turn(names, loss=seeing(one), epochs=3)])
+    go(
+        [
+            Turn(names, loss=seeing(apart), epochs=1),
+            Turn(names, loss=seeing(other), epochs=1, stream="personal"),
+            Turn(names, loss=seeing(apart), epochs=1),
+            Turn(names, loss=seeing(apart), epochs=1),
+        ]
+    )
+    # The one turn mixes clients' epochs step by step, so compare the largest client's examples.
+    assert len(one) == 3 * 6
+    assert all(torch.equal(a[0], b[0]) for (a, _), (b, _) in zip(one, apart, strict=True))
+    assert not any(torch.equal(a[0], b[0]) for (a, _), (b, _) in zip(one[:6], other, strict=True))
+    keys = {int(k) for _, stack in (*apart, *other) for k in stack}
+    assert len(keys) == sum(len(stack) for _, stack in (*apart, *other))  # no noise twice
+
+
+def test_steps_of_all_streams_are_counted() -> None:
+    names = whole(["head.weight"])
+    done = go([Turn(names, steps=3), Turn(names, steps=2, stream="personal")])
+    assert done.steps is not None
+    assert done.steps.tolist() == [5] * 6
+
+
+# Surveys, probes, changes
+
+
+def losses(task: Task, local: Local, batch: Batch) -> Params:
+    out = task.model(local.params, batch.x, batch.valid)
+    loss = batch.mean(per_example(task.criterion, out, batch.y)) * batch.count
+    return {"loss": loss, "count": batch.count.to(loss.dtype), "x": (batch.x * _real(batch)).sum(1)}
+
+
+def _real(batch: Batch) -> Tensor:
+    real = torch.ones(batch.x.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
+    return real.unsqueeze(2)
+
+
+def noted(local: Local, sums: Params) -> Local:
+    return dataclasses.replace(local, fixed=local.fixed | tree.prefixed(sums, "sum"))
+
+
+def test_a_survey_sums_over_every_example_once() -> None:
+    done = go([Survey(losses, noted)])
+    for i, n in enumerate(DATA.count.tolist()):
+        rows = DATA.rows[i, :n]
+        x, y = FED.source.x[rows], FED.source.y[rows]
+        total = sum(
+            float(metrics.cross_entropy(MODEL.client(MODEL.initial)(x[j : j + 1]).detach(), y[j : j + 1]))
+            for j in range(n)
+        )
+        assert float(done.fixed["sum/loss"][i]) == pytest.approx(total)
+        assert float(done.fixed["sum/count"][i]) == n
+        torch.testing.assert_close(done.fixed["sum/x"][i], x.sum(0))
+
+
+def test_a_survey_of_more_examples_than_a_sweep_holds_sums_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("personafl.core.batches.SWEEP", 7)
+    small = go([Survey(losses, noted)])
+    monkeypatch.undo()
+    at_once = go([Survey(losses, noted)])
+    for n in at_once.fixed:
+        torch.testing.assert_close(small.fixed[n], at_once.fixed[n])
+
+
+def test_a_survey_sees_the_model_as_it_then_is_and_leaves_it() -> None:
+    turn = Turn(whole(NAMES), epochs=1)
+    before, after = go([Survey(losses, noted), turn]), go([turn, Survey(losses, noted)])
+    assert (after.fixed["sum/loss"] < before.fixed["sum/loss"]).all()
+    assert all(torch.equal(before.params[n], after.params[n]) for n in NAMES)
+
+
+def test_a_change_is_made_between_turns() -> None:
+    def zero(local: Local) -> Local:
+        return dataclasses.replace(
+            local, params=local.params | {"head.bias": torch.full_like(local.params["head.bias"], 7.0)}
+        )
+
+    body = whole(["layers.0.weight"])
+    done = go([Turn(body, epochs=1), Change(zero), Turn(body, epochs=1)])
+    assert (done.params["head.bias"] == 7.0).all()
+    late = go([Turn(body, epochs=2), Change(zero)])
+    assert not torch.equal(done.params["layers.0.weight"], late.params["layers.0.weight"])
+    assert torch.equal(MODEL.initial["head.bias"], worlds.module().double().head.bias)  # nobody else's changed
+
+
+def test_moves_are_asked_for_when_a_turn_begins() -> None:
+    """A change of masks counts for the turns behind it."""
+
+    def shut(local: Local) -> Local:
+        return dataclasses.replace(local, fixed={"mask": torch.zeros_like(local.fixed["mask"])})
+
+    def moves(local: Local) -> dict[str, Tensor]:
+        return {"head.weight": local.fixed["mask"]}
+
+    mask = torch.ones(6, 3, 8, dtype=torch.bool)
+    open_, closed = (
+        go([Turn(moves, epochs=1)], begin(mask=mask)),
+        go([Change(shut), Turn(moves, epochs=1)], begin(mask=mask)),
+    )
+    assert not torch.equal(open_.params["head.weight"][0], MODEL.initial["head.weight"])
+    assert torch.equal(closed.params["head.weight"][0], MODEL.initial["head.weight"])
+
+
+def test_a_probe_hands_over_the_gradient_of_one_minibatch() -> None:
+    def keep(local: Local, grads: Params) -> Local:
+        return dataclasses.replace(local, fixed=grads)
+
+    done = go([Probe(["head.bias"], keep)], batch_size=64)
+    for i, n in enumerate(DATA.count.tolist()):
+        rows = DATA.rows[i, :n]
+        w = {k: t.clone() for k, t in MODEL.initial.items()}
+        w["head.bias"].requires_grad_()
+        out = torch.func.functional_call(worlds.module().double(), w, (FED.source.x[rows],))
+        (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(out, FED.source.y[rows]), w["head.bias"])
+        torch.testing.assert_close(done.fixed["head.bias"][i], g)
+    assert all(torch.equal(done.params[n], begin().params[n]) for n in NAMES)
+
+
+@pytest.mark.parametrize("rule", [SGD(0.9), Adam()])
+def test_what_an_optimiser_remembers_outlives_the_session_where_it_is_told_to(rule: SGD | Adam) -> None:
+    """Two sessions of one epoch and the memory between them equal one session of two, on the same full batches."""
+    turn = Turn(whole(NAMES), epochs=1, optimizer=rule, memory="kept")
+    options = {"batch_size": 64, "lr": 0.1}
+    first = go([turn], **options)
+    assert any(n.startswith("kept/") and bool(t.any()) for n, t in first.fixed.items())
+    second = go(
+        [turn],
+        Local(first.params, tree.select(first.fixed, [n for n in first.fixed if n.startswith("kept/")])),
+        **options,
+    )
+    forgetful = go([turn], Local(first.params), **options)
+    whole_session = go([dataclasses.replace(turn, epochs=2)], **options)
+    for n in NAMES:
+        torch.testing.assert_close(second.params[n], whole_session.params[n], rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(forgetful.params["head.weight"], whole_session.params["head.weight"])
+
+
+def test_what_was_remembered_is_not_overwritten_where_it_came_from() -> None:
+    turn = Turn(whole(NAMES), epochs=1, optimizer=SGD(0.9), memory="kept")
+    first = go([turn])
+    copy = {n: t.clone() for n, t in first.fixed.items()}
+    go([turn], Local(first.params, first.fixed))
+    assert all(torch.equal(first.fixed[n], t) for n, t in copy.items())
+
+
+def test_without_a_name_memory_lasts_from_turn_to_turn_of_a_session() -> None:
+    turn = Turn(whole(NAMES), epochs=1, optimizer=SGD(0.9))
+    options = {"batch_size": 64}
+    two, one = go([turn, turn], **options), go([dataclasses.replace(turn, epochs=2)], **options)
+    for n in NAMES:
+        torch.testing.assert_close(two.params[n], one.params[n], rtol=1e-10, atol=1e-12)
+    assert not any("momentum" in n for n in two.fixed)
+
+
+# Only counting
+
+
+def test_without_training_nothing_changes_and_the_cost_is_the_same() -> None:
+    def never(*args: object) -> Local:
+        raise AssertionError("asked without training")
+
+    plays: list[Play] = [Survey(losses, never), Probe(["head.bias"], never), Turn(whole(NAMES), epochs=2)]  # type: ignore[arg-type]
+    local, told = play(TASK, begin(), plays, DATA, worlds.training(), RND, train=False)
+    assert all(torch.equal(local.params[n], begin().params[n]) for n in NAMES)
+    real: list[Play] = [Survey(losses, noted), Probe(["head.bias"], lambda now, grads: now), plays[2]]
+    _, work = play(TASK, begin(), real, DATA, worlds.training(), RND)
+    assert torch.equal(told.flops, work.flops)
+    assert torch.equal(told.dense_flops, work.dense_flops)
+
+
+def test_without_training_a_change_is_still_made() -> None:
+    """Masks and payloads of a rehearsal are real."""
+    done = go([Change(lambda local: dataclasses.replace(local, fixed={"made": torch.ones(6)}))], train=False)
+    assert done.fixed["made"].tolist() == [1.0] * 6

@@ -1,0 +1,323 @@
+"""Clients held out of training, who join when it is over."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import personafl
+from personafl import (
+    ALGORITHMS,
+    APFL,
+    COPFL,
+    DMPFL,
+    Algorithm,
+    Ditto,
+    Evaluation,
+    FedAvg,
+    FedAvgFT,
+    FedPer,
+    FedPeWS,
+    FedPHP,
+    FedProx,
+    FedRep,
+    FedSelect,
+    LGFedAvg,
+    Local,
+    Scaffold,
+    Simulation,
+)
+from personafl.core import tree
+from personafl.core.types import Stage
+from personafl.data import Federation
+from personafl.evaluation import report
+from tests import checks, worlds
+
+SHORT = {"num_rounds": 3, "local_epochs": 1, "batch_size": 12}
+NEW = torch.tensor([4, 5])  # of six, the last two are held out
+HEAD = {"head.weight", "head.bias"}
+BUSY: dict[str, dict[str, object]] = {
+    "dm-pfl": {"iterations": 1, "readjust_share": 0.3, "readjust_interval": 1},
+    "dm-pfl-plus": {"iterations": 1, "readjust_share": 0.3, "readjust_interval": 1},
+    "co-pfl": {"lr": 0.01},
+}
+
+Finished = tuple[Algorithm, Simulation, dict[str, Tensor]]
+
+
+def federation(unseen: int, sizes: tuple[int, ...] = worlds.SIZES) -> Federation:
+    usual = worlds.federation()
+    edges = np.cumsum((0, *sizes))
+    parts = [np.arange(a, b) for a, b in pairwise(edges)]
+    return Federation.build(usual.source, parts, 0, unseen=unseen)
+
+
+def simulation(algorithm: Algorithm, **options: Any) -> Simulation:
+    return worlds.simulation(algorithm, fed=federation(2), **SHORT | options)
+
+
+def joined(algorithm: Algorithm, **options: Any) -> tuple[Simulation, dict[str, Tensor]]:
+    """A finished run, and what its newcomers predict with."""
+    sim = simulation(algorithm, **options)
+    sim.run()
+    return sim, sim.joined(sim.model, sim._sorted(NEW))
+
+
+@pytest.fixture(scope="module", params=sorted(ALGORITHMS))
+def finished(request: pytest.FixtureRequest) -> Finished:
+    """A method, its finished run, and what its newcomers predict with."""
+    algorithm = ALGORITHMS[request.param](**BUSY.get(request.param, {}))
+    return algorithm, *joined(algorithm)
+
+
+# They take no part
+
+
+def test_clients_held_out_are_never_sampled_scored_or_asked() -> None:
+    sim = simulation(FedAvg(), evaluation=Evaluation(shift="none", eval_every=1))
+    drawn = {int(c) for t in range(50) for c in sim.cohort(Stage(t))}
+    assert drawn == {0, 1, 2, 3}
+    assert sorted(sim.cohort(Stage(0, who="all")).tolist()) == [0, 1, 2, 3]
+    sim.run()
+    table, _ = sim.clients_table()
+    assert [r["client"] for r in table] == [0, 1, 2, 3]
+    assert sim.algorithm.setup.num_clients == 4
+
+
+def test_the_run_is_that_of_a_federation_without_them(finished: Finished) -> None:
+    algorithm, with_them, _ = finished  # who have been looked at since
+    without = checks.played(algorithm, fed=federation(0, worlds.SIZES[:4]), **SHORT)
+    checks.assert_agree(with_them.server, without.server)
+    checks.assert_agree(checks.everyone(with_them), checks.everyone(without))
+    assert set(with_them.store.ids) <= {0, 1, 2, 3}
+    assert with_them.totals == without.totals
+    drop = ("seconds",)
+    assert [tree.exclude(r, drop) for r in with_them.rows] == [tree.exclude(r, drop) for r in without.rows]
+
+
+@pytest.mark.parametrize("shift", ["donor", "pool"])
+def test_their_test_data_is_nobodys_shift(shift: str) -> None:
+    judge = Evaluation(shift=shift, eval_every=100, draws=3)  # type: ignore[arg-type]
+    with_them = simulation(FedAvg(), evaluation=judge)
+    without = worlds.simulation(FedAvg(), fed=federation(0, worlds.SIZES[:4]), evaluation=judge, **SHORT)
+    assert with_them.hashes()["shift"] == without.hashes()["shift"]
+    for sim in (with_them, without):
+        sim.run()
+    assert with_them.clients_table() == without.clients_table()
+
+
+# They join
+
+
+def test_newcomers_of_every_method_have_an_accuracy(finished: Finished) -> None:
+    algorithm, sim, ready = finished
+    found = sim.newcomers()
+    assert found is not None
+    assert 0 <= found["mean"] <= 1
+    assert all(math.isfinite(v) for v in found.values())
+    order = sim._sorted(NEW)
+    x = sim.federation.source.x[:3]
+    right = []
+    for i, c in enumerate(order.tolist()):
+        own = {n: t[i : i + 1] for n, t in ready.items()}
+        assert sim.algorithm.predict(sim.model, own, x[None]).isfinite().all()
+        tx, ty = checks.rows_of(sim, c, "test")
+        guess = sim.algorithm.predict(sim.model, own, tx[None])[0].argmax(1)
+        right.append(float((guess == ty).double().mean()))
+    assert found["mean"] == pytest.approx(sum(right) / 2)
+    assert algorithm.newcomers
+
+
+def test_newcomers_in_a_stack_are_newcomers_alone(finished: Finished) -> None:
+    _, sim, together = finished
+    for i, c in enumerate(sim._sorted(NEW).tolist()):
+        alone = sim.joined(sim.model, torch.tensor([c]))
+        checks.assert_agree({n: t[i : i + 1] for n, t in together.items()}, alone, 1e-10)
+
+
+@pytest.mark.parametrize("algorithm_", [FedAvg(), FedProx(), Scaffold(), FedPeWS()], ids=lambda a: type(a).__name__)
+def test_a_newcomer_to_one_model_for_all_takes_it_as_it_is(algorithm_: Algorithm) -> None:
+    sim, ready = joined(algorithm_)
+    common = sim.common()
+    assert common is not None
+    checks.assert_agree(ready, {n: t.expand(2, *t.shape[1:]) for n, t in common.items()})
+
+
+@pytest.mark.parametrize("cls", [FedPer, FedRep])
+def test_a_newcomer_to_a_shared_body_trains_a_head_on_it(cls: type[Algorithm]) -> None:
+    """The initial head under the global body, which stands still: two steps of the head, by hand."""
+    sim, ready = joined(cls(), batch_size=64, local_epochs=2)
+    body = set(sim.model.info.shapes) - HEAD
+    for i, c in enumerate(sim._sorted(NEW).tolist()):
+        expected = {n: sim.server[n] if n in body else sim.model.initial[n] for n in ready}
+        for _ in range(2):
+            g = checks.gradient(expected, *checks.rows_of(sim, c))
+            expected = expected | {n: expected[n] - 0.1 * g[n] for n in HEAD}
+        checks.assert_close(expected, {n: t[i] for n, t in ready.items()})
+
+
+def test_a_newcomer_to_a_shared_head_trains_features_under_it() -> None:
+    sim, ready = joined(LGFedAvg())
+    for n in sim.model.info.shapes:
+        assert torch.equal(ready[n][0], sim.server[n]) if n in HEAD else n not in sim.server
+        assert not torch.equal(ready[n][0], sim.model.initial[n])
+
+
+def test_a_newcomer_to_nobody_trains_the_initial_model() -> None:
+    sim, ready = joined(Local(), batch_size=64)
+    c = int(sim._sorted(NEW)[0])
+    g = checks.gradient(dict(sim.model.initial), *checks.rows_of(sim, c))
+    checks.assert_close({n: t - 0.1 * g[n] for n, t in sim.model.initial.items()}, {n: t[0] for n, t in ready.items()})
+
+
+@pytest.mark.parametrize("cls", [FedAvgFT, FedPHP, FedSelect])
+def test_a_newcomer_to_a_model_that_is_tuned_tunes_the_global_one(cls: type[Algorithm]) -> None:
+    """One step from the server's model; FedPHP's inherited model teaches nothing, for it is the received one."""
+    sim, ready = joined(cls(), batch_size=64)
+    c = int(sim._sorted(NEW)[0])
+    start = tree.select(sim.server, sim.model.info.shapes)
+    g = checks.gradient(start, *checks.rows_of(sim, c))
+    share = 0.99 if cls is FedPHP else 1.0  # (1 - lambda) of the loss
+    checks.assert_close({n: t - 0.1 * share * g[n] for n, t in start.items()}, {n: t[0] for n, t in ready.items()})
+
+
+def test_a_newcomer_with_a_personal_model_begins_it_as_the_global_one() -> None:
+    """One step of Ditto's personal solver from w: the pull is zero there."""
+    sim, ready = joined(Ditto(proximal_weight=3.0), batch_size=64)
+    c = int(sim._sorted(NEW)[0])
+    g = checks.gradient(sim.server, *checks.rows_of(sim, c))
+    checks.assert_close({n: t - 0.1 * g[n] for n, t in sim.server.items()}, {n: t[0] for n, t in ready.items()})
+    apfl, mixed = joined(APFL(alpha=0.0, learn_alpha=False))
+    checks.assert_close(apfl.server, {n: t[0] for n, t in mixed.items()})  # nothing private: the global model
+
+
+def test_a_newcomer_to_dm_pfl_is_given_the_global_mask_and_weights() -> None:
+    sim = simulation(DMPFL(**BUSY["dm-pfl"]), num_rounds=4)  # type: ignore[arg-type]
+    sim.run()
+    down = sim.download(NEW, sim.now)
+    kept = sim.algorithm.newcomer(sim.model.initial, down, NEW)
+    for n, m_g in tree.under(sim.server, "mask").items():
+        assert torch.equal(kept[f"mask/{n}"], m_g.expand(2, *m_g.shape))
+        assert torch.equal(kept[f"personal/{n}"], torch.where(m_g, sim.server[n], 0).expand(2, *m_g.shape))
+
+
+def test_a_newcomer_to_dm_pfl_refines_positions_of_its_own_only() -> None:
+    sim, ready = joined(DMPFL(**BUSY["dm-pfl"]), num_rounds=4)  # type: ignore[arg-type]
+    own = 0
+    for n, m_g in tree.under(sim.server, "mask").items():
+        for row in ready[n]:
+            theta_g = torch.where(m_g, sim.server[n], 0)
+            kept = row[m_g] != 0  # it may have pruned some of the global positions
+            assert torch.equal(row[m_g][kept], theta_g[m_g][kept])
+            own += int((row[~m_g] != 0).sum())
+    assert own > 0
+    assert torch.equal(ready["head.bias"][0], sim.server["head.bias"])
+
+
+def test_a_newcomer_to_co_pfl_keeps_what_moved_most_and_shares_the_rest() -> None:
+    sim, ready = joined(COPFL(select_share=0.25, lr=0.01))
+    differs = sum(int((ready[n] != sim.server[n]).sum()) for n in sim.model.info.parameters) / 2
+    total = sum(t.numel() for t in sim.model.initial.values())
+    assert differs == int(0.25 * total)
+
+
+def test_newcomers_draw_batches_nobody_drew_in_training() -> None:
+    """Their session has a round number of its own, behind the last."""
+    sim, first = joined(FedAvgFT())
+    again = sim.joined(sim.model, sim._sorted(NEW))
+    checks.assert_agree(first, again)
+    late = simulation(FedAvgFT())
+    assert [s.number for s in late.schedule][-1] == 3  # the session is of round 4
+
+
+# In results
+
+
+RECIPE: dict[str, Any] = {
+    "data": {"dataset": "digits", "num_clients": 6, "unseen_ratio": 0.34},
+    "training": {"num_rounds": 2, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 20},
+    "evaluation": {"eval_every": 2, "shift": "none"},
+    "algorithms": [{"name": "fedavg"}, {"name": "fedper"}],
+}
+
+
+@pytest.fixture(scope="module")
+def result() -> personafl.Result:
+    return personafl.run(RECIPE)
+
+
+def test_a_client_held_out_can_be_asked_like_any_other(result: personafl.Result) -> None:
+    sim = result["fedper"].simulation
+    assert (sim.federation.num_clients, sim.federation.unseen) == (4, 2)
+    x = sim.federation.source.x[:5]
+    for c in (4, 5):
+        client = result["fedper"].client(c)
+        assert client.predict(x).shape == (5, 10)
+        assert torch.equal(client.deployed["layers.0.weight"][0], sim.server["layers.0.weight"])
+        assert not torch.equal(client.deployed["head.weight"][0], sim.model.initial["head.weight"])
+    with pytest.raises(ValueError, match=r"client 6: this federation has clients 0..5"):
+        result["fedper"].client(6)
+
+
+def test_the_accuracy_of_newcomers_is_the_mean_over_them(result: personafl.Result) -> None:
+    for label in ("fedavg", "fedper"):
+        sim, scores = result[label].simulation, []
+        for c in (4, 5):
+            x, y = checks.rows_of(sim, c, "test")
+            scores.append(float((result[label].client(c).predict(x).argmax(1) == y).double().mean()))
+        told = result[label].summary["accuracy"]["unseen"]
+        assert told["mean"] == pytest.approx(sum(scores) / 2, abs=1e-6)
+        assert told["worst"] == pytest.approx(min(scores), abs=1e-6)
+
+
+def test_the_table_has_a_column_for_newcomers_only_where_there_are_some(result: personafl.Result) -> None:
+    assert "Newcomers" in result.table().splitlines()[0]
+    cell = f"{100 * result['fedavg'].summary['accuracy']['unseen']['mean']:.1f}"
+    assert cell in result.table().splitlines()[2]
+    plain = personafl.run(RECIPE | {"data": {"dataset": "digits", "num_clients": 4}})
+    assert "unseen" not in plain["fedavg"].summary["accuracy"]
+    assert "Newcomers" not in plain.table()
+    assert plain["fedavg"].simulation.newcomers() is None
+
+
+def test_a_run_without_newcomers_beside_one_with_has_a_dash(result: personafl.Result) -> None:
+    one, other = (dict(result[n].summary) for n in ("fedavg", "fedper"))
+    other["accuracy"] = {k: v for k, v in other["accuracy"].items() if k != "unseen"}
+    place = report.columns([one, other]).index("Newcomers")
+    assert [r[place] == "–" for r in report.rows([one, other])] == [False, True]
+
+
+def test_results_read_back_have_the_same_newcomers(result: personafl.Result, tmp_path: Any) -> None:
+    result.save(tmp_path / "run")
+    again = personafl.Result.load(tmp_path / "run")
+    x = result["fedper"].simulation.federation.source.x[:5]
+    for c in range(6):
+        assert torch.equal(again["fedper"].client(c).predict(x), result["fedper"].client(c).predict(x))
+
+
+def test_at_least_one_client_must_take_part() -> None:
+    with pytest.raises(ValueError, match="6 of 6 clients held out: at least one must take part"):
+        federation(6)
+
+
+def test_held_out_clients_differ_by_seed() -> None:
+    def held_out(seed: int) -> set[int]:
+        recipe = personafl.config.load(RECIPE).with_seed(seed)
+        fed = personafl.experiment.federation(recipe)
+        return {int(r) for c in (4, 5) for r in fed.examples("train", torch.tensor([c])).rows[0]}
+
+    assert held_out(0) == held_out(0)
+    assert held_out(0) != held_out(1)
+
+
+def test_a_share_above_nothing_holds_out_at_least_one() -> None:
+    recipe = personafl.config.load(RECIPE)
+    few = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, unseen_ratio=0.01))
+    assert personafl.experiment.federation(few).unseen == 1
