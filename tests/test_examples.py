@@ -6,7 +6,11 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+import warnings
 from pathlib import Path
+
+import personafl
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,3 +38,15 @@ def test_quickstart_gives_every_client_a_better_model_than_the_common_one() -> N
     own = {name: float(value) for name, value in re.findall(r"^(\w+) +own data +([\d.]+) %", out, re.M)}
     assert own.keys() == {"FedAvg", "Ditto", "DMPFL"}
     assert own["Ditto"] > own["FedAvg"] + 10
+
+
+def test_the_readmes_combination_of_methods_runs() -> None:
+    block = re.search(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert block is not None
+    recipe = tomllib.loads(block[1]) | {"training": {"num_rounds": 2, "local_epochs": 1}}
+    assert recipe["algorithms"][0]["base"]["name"] == "dm-pfl"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of two rounds being few for DM-PFL
+        result = personafl.run(recipe)
+    assert [label for label, _ in result.methods] == ["fedpews", "fedrep"]
+    assert result["fedrep"].summary["evaluated_model"] == "the client's inherited private model"
