@@ -143,7 +143,7 @@ def test_the_index_gives_the_settings_all_methods_have() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_says_what_is_evaluated_and_what_a_newcomer_gets(name: str) -> None:
     said, method = " ".join(section(page(name), "What is evaluated").split()), ALGORITHMS[name]
-    assert f"Personal: {method.evaluates}." in said
+    assert f"Personal: {method().evaluated('after_aggregation')}." in said
     assert f"A newcomer gets {method.newcomers}." in said
 
 

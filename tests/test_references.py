@@ -315,6 +315,7 @@ def test_the_usual_run_has_clients_of_every_kind() -> None:
     assert all(single in cohort for cohort in rounds)
 
 
+@pytest.mark.filterwarnings("ignore:.*units for")
 @pytest.mark.parametrize("case", playable(CASES), ids=str)
 def test_engine_answers_as_the_reference_after_every_round(case: Case) -> None:
     """Three rounds or more with ragged clients, and what follows the last."""

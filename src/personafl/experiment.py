@@ -197,7 +197,11 @@ class Client:
 
     @property
     def module(self) -> nn.Module:
-        """The client's own model as an ordinary module."""
+        """The client's own model as an ordinary module; adaptive inference is `predict`'s alone."""
+        shapes = self.simulation.model.info.shapes
+        more = [n for n in self.deployed if n not in shapes and not n.startswith(("global/", "base_entropy/"))]
+        if more:
+            raise ValueError(f"client {self.id} answers with more than one module ({more[0]}, ...); use predict")
         own = {n: t[0] for n, t in self.deployed.items() if n in self.simulation.model.info.shapes}
         return self.simulation.model.client(own)
 

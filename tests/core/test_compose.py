@@ -73,9 +73,8 @@ def test_a_part_keeps_the_methods_own_learning_rate_and_inference() -> None:
     assert method.setup.training.lr == 0.03
     assert method.rate(method.schedule()[0]) == 0.03
     assert method.inference == "adaptive"
-    assert (
-        method.evaluated("after_aggregation") == "per sample the global model, or the client's inherited private model"
-    )
+    said = method.evaluated("after_aggregation")
+    assert said == "per sample the surer of the global model and the client's inherited private model"
 
 
 @dataclass(frozen=True, kw_only=True)

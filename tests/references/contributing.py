@@ -209,9 +209,10 @@ class COPFL(Reference):
     def prediction_score(self, n: int, number: int) -> float:
         """P_n: the mean cross-entropy of w_{-n} on the client's training data, before it trains."""
         last, without = self.members[n].last, self.w_0
-        if last is not None and last.number == number - 1 and last.alpha < 1:
+        if last is not None and last.number == number - 1 and self.training.server_lr * last.alpha < 1:
             # w_{-n} = (w^k - alpha_n w_n^k) / (1 - alpha_n) where n shared, w^k elsewhere
-            rest = (self.w_0 - last.alpha * last.values) / (1 - last.alpha)
+            share = self.training.server_lr * last.alpha  # of the server's move that the client made
+            rest = (self.w_0 - share * last.values) / (1 - share)
             without = torch.where(last.shared, rest, self.w_0)
             self.events["others without the client"] += 1
         rows = self.rows(n)
@@ -223,12 +224,13 @@ class COPFL(Reference):
 
     def gradient_score(self, upload: Upload, last: Upload | None) -> float:
         """G_n = 1 - cos(delta_n, dbar_{-n}), where dbar_{-n} is how the others moved w since the last session."""
-        if last is None or last.alpha == 1:
+        if last is None or self.training.server_lr * last.alpha >= 1:
             return 1.0
         # delta = w before - w now ; dbar_{-n} = (delta - alpha_n delta_n^last) / (1 - alpha_n)
         self.events["others after a pause"] += upload.number - last.number > 1
         moved = last.received - upload.received
-        others = (moved - last.alpha * last.update) / (1 - last.alpha)
+        share = self.training.server_lr * last.alpha
+        others = (moved - share * last.update) / (1 - share)
         found = cosine(upload.update, reference.only(others, upload.shared))
         return 1.0 if found is None else 1 - found
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.beside import Beside
-from personafl.core import tree
+from personafl.core import cost, tree
 from personafl.core.algorithm import Local, Play, Probe, setting
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
@@ -44,7 +44,7 @@ class APFL(Beside):
             return replace(now, params=now.params | {"count/alpha": alpha})
 
         both = self.both(self._losses)
-        learn = Probe(["count/alpha"], adapt, first=True, loss=self._mixed)
+        learn = Probe(["count/alpha"], adapt, first=True, loss=self._mixed, flops=3 * cost.forward_pass(self.info))
         return [learn, both] if self.learn_alpha else [both]
 
     def _mixture(self, params: Params, common: Params) -> Params:

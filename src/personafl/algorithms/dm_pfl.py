@@ -228,8 +228,6 @@ class DMPFL(MaskedTraining):
 class DMPFLPlus(DMPFL):
     """DM-PFL with adaptive inference: per sample, theta_c or theta_g (Algorithm 4)."""
 
-    evaluates: ClassVar[str] = "per sample theta_c or theta_g, whichever is surer (Algorithm 4)"
-
     inference: str = "adaptive"
 
 

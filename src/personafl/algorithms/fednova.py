@@ -30,7 +30,8 @@ class FedNova(Algorithm):
         assert local.steps is not None
         received = tree.under(local.fixed, "received")
         like = next(iter(received.values()))
-        tau, rho = local.steps.to(like.device).double(), self.setup.training.momentum
+        training = self.setup.training
+        tau, rho = local.steps.to(like.device).double(), training.momentum if training.optimizer == "sgd" else 0.0
         a = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
         a = a.to(like.dtype)
         d = {n: (w - local.params[n]) / tree.column(a, w) for n, w in received.items()}

@@ -40,5 +40,9 @@ class LGFedAvg(Algorithm):
             raise ValueError(f"shared_layers={self.shared_layers}: must be at least 1")
 
     def private(self) -> frozenset[str]:
+        if self.shared_layers == 1:
+            return frozenset(self.info.shapes) - self.own_head()
         shared = {n for layer in self.info.layers[-self.shared_layers :] for n in layer.names}
+        if shared >= set(self.info.parameters):
+            raise ValueError(f"shared_layers={self.shared_layers}: that is all of the model; fedavg shares it all")
         return frozenset(self.info.shapes) - shared

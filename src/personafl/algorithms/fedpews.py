@@ -13,8 +13,8 @@ theta is a sum; weights by example count.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Self
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from personafl.algorithms.warmup import Gated, WarmUp
 from personafl.core import rng, tree
-from personafl.core.algorithm import Local, Loss, Turn, setting, whole
+from personafl.core.algorithm import Local, Turn, setting, whole
 from personafl.core.optim import SGD
 from personafl.core.types import Batch, Download, Params, Payload, Round, Setup, Task
 
@@ -68,10 +68,11 @@ class FedPeWS(WarmUp):
         fixed = local.fixed | self.own(tree.prefixed(others, "others") | tree.prefixed(last, "last"))
         return replace(local, params=local.params | tree.prefixed(scores, "score"), fixed=fixed)
 
-    def _turn(self, loss: Loss) -> Turn:
-        weights = super()._turn(loss)
+    def _turn(self, usual: Turn) -> Turn:
+        weights = super()._turn(usual)
         names = [f"score/{layer.weight}" for layer in self.hidden]
-        return replace(weights, moves=whole(names), loss=self._scored, lr=self.score_lr, optimizer=SGD(), then=weights)
+        scores = self.session(whole(names), loss=self._scored, lr=self.score_lr, optimizer=SGD())
+        return replace(scores, then=weights)
 
     def _draw(self, local: Local, keys: Tensor) -> tuple[Params, Params]:
         """Unit probabilities, and which units are on."""
@@ -134,21 +135,25 @@ class FedPeWSFixed(WarmUp):
     def bind(self, setup: Setup) -> Self:
         if self.shares and len(self.shares) != setup.num_clients:
             raise ValueError(f"shares: {len(self.shares)} given for {setup.num_clients} clients")
-        return super().bind(setup)
+        bound = super().bind(setup)
+        few = next((layer for layer in bound.hidden if layer.shape[0] < setup.num_clients), None)
+        if few is not None:
+            warnings.warn(
+                f"{few.weight} has {few.shape[0]} units for {setup.num_clients} clients: some get none", stacklevel=3
+            )
+        return bound
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         count = self.setup.num_clients
         shares = torch.tensor(self.shares or [1 / count] * count, dtype=torch.float64)
-        edges = [0.0, *shares.cumsum(0).tolist()]
+        edges = torch.cat([torch.zeros(1, dtype=torch.float64), shares.cumsum(0)])
         device = next(iter(params.values())).device
+        at = ids.long().clamp(max=count - 1)
         mine = {}
         for layer in self.hidden:
-            cuts = [round(layer.shape[0] * e) for e in edges]
-            groups = torch.zeros(count + 1, layer.shape[0], dtype=torch.bool)  # the last: all of it, for newcomers
-            for i, (a, b) in enumerate(pairwise(cuts)):
-                groups[i, a:b] = True
-            groups[count] = True
-            mine[layer.weight] = groups[ids.long().clamp(max=count)].to(device)
+            first, end = ((layer.shape[0] * edges[i]).round().unsqueeze(1) for i in (at, at + 1))
+            place = torch.arange(layer.shape[0])
+            mine[layer.weight] = ((place >= first) & (place < end)).to(device)
         return super().init_clients(params, ids) | self.own(tree.prefixed(mine, "unit"))
 
     def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:

@@ -39,6 +39,10 @@ class FedSelect(Algorithm):
         for name in ("select_share", "personal_bound"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+        if self.inference != "own":
+            raise ValueError(
+                f"inference={self.inference!r} needs a global model, and FedSelect sends a client only what it shares"
+            )
         if self.select_interval < 1:
             raise ValueError(f"select_interval={self.select_interval}: must be at least 1")
 

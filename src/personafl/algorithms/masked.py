@@ -41,6 +41,8 @@ class MaskedTraining(Algorithm):
 
     def budget(self) -> dict[str, int]:
         """How many weights of each layer are active."""
+        if not self.info.layers:
+            raise ValueError(f"{self.called} masks weights of convolution and linear layers; this model has none")
         return allocation.RULES[self.allocation](self.info.layers, self.sparsity)
 
     def warn_of_starved_layers(self) -> None:

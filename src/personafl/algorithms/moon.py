@@ -25,6 +25,7 @@ class MOON(Algorithm):
     """FedAvg with a contrast: features like the received model's, unlike the client's previous model's."""
 
     evaluates: ClassVar[str] = "the global model"
+    compares_features: ClassVar[bool] = True
 
     contrast_weight: float = setting(5.0, "weight of the contrast (mu)")
     temperature: float = setting(0.5, "temperature of the contrast (tau)")
@@ -67,6 +68,7 @@ class FedMMD(Algorithm):
     """FedAvg with features that keep the distribution the received model gives them."""
 
     evaluates: ClassVar[str] = "the global model"
+    compares_features: ClassVar[bool] = True
 
     discrepancy_weight: float = setting(0.01, "weight of the discrepancy (lambda)")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from personafl.algorithms.fedavg import FedAvg
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, own_loss, setting, whole
-from personafl.core.compose import assembled
+from personafl.core.compose import assembled, require_common
 from personafl.core.parts import Part
 from personafl.core.types import Batch, Download, Layer, Masked, Model, Params, Payload, Round, Setup, Stage, Task
 from personafl.sparse import means, units
@@ -42,6 +42,10 @@ class WarmUp(Part):
     def check(self) -> None:
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
+        if isinstance(self.base, WarmUp):
+            raise ValueError("base: a warm-up cannot warm up another warm-up")
+        if self.inherit is not None and self.base.inherit is not None:
+            raise ValueError("inherit: set it here or on the base, not on both")
 
     def bind(self, setup: Setup) -> Self:
         mine = super().bind(setup)
@@ -54,7 +58,9 @@ class WarmUp(Part):
         )
         base = assembled(self.base, replace(mine.setup, training=later))
         units.chain(mine.info, type(self).__name__)
-        return replace(mine, base=base, inference=base.inference if mine.inference == "own" else mine.inference)
+        bound = replace(mine, base=base, inference=base.inference if mine.inference == "own" else mine.inference)
+        require_common(base, bound.inference)
+        return bound
 
     @property
     def warmup(self) -> int:
@@ -91,7 +97,9 @@ class WarmUp(Part):
         later = [replace(s, number=s.number + first) for s in self.base.schedule()]
         if not first:
             return later
-        hand_over = [Stage(number=first, phase="hand-over", who="all", up=False)] if self._base_keeps else []
+        hand_over = (
+            [Stage(number=first, phase="hand-over", who="all", up=False, judged=False)] if self._base_keeps else []
+        )
         return [*(Stage(number=t, phase="warm-up") for t in range(first)), *hand_over, *later]
 
     def _later(self, rnd: Round) -> Round:
@@ -142,14 +150,13 @@ class WarmUp(Part):
             return []
         if rnd.phase != "warm-up":
             return super().turns(local, self._later(rnd))
-        return [self._turn(self._lent_loss(local, rnd))]
-
-    def _lent_loss(self, local: Local, rnd: Round) -> Loss:
         plays = self.base.turns(local, rnd) if self._lends else []
-        return plays[0].loss if len(plays) == 1 and isinstance(plays[0], Turn) else own_loss
+        lent = plays[0] if len(plays) == 1 and isinstance(plays[0], Turn) else None
+        return [self._turn(lent or self.session(whole(self.info.parameters)))]
 
-    def _turn(self, loss: Loss) -> Turn:
-        return self.session(whole(self.info.parameters), loss=self._gated(loss))
+    def _turn(self, usual: Turn) -> Turn:
+        """The usual turn on the subnetwork that is on in each step."""
+        return replace(usual, loss=self._gated(usual.loss))
 
     def _gated(self, loss: Loss) -> Loss:
         """The loss of the subnetwork that is on in this step."""
@@ -178,7 +185,8 @@ class WarmUp(Part):
             return kept
         if rnd.phase == "hand-over":
             received = {n: t[0] for n, t in local.params.items()}
-            return kept | self.base.init_clients(received, torch.zeros(tree.rows(local.params)))
+            assert local.ids is not None
+            return kept | self.base.init_clients(received, local.ids)
         return super().keep(kept, local, self._later(rnd))
 
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
@@ -212,27 +220,27 @@ class WarmUp(Part):
     def _warming(self, down: Payload) -> bool:
         return any(n.startswith(self.prefix + "/") for n in down)
 
+    def _warm(self, down: Payload) -> Params:
+        """The received model, marked as one that answers by itself."""
+        received = tree.values(down)
+        return tree.select(received, self.info.shapes) | tree.select(received, [f"{self.prefix}/on"])
+
     def personal(self, kept: Params, down: Payload) -> Params:
-        if self._warming(down):
-            return tree.select(tree.values(down), self.info.shapes)
-        return super().personal(kept, down)
+        return self._warm(down) if self._warming(down) else super().personal(kept, down)
 
     def common(self, down: Payload) -> Params | None:
-        if self._warming(down):
-            return tree.select(tree.values(down), self.info.shapes)
-        return super().common(down)
+        return self._warm(down) if self._warming(down) else super().common(down)
 
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        plain = own.keys() <= self.info.shapes.keys()  # in the warm-up there is the model and nothing beside it
-        return model(own, x, valid) if plain else super().answer(model, own, x, valid)
+        return model(own, x, valid) if f"{self.prefix}/on" in own else super().answer(model, own, x, valid)
 
     def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        plain = common.keys() <= self.info.shapes.keys()
-        return model(common, x, valid) if plain else super().common_answer(model, common, x, valid)
+        warm = f"{self.prefix}/on" in common
+        return model(common, x, valid) if warm else super().common_answer(model, common, x, valid)
 
     def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
         if rnd.phase in ("warm-up", "hand-over"):
-            return tree.select(local.params, self.info.shapes)
+            return self._warm(down) | tree.select(local.params, self.info.shapes)
         return super().trained(kept, local, down, self._later(rnd))
 
 

@@ -59,7 +59,8 @@ class Local:
     params: Params  # [C, ...] what can be trained, and running statistics
     fixed: Params = field(default_factory=dict)  # [C, ...] what losses and hooks look at: anchors, masks, counters
     steps: Tensor | None = None  # [C] optimiser steps of this session, once it has been played
-    keys: Tensor | None = None  # [C] each client's random stream of the session, for what hooks draw
+    ids: Tensor | None = None  # [C] on the host, once the session has begun
+    keys: Tensor | None = None  # [C] each client's random stream of the session, for what hooks draw after training
 
 
 Masks = Mapping[str, Tensor]
@@ -79,8 +80,8 @@ class Turn:
     """Minibatch training: which loss, which positions move, for how long.
 
     `moves` and `active` may be functions of the local state, asked when the turn begins: an earlier
-    turn may have changed the masks. Turns of one session go on in the same sequence of minibatches,
-    save those of another `stream`, which have their own.
+    turn may have changed the masks. Turns of one session take their minibatches from one sequence of
+    epochs, each turn beginning with the next whole one; those of another `stream` have their own.
     """
 
     moves: Moves | Callable[[Local], Moves]
@@ -141,6 +142,7 @@ class Algorithm:
 
     evaluates: ClassVar[str] = "the client's own model"
     newcomers: ClassVar[str] = "the global model"  # what a client gets that joins after training
+    compares_features: ClassVar[bool] = False  # whether the model must have a head that is a layer of its own
 
     lr: float = setting(0.0, "learning rate of this method; 0 takes the recipe's")
     weights: str = setting("examples", "what a client counts in the server's mean", WEIGHTS)
@@ -175,13 +177,21 @@ class Algorithm:
     def bind(self, setup: Setup) -> Self:
         """The same method, told which model, training and number of clients it is for."""
         own = dataclasses.replace(setup.training, lr=self.lr or setup.training.lr)
-        return dataclasses.replace(self, bound=dataclasses.replace(setup, training=own))
+        bound = dataclasses.replace(self, bound=dataclasses.replace(setup, training=own))
+        if self.compares_features:
+            bound.features()
+        return bound
 
     @property
     def setup(self) -> Setup:
         if self.bound is None:
             raise RuntimeError(f"{type(self).__name__} is not bound to a model yet; call bind(setup) first")
         return self.bound
+
+    @property
+    def called(self) -> str:
+        """The method's name, for messages."""
+        return type(self).__name__
 
     @property
     def info(self) -> ModelInfo:
@@ -245,7 +255,7 @@ class Algorithm:
 
     def welcome(self) -> str:
         """The phase of the session a newcomer plays, nothing where it takes the model as it is."""
-        return "newcomer" if self.private() else ""
+        return "newcomer" if self._stays() else ""
 
     # A round
 
@@ -330,8 +340,7 @@ class Algorithm:
     def evaluated(self, when: str) -> str:
         """Which model is scored, in words."""
         own = self.evaluates if when == "after_aggregation" else "the client's model right after local training"
-        adaptive = self.inference != type(self).inference or when != "after_aggregation"
-        return f"per sample the global model, or {own}" if self._inference is not None and adaptive else own
+        return own if self._inference is None else f"per sample the surer of the global model and {own}"
 
     @property
     def _inference(self) -> Inference | None:
@@ -344,7 +353,7 @@ class Algorithm:
         statistics: Payload = {n: own[n] for n in self.info.buffers if n in own}  # the client's, where none travel
         common = self.common(statistics | down)
         if common is None:
-            raise ValueError(f"inference={self.inference!r} needs a global model, which {type(self).__name__} has not")
+            raise ValueError(f"inference={self.inference!r} needs a global model, which {self.called} has not")
         return own | tree.prefixed(common, "global")
 
     def calibrate(self, deployed: Params, sweep: Sweep) -> Params:

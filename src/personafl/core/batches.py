@@ -70,7 +70,8 @@ def plan(
     going = step < total.unsqueeze(1)  # [C, S]
     active = going.sum(0).tolist()
     full = [bool((real[:k, s] == size).all()) for s, k in enumerate(active)]
-    return Plan(rows.view(len(keys), longest, size), real, total, active, full, (real * going).sum(1).double())
+    examples = (real * going).sum(1).double()
+    return Plan(rows.view(len(keys), longest, size), real.to(device), total, active, full, examples)
 
 
 def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.dtype) -> Batch:

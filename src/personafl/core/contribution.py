@@ -13,7 +13,8 @@ present delta_n, which the paper's indices would subtract; w_{-n} = (w - alpha_n
 client works both out by itself and the server needs sums only. `server` compares the present uploads with each other,
 for which it must hold all of them. Scores are taken over the positions the client shares; where a method sends only
 part of the model, w_{-n} has the client's own weights elsewhere. In a client's first session G_n is 1 and w_{-n} the
-received model.
+received model. Where positions are averaged over those who share them, alpha_n is the client's share of the whole and
+lagged is an approximation; `server` is exact there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import Local, Play, Survey
 from personafl.core.parts import Part
-from personafl.core.types import Batch, Download, Params, Payload, Round, Task, per_example
+from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Sweep, Task, per_example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Contribution(Part):
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         model = {n: params[n] for n in self.shared()}
         mine: Params = {"round": torch.full((), -1, dtype=torch.int32, device=_like(params).device)}
-        for what in ("received", "sent", "update"):
+        for what in ("received", "sent"):
             mine |= tree.prefixed({n: torch.zeros_like(t) for n, t in model.items()}, what)
         for what in ("where", "had"):  # it uploaded, it received
             mine |= tree.prefixed({n: torch.ones_like(t, dtype=torch.bool) for n, t in model.items()}, what)
@@ -78,7 +79,8 @@ class Contribution(Part):
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         down = super().download(server, known, rnd)
-        mine: Payload = {f"{self.prefix}/share": self._share(server, known, 0.0)}
+        share = self._share(server, known, 0.0) * self.setup.training.server_lr  # of the model it then helped to make
+        mine: Payload = {f"{self.prefix}/share": share}
         return replace(down, own=down.own | mine)
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
@@ -88,7 +90,7 @@ class Contribution(Part):
         got = {n: masks.get(n, torch.ones_like(t, dtype=torch.bool)) for n, t in begin.items() if n in sent}
         now = {n: torch.where(m, sent[n], begin[n]) for n, m in got.items()}  # its own where the server sent nothing
         mine = self.mine(kept) | tree.prefixed(begin, "begin") | tree.prefixed(now, "now") | tree.prefixed(got, "got")
-        share = sent[f"{self.prefix}/share"] if rnd.stage.down else torch.zeros(tree.rows(begin), dtype=torch.float64)
+        share = sent[f"{self.prefix}/share"]
         mine |= {"share": share, "loss": torch.ones_like(share)}
         return replace(local, fixed=local.fixed | self.own(mine))
 
@@ -140,15 +142,17 @@ class Contribution(Part):
     def _turned(self, mine: Params, update: Params, where: Params) -> Tensor:
         """G_n, lagged: 1 in a client's first session."""
         share = mine["share"]
-        now, before, old, got, had = (tree.under(mine, p) for p in ("now", "received", "update", "got", "had"))
+        now, got = tree.under(mine, "now"), tree.under(mine, "got")
+        before, had, sent, sent_at = (tree.under(mine, p) for p in ("received", "had", "sent", "where"))
         alone = (mine["round"] < 0) | (share >= 1)
-        others = {}
+        others, compared = {}, {}
         for n, w in now.items():
             a = tree.column(torch.where(alone, 0, share), w).to(w.dtype)
             seen = where[n] & got[n] & had[n]
-            others[n] = torch.where(seen, before[n] - w - a * old[n], 0)  # over 1 - a, which turns no vector
-            update[n] = torch.where(seen, update[n], 0)
-        return torch.where(alone, 1.0, _apart({n: update[n] for n in others}, others))
+            old = torch.where(sent_at[n], before[n] - sent[n], 0)  # the update it sent then
+            others[n] = torch.where(seen, before[n] - w - a * old, 0)  # over 1 - a, which turns no vector
+            compared[n] = torch.where(seen, update[n], 0)
+        return torch.where(alone, 1.0, _apart(compared, others))
 
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         new = super().keep(kept, local, rnd)
@@ -161,7 +165,6 @@ class Contribution(Part):
             tree.prefixed(tree.under(mine, "now"), "received")
             | tree.prefixed(tree.under(mine, "got"), "had")
             | tree.prefixed(trained, "sent")
-            | tree.prefixed(self._updates(local, sent), "update")
             | tree.prefixed(where, "where")
         )
         return new | self.own(mine | {"round": torch.full_like(kept[f"{self.prefix}/round"], rnd.number)})
@@ -190,6 +193,17 @@ class Contribution(Part):
         totals = self.mine(server)["totals"].clone()
         totals[rnd.number] = self.mine(sums)["total"]
         return super().aggregate(server, sums, rnd) | self.own({"totals": totals})
+
+    # It changes no model, so prediction is the method's.
+
+    def deploy(self, own: Params, down: Payload) -> Params:
+        return self.base.deploy(own, self.theirs_of(down))
+
+    def calibrate(self, deployed: Params, sweep: Sweep) -> Params:
+        return self.base.calibrate(deployed, sweep)
+
+    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
+        return self.base.predict(model, deployed, x)
 
 
 def _apart(a: Params, b: Params) -> Tensor:

@@ -51,6 +51,8 @@ def _plain(payload: Payload) -> float:
             total += 4 * int(entry.mask.sum()) + (0 if entry.known else entry.mask.numel() / 8)
         elif entry.is_floating_point():
             total += 4 * entry.numel()
+        elif entry.dtype == torch.bool:
+            total += entry.numel() / 8
     return total
 
 

@@ -118,7 +118,9 @@ class Inherited(Part):
         new["count/sessions"] = before + 1
         if self.slot.answers != "inherited":
             new |= tree.prefixed(trained, "last")
-        return super().keep(kept, local, rnd) | self.own(new)
+        assert local.steps is not None
+        went = local.steps.to(before.device) > 0  # a stage that only hands something over is no session
+        return super().keep(kept, local, rnd) | self.own(choose(went, new, mine))
 
     def _momentum(self, sessions: Tensor, rnd: Round) -> Tensor:
         """mu_k of each client, `[C]` float64, from its number of earlier sessions."""
@@ -155,4 +157,4 @@ class Inherited(Part):
             "personalised": "the model the client last trained",
             "both": "the mean of the client's inherited and last trained model",
         }[self.slot.answers]
-        return own if self.inference == "own" else f"per sample the global model, or {own}"
+        return own if self.inference == "own" else f"per sample the surer of the global model and {own}"

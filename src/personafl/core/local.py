@@ -21,6 +21,7 @@ class Work:
     flops: Tensor
     dense_flops: Tensor
     loss: Tensor  # mean over the session's steps, nan for a client without any
+    steps: Tensor
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class _Session:
     def __init__(self, task: Task, local: Local, data: Examples, training: Training, rnd: Round, train: bool) -> None:
         self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
         self.count, self.dtype = len(data.ids), floating(local.params)
-        self.local = replace(local, keys=self._stream("draws").to(data.rows.device))
+        self.local = replace(local, ids=data.ids, keys=self._stream("draws").to(data.rows.device))
         self.steps: dict[str, Tensor] = {}  # [C] behind each client, per stream
         self.epochs: dict[str, Tensor] = {}
         self.flops, self.dense = torch.zeros(2, self.count, dtype=torch.float64)
@@ -87,7 +88,7 @@ class _Session:
 
     def finished(self) -> tuple[Local, Work]:
         steps = sum(self.steps.values(), self._none())
-        return replace(self.local, steps=steps), Work(self.flops, self.dense, self.loss.cpu() / steps)
+        return replace(self.local, steps=steps), Work(self.flops, self.dense, self.loss.cpu() / steps, steps.double())
 
     def train(self, turn: Turn) -> None:
         """Minibatch steps on the turn's loss, over the clients that still have some."""
@@ -199,7 +200,8 @@ def _chain(turn: Turn) -> Iterator[Turn]:
 
 def _prefix(local: Local, k: int) -> Local:
     """The first `k` clients of a stack."""
-    return Local(tree.take(local.params, slice(k)), tree.take(local.fixed, slice(k)))
+    ids, keys = (None if t is None else t[:k] for t in (local.ids, local.keys))
+    return Local(tree.take(local.params, slice(k)), tree.take(local.fixed, slice(k)), ids=ids, keys=keys)
 
 
 class _Steps:

@@ -33,8 +33,8 @@ class Optimizer(Protocol):
 class SGD:
     """Stochastic gradient descent with PyTorch's momentum, weight decay and clipping by norm.
 
-    Weight decay and the clip come before the mask: a decayed position is one that may move. The
-    clip bounds the norm of each model of each client by itself.
+    A decayed position is one that may move. The clip bounds the norm of what may move, of each model
+    of each client by itself, before decay.
     """
 
     momentum: float = 0.0

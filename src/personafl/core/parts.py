@@ -1,13 +1,13 @@
 """A method around another method: the base of what fills a slot.
 
-By default every hook is the inner method's. What a part adds has names under its own prefix, which the
-inner method never sees: its state, its payload entries, its sums. In `Local` a part adds to `fixed` only,
-for what is in `params` may be uploaded.
+By default every hook is the inner method's, save that a part deploys and predicts by its own `personal` and `answer`.
+What a part adds has names under its own prefix, which the inner method never sees: its state, its payload entries,
+its sums. In `Local` a part adds to `fixed` only, for what is in `params` may be uploaded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from torch import Tensor
@@ -23,12 +23,17 @@ class Part(Algorithm):
 
     prefix: ClassVar[str]
 
-    base: Algorithm = field(repr=False)
+    base: Algorithm
 
     @classmethod
     def around(cls, base: Algorithm, **settings: object) -> Self:
         """This part around a method that is bound already."""
-        return cls(base=base, bound=base.bound, inference=base.inference, **settings)  # type: ignore[arg-type]
+        same = {"lr": base.lr, "inference": base.inference, "bound": base.bound}
+        return cls(base=base, **same, **settings)  # type: ignore[arg-type]
+
+    @property
+    def called(self) -> str:
+        return self.base.called
 
     def theirs(self, state: Params) -> Params:
         """What the inner method sees of a state."""
@@ -122,7 +127,7 @@ class Part(Algorithm):
 
     def evaluated(self, when: str) -> str:
         own = self.base.evaluated(when)
-        return own if self.inference == self.base.inference else f"per sample the global model, or {own}"
+        return own if self.inference == self.base.inference else f"per sample the surer of the global model and {own}"
 
     def shared(self) -> list[str]:
         """The parameters that travel."""

@@ -30,18 +30,19 @@ class Store:
         return list(self._row)
 
     def gather(self, ids: Tensor) -> Params:
-        """The rows of these clients, `[C, ...]`, copied; clients without a row are fresh ones."""
+        """The rows of these clients, `[C, ...]`, not to be written to; clients without a row are fresh ones."""
         with self._lock:
             return self._gather(ids)
 
     def _gather(self, ids: Tensor) -> Params:
-        out = self._fresh(ids)
         known = [(i, self._row[c]) for i, c in enumerate(ids.tolist()) if c in self._row]
+        if known and len(known) == len(ids):
+            at = torch.tensor([row for _, row in known])
+            return {n: t[at.to(t.device)] for n, t in self._rows.items()}
+        out = self._fresh(ids)
         if not known or not out:
             return out
         at, rows = (torch.tensor(column) for column in zip(*known, strict=True))
-        if len(known) == len(ids):
-            return {n: t[rows.to(t.device)] for n, t in self._rows.items()}
         out = {n: t.clone() for n, t in out.items()}
         for n, t in out.items():
             t[at.to(t.device)] = self._rows[n][rows.to(t.device)]

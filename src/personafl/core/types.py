@@ -243,6 +243,7 @@ class Stage:
     down: bool = True  # whether the server sends anything
     up: bool = True  # whether the clients do
     in_paper: bool = True  # whether the papers' way of counting traffic sees this stage
+    judged: bool = True  # whether it may be followed by an evaluation
 
 
 @dataclass(frozen=True)

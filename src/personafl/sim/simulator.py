@@ -85,7 +85,7 @@ class Simulation:
         through_wire: bool = False,
     ) -> None:
         """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload."""
-        self.training, self.evaluation = training, evaluation or Evaluation()
+        self.evaluation = evaluation or Evaluation()
         self.device = torch.device(device)
         dtype = {"float32": torch.float32, "float64": torch.float64}[training.precision]
         self.federation = federation.to(self.device, dtype)
@@ -136,7 +136,7 @@ class Simulation:
         which = self.evaluation.clients
         if which == "selected":
             behind = self.schedule[: self.played] or [stage]
-            return self.cohort(next(s for s in reversed(behind) if s.who != "nobody"))
+            return self.cohort(next(s for s in reversed(behind) if s.who != "nobody" and s.judged))
         if which == "all" or which >= self.federation.num_clients:
             return self._sorted(self.everybody)
         pick = rng.generator(self.training.seed, "scored").choice(self.federation.num_clients, which, replace=False)
@@ -171,13 +171,15 @@ class Simulation:
         self.totals.paper_bytes += sum(p.traffic.paper for p in parts)
         self.totals.flops += sum(float(p.work.flops.sum()) for p in parts)
         self.totals.dense_flops += sum(float(p.work.dense_flops.sum()) for p in parts)
-        losses = torch.cat([p.work.loss for p in parts]) if parts else torch.zeros(0)
+        losses = torch.cat([p.work.loss[p.work.steps > 0] for p in parts]) if parts else torch.zeros(0)
+        diverged = int((~losses.isfinite()).sum())
         row: Row = {
             "round": stage.number,
             "phase": stage.phase,
             "clients": len(ids),
             "lr": rnd.lr,
             "loss": _finite(losses),
+            **({"diverged": diverged} if diverged else {}),
             "up_bytes": self.totals.up_bytes,
             "down_bytes": self.totals.down_bytes,
             "gflop": self.totals.flops / 1e9,
@@ -191,7 +193,9 @@ class Simulation:
 
     def _due(self, place: int) -> bool:
         """Whether the stage at this place of the schedule is followed by an evaluation."""
-        return place + 1 == len(self.schedule) or (self.schedule[place].number + 1) % self.evaluation.eval_every == 0
+        stage = self.schedule[place]
+        often = stage.judged and (stage.number + 1) % self.evaluation.eval_every == 0
+        return often or place + 1 == len(self.schedule)
 
     def _judged_next(self) -> bool:
         """Whether the cohort of the present stage is the one of the next evaluation after local training."""
@@ -411,8 +415,8 @@ def _mean(scores: Tensor) -> float:
 
 
 def _finite(losses: Tensor) -> float | None:
-    """The mean over clients that trained and whose loss is still a number; None where there are none."""
-    mean = float(losses[~losses.isnan()].mean()) if len(losses) else math.nan
+    """The mean over clients that trained and whose loss is still finite; None where there are none."""
+    mean = float(losses[losses.isfinite()].mean()) if len(losses) else math.nan
     return mean if math.isfinite(mean) else None
 
 

@@ -1,0 +1,130 @@
+"""Settings that cannot mean anything are refused in a sentence, and what could mislead is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import personafl
+from personafl import ALGORITHMS, Algorithm, FedAvg, FedPeWS, FedPeWSFixed, Inherit, LGFedAvg, Scaffold, StackedModel
+from personafl.core import cost, tree
+from personafl.core.types import Stage
+from tests import worlds
+
+
+class Joined(nn.Module):
+    """A model whose parameters are all in one place: it has no head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3, 6), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+def headless() -> StackedModel:
+    return StackedModel(Joined(), worlds.federation().source.x[:2])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [
+        (ALGORITHMS["moon"](), "MOON looks at what enters the head"),
+        (ALGORITHMS["fedmmd"](), "FedMMD looks at what enters the head"),
+        (ALGORITHMS["fedphp"](), "FedPHP looks at what enters the head"),
+        (ALGORITHMS["fedfu"](), "FedFu looks at what enters the head"),
+        (ALGORITHMS["dm-pfl"](), "DMPFL masks weights of convolution and linear layers; this model has none"),
+        (ALGORITHMS["feddst"](), "FedDST masks weights"),
+        (ALGORITHMS["lg-fedavg"](), "LGFedAvg needs a head and a body"),
+        (ALGORITHMS["fedpews"](), "FedPeWS masks the units of a chain"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_before_anything_runs(algorithm: Algorithm, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        worlds.simulation(algorithm, model=headless())
+
+
+def test_outputs_can_be_inherited_from_any_model() -> None:
+    worlds.simulation(FedAvg(inherit=Inherit(transfer="kd")), model=headless(), num_rounds=2).run()
+
+
+@pytest.mark.parametrize("name", ["local", "lg-fedavg", "fedper", "fedrep", "fedpac"])
+def test_adaptive_inference_needs_a_global_model_also_behind_a_warm_up(name: str) -> None:
+    base = ALGORITHMS[name]()
+    why = f"inference='adaptive' needs a global model, which {type(base).__name__} has not"
+    with pytest.raises(ValueError, match=why):
+        worlds.simulation(ALGORITHMS[name](inference="adaptive"))
+    with pytest.raises(ValueError, match=why):
+        worlds.simulation(FedPeWS(base=base, inference="adaptive"))
+    with pytest.raises(ValueError, match=why):
+        worlds.simulation(ALGORITHMS[name](inference="adaptive", inherit=Inherit()))
+
+
+def test_parts_that_would_collide_are_refused() -> None:
+    with pytest.raises(ValueError, match="a warm-up cannot warm up another"):
+        FedPeWS(base=FedPeWSFixed())
+    with pytest.raises(ValueError, match="inherit: set it here or on the base"):
+        FedPeWS(base=ALGORITHMS["fedphp"](), inherit=Inherit())
+
+
+def test_too_few_units_for_fixed_shares_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"convs.0.weight has 4 units for 6 clients: some get none"):
+        worlds.simulation(FedPeWSFixed(), "cnn")
+
+
+def test_lg_fedavg_shares_the_head_the_model_names_and_never_all_of_it() -> None:
+    named = worlds.simulation(LGFedAvg(), model=worlds.model(head="layers.1*"))
+    assert named.server.keys() == {"layers.1.weight", "layers.1.bias"}
+    with pytest.raises(ValueError, match="shared_layers=9: that is all of the model"):
+        worlds.simulation(LGFedAvg(shared_layers=9))
+
+
+def test_plus_without_its_inference_says_so() -> None:
+    plain = ALGORITHMS["dm-pfl-plus"](inference="own")
+    assert plain.evaluated("after_aggregation") == ALGORITHMS["dm-pfl"].evaluates
+
+
+def test_the_control_variate_is_the_mean_of_the_clients_whatever_they_count() -> None:
+    sim = worlds.simulation(Scaffold(weights="examples"))
+    sim.run()
+    own = sim.store.gather(sim.everybody)
+    for n, c in tree.under(sim.server, "control").items():
+        torch.testing.assert_close(own[f"own/{n}"].mean(0), c, rtol=1e-9, atol=1e-12)
+
+
+def test_a_hand_over_is_neither_a_session_of_the_inherited_model_nor_judged() -> None:
+    algorithm = FedPeWS(base=ALGORITHMS["ditto"](), warmup_share=0.25, inherit=Inherit())
+    sim = worlds.simulation(algorithm, evaluation=personafl.Evaluation(shift="none", eval_every=1))
+    sim.run()
+    phases = [r["phase"] for r in sim.rows]
+    assert phases.count("hand-over") == 1
+    assert ["personal" in r for r in sim.rows] == [p != "hand-over" for p in phases]
+    sampled = torch.zeros(6, dtype=torch.int64)
+    for t in range(8):
+        sampled[sim.cohort(Stage(number=t))] += 1
+    assert sim.store.gather(sim.everybody)["inherited/count/sessions"].tolist() == sampled.tolist()
+
+
+def test_clients_that_diverge_are_counted() -> None:
+    calm, wild = (worlds.simulation(FedAvg(), lr=lr, num_rounds=6) for lr in (0.1, 1e30))
+    calm.run()
+    wild.run()
+    assert not any("diverged" in r for r in calm.rows)
+    assert wild.rows[-1]["diverged"] == wild.rows[-1]["clients"]
+
+
+def test_the_papers_way_of_counting_sees_masks_that_travel_by_themselves() -> None:
+    mask = torch.zeros(2, 40, dtype=torch.bool)
+    stage = Stage(number=0, down=False)
+    found = cost.traffic(stage, personafl.core.types.Download(), {"mask/w": mask}, 2)
+    assert found.paper == 2 * 40 / 8 / 2  # a bit each, the mean of both directions
+
+
+def test_a_client_with_several_models_is_no_single_module() -> None:
+    few = {"training": {"num_rounds": 1, "local_epochs": 1}, "algorithms": [{"name": "flda"}, {"name": "fedavg"}]}
+    result = personafl.run(few)
+    assert isinstance(result["fedavg"].client(0).module, nn.Module)
+    with pytest.raises(ValueError, match="client 0 answers with more than one module"):
+        _ = result["flda"].client(0).module
