@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +163,28 @@ def test_what_the_server_knows_of_clients_is_read_back(tmp_path: Path) -> None:
         assert all(torch.equal(rows[0][n], rows[1][n]) for n in rows[0])
         for c in range(5):
             assert torch.equal(again[label].client(c).predict(x), made[label].client(c).predict(x))
+
+
+@pytest.mark.parametrize("name", ["classes", "shards", "quantity", "by-class"])
+def test_every_partition_can_be_asked_for_in_a_recipe(name: str) -> None:
+    recipe = config.load("demo", [f"data.partition={name}", "data.num_clients=10"])
+    fed = experiment.federation(recipe)
+    assert fed.num_clients == 10
+    again = config.load({**tomllib.loads(config.dump(recipe))})
+    assert experiment.federation(again).digest() == fed.digest()
+
+
+def test_shards_can_be_limited_in_a_recipe() -> None:
+    recipe = config.load("demo", ["data.partition=shards", "data.num_clients=10", "data.samples_per_class=20"])
+    counts = experiment.federation(recipe).class_counts()
+    assert counts.max() == 20
+    assert ((counts > 0).sum(1) == 2).all()
+
+
+def test_a_mixed_data_set_has_a_client_per_source() -> None:
+    x, y = torch.rand(40, 4), torch.arange(40) % 2
+    source = personafl.Source("two", x, y, 2, sources=np.repeat([0, 1], 20))
+    fed = experiment.federation(config.load("demo", ["data.partition=by-source"]), source)
+    assert fed.num_clients == 2
+    first = fed.splits["train"].padded(torch.tensor([0]))[0]
+    assert int(first.max()) < 20

@@ -20,6 +20,7 @@ from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import BufferPolicy, Criterion, Evaluation, Training
 from personafl.data import DATASETS, PARTITIONS
+from personafl.data.partition import KNOW_THEIR_CLIENTS
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS
 
@@ -36,9 +37,10 @@ class Data:
 
     dataset: str = "digits"
     partition: str = "dirichlet"
-    num_clients: int = 0  # 0: all of a natural partition, else 20
+    num_clients: int = 0  # 0: all of a natural partition or one per source, else 20
     alpha: float = 0.3
     classes_per_client: int = 2
+    samples_per_class: int = 0  # of each of a client's classes, for shards; 0: all
     test_share: float = 0.25
     validation_share: float = 0.0
     unseen_ratio: float = 0.0
@@ -167,7 +169,8 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         for m in mine:
             m[name] = _literal(value)
     data = raw.get("data", {})
-    if data.get("partition") == "natural" and before != "natural" and "data.num_clients" not in dict(pairs):
+    now = data.get("partition")
+    if now in KNOW_THEIR_CLIENTS and before != now and "data.num_clients" not in dict(pairs):
         data.pop("num_clients", None)
     return raw | {"algorithms": methods}
 
@@ -216,7 +219,7 @@ def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
     _check(made["data"], made["model"], made["training"], made["evaluation"])
     if made["evaluation"].when == "after_local":
         made["evaluation"] = dataclasses.replace(made["evaluation"], clients="selected")
-    if made["data"].num_clients == 0 and made["data"].partition != "natural":
+    if made["data"].num_clients == 0 and made["data"].partition not in KNOW_THEIR_CLIENTS:
         made["data"] = dataclasses.replace(made["data"], num_clients=20)
     entries = raw.get("algorithms", [])
     if not isinstance(entries, list) or not all(isinstance(m, Mapping) for m in entries):
@@ -359,6 +362,7 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
     bounds = [
         ("data.alpha", data.alpha, data.alpha > 0, "greater than 0"),
         ("data.classes_per_client", data.classes_per_client, data.classes_per_client >= 1, "at least 1"),
+        ("data.samples_per_class", data.samples_per_class, data.samples_per_class >= 0, "0 (all) or more"),
         ("data.test_share", data.test_share, 0 < data.test_share < 1, "between 0 and 1"),
         ("data.validation_share", data.validation_share, 0 <= data.validation_share < 1, "in [0, 1)"),
         ("data.unseen_ratio", data.unseen_ratio, 0 <= data.unseen_ratio < 1, "in [0, 1)"),
@@ -416,8 +420,8 @@ def unknown(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], 
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML: everything that was used, nothing that was not."""
     uses = PARTITIONS[recipe.data.partition].uses
-    unused = {"num_clients", "alpha", "classes_per_client"} - uses
-    if recipe.data.partition == "natural" and not recipe.data.num_clients:
+    unused = {"num_clients", "alpha", "classes_per_client", "samples_per_class"} - uses
+    if recipe.data.partition in KNOW_THEIR_CLIENTS and not recipe.data.num_clients:
         unused.add("num_clients")
     lines = []
     for section in _SECTIONS:

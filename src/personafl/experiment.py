@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import personafl
 from personafl import config
 from personafl.config import ConfigError, Method, Recipe
-from personafl.core import rng
+from personafl.core import batches, rng
 from personafl.core.types import Params
 from personafl.data import DATASETS, Federation, Source, arrays
 from personafl.data.partition import Ask, partition
@@ -66,7 +66,17 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     data = data or source(recipe)
     d, seed = recipe.data, recipe.training.seed
     draw = rng.generator(seed, "partition")
-    ask = Ask(data.y.numpy(), data.classes, d.num_clients, d.alpha, d.classes_per_client, data.clients, draw)
+    ask = Ask(
+        data.y.numpy(),
+        data.classes,
+        d.num_clients,
+        d.alpha,
+        d.classes_per_client,
+        data.clients,
+        draw,
+        data.sources,
+        d.samples_per_class,
+    )
     parts = partition(d.partition, ask)
     rows, unseen = parts.rows, 0
     if d.unseen_ratio:
@@ -81,7 +91,7 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
     choice = recipe.model
     name = data.model if choice.name == "auto" else choice.name
     build = MODELS[name].build if name in MODELS else config.imported(name, "model")
-    example = data.x[:2] if data.x.dtype != torch.uint8 else data.x[:2].float() / 255
+    example = batches.inputs(data.x[:2], torch.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.key(recipe.training.seed, "init")) % 2**63)
         module = build(tuple(data.x.shape[1:]), data.classes) if name in MODELS else _users(build, data)
@@ -147,8 +157,7 @@ def resolved(recipe: Recipe, seeds: Sequence[int]) -> tuple[Recipe, dict[int, Fe
 def _check_scoring(recipe: Recipe, sim: Simulation) -> None:
     """Loss and metric must give one number per example."""
     rows = slice(0, 2)
-    x = sim.federation.source.x[rows]
-    x = x / 255 if x.dtype == torch.uint8 else x
+    x = batches.inputs(sim.federation.source.x[rows], next(iter(sim.model.initial.values())).dtype)
     with torch.no_grad():
         out = sim.model({n: t[None] for n, t in sim.model.initial.items()}, x[None])[0]
     for what, name, rule in (
@@ -188,10 +197,7 @@ class Client:
         """Outputs `[B, K]` for inputs `[B, ...]`, by the rule of the client's method."""
         sim = self.simulation
         batch = torch.as_tensor(x).to(sim.device)
-        if batch.dtype == torch.uint8:
-            batch = batch / 255
-        if batch.is_floating_point():
-            batch = batch.to(next(iter(sim.model.initial.values())).dtype)
+        batch = batches.inputs(batch, next(iter(sim.model.initial.values())).dtype)
         with torch.no_grad():
             return sim.algorithm.predict(sim.model, self.deployed, batch[None])[0].cpu()
 

@@ -1,4 +1,5 @@
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -7,7 +8,9 @@ from personafl.core import rng
 from personafl.data.partition import PARTITIONS, Ask, partition
 
 
-def ask(labels, num_clients, *, seed=0, classes=10, alpha=0.3, classes_per_client=2, clients=None):
+def ask(
+    labels, num_clients, *, seed=0, classes=10, alpha=0.3, classes_per_client=2, clients=None, sources=None, most=0
+):
     return Ask(
         labels=np.asarray(labels),
         classes=classes,
@@ -16,6 +19,8 @@ def ask(labels, num_clients, *, seed=0, classes=10, alpha=0.3, classes_per_clien
         classes_per_client=classes_per_client,
         clients=None if clients is None else np.asarray(clients),
         rng=rng.generator(seed, "partition"),
+        sources=None if sources is None else np.asarray(sources),
+        samples_per_class=most,
     )
 
 
@@ -57,6 +62,13 @@ def test_moved_samples_are_counted():
     assert [len(r) for r in parts.rows] == [2] * 5
     # A Dirichlet(0.01) draw gives one client nearly everything, so about eight had to move.
     assert 6 <= parts.notes["samples_moved"] <= 8
+
+
+def test_dirichlet_over_500_clients_is_quick():
+    start = time.perf_counter()
+    parts = partition("dirichlet", ask(balanced(6000), 500, alpha=0.1))
+    assert time.perf_counter() - start < 2
+    assert_covers(parts.rows, 60_000)
 
 
 def test_small_alpha_concentrates_and_large_alpha_spreads():
@@ -145,6 +157,152 @@ def test_iid_deals_equally():
         assert np.abs(np.bincount(labels[own], minlength=10) - 26).max() < 25
 
 
+def held_counts(labels, rows, classes=10):
+    """Samples per client and class."""
+    return np.array([np.bincount(labels[r], minlength=classes) for r in rows])
+
+
+@pytest.mark.parametrize(("classes", "per_client", "each"), [(10, 5, 100), (100, 20, 25)])
+def test_fedphps_label_split_has_the_published_counts(classes, per_client, each):
+    """Cifar10-100-5 and Cifar100-100-20: 500 samples a client, of 5 or 20 classes in equal parts."""
+    labels = balanced(50_000 // classes, classes)
+    rows = partition("classes", ask(labels, 100, classes=classes, classes_per_client=per_client)).rows
+    assert_covers(rows, 50_000)
+    counts = held_counts(labels, rows, classes)
+    assert set(counts.ravel()) == {0, each}
+    assert ((counts > 0).sum(1) == per_client).all()
+    assert ((counts > 0).sum(0) == 100 * per_client // classes).all()  # every class has as many clients
+    # two clients in a row make up one order of ten classes, five of a hundred
+    together = counts.reshape(-1, classes // per_client, classes).sum(1)
+    assert (together == each).all()
+
+
+def test_twenty_clients_of_five_classes_share_a_hundred_without_overlap():
+    labels = balanced(20, 100)
+    counts = held_counts(labels, partition("classes", ask(labels, 20, classes=100, classes_per_client=5)).rows, 100)
+    assert ((counts > 0).sum(0) == 1).all() and ((counts > 0).sum(1) == 5).all()
+
+
+@pytest.mark.parametrize("name", ["classes", "shards"])
+@pytest.mark.parametrize(("clients", "per_client"), [(7, 3), (10, 7), (3, 4), (13, 9), (5, 10), (500, 5), (1, 10)])
+def test_a_clients_classes_differ_and_no_sample_is_lost(name, clients, per_client):
+    labels = balanced(600)
+    for seed in range(3):
+        rows = partition(name, ask(labels, clients, seed=seed, classes_per_client=per_client)).rows
+        assert_covers(rows, 6000)
+        held = held_counts(labels, rows) > 0
+        assert (held.sum(1) == per_client).all()
+        # as many holders for every class, or one more where they do not divide evenly
+        assert set(held.sum(0)) <= {clients * per_client // 10, -(-clients * per_client // 10)}
+
+
+def test_shards_are_those_of_fedselect_and_co_pfl():
+    """Ten clients of two classes, 50 training and 100 test samples of each; every class on two clients."""
+    training, test = (partition("shards", ask(balanced(n), 10, most=most)) for n, most in ((5000, 50), (1000, 100)))
+    for parts, n, most in ((training, 5000, 50), (test, 1000, 100)):
+        counts = held_counts(balanced(n), parts.rows)
+        assert ((counts == most).sum(1) == 2).all() and ((counts == most).sum(0) == 2).all()
+        assert counts.sum() == 20 * most  # nothing but that
+        assert len(np.unique(np.concatenate(parts.rows))) == 20 * most  # and no sample twice
+        assert parts.notes == {"samples_left_out": 10 * n - 20 * most}
+    classes = [[set(balanced(n)[r]) for r in p.rows] for p, n in ((training, 5000), (test, 1000))]
+    assert classes[0] == classes[1]  # the same slots
+
+
+def test_shards_follow_their_seed_and_differ_between_clients():
+    labels = balanced(100)
+    first, again, other = (partition("shards", ask(labels, 10, seed=s)).rows for s in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    assert len({frozenset(labels[r]) for r in first}) > 5  # unlike pathological, which makes five groups
+
+
+@pytest.mark.parametrize("name", ["classes", "shards"])
+def test_class_splits_that_cannot_be_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name}: 3 clients x 2 classes cannot hold the data's 10 classes"):
+        partition(name, ask(balanced(10), 3))
+    with pytest.raises(ValueError, match=f"{name}: classes_per_client=11: the data have 10 classes"):
+        partition(name, ask(balanced(10), 3, classes_per_client=11))
+
+
+@pytest.mark.parametrize("name", ["classes", "shards", "by-class"])
+def test_classes_without_samples_are_not_dealt(name):
+    labels = np.repeat([1, 4, 7], 20)
+    rows = partition(name, ask(labels, 3, classes=10, classes_per_client=1)).rows
+    assert_covers(rows, 60)
+    assert [len(r) for r in rows] == [20, 20, 20]
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
+def test_quantity_skews_sizes_and_not_labels(alpha):
+    labels = balanced(600)
+    parts = partition("quantity", ask(labels, 20, alpha=alpha))
+    assert_covers(parts.rows, 6000)
+    sizes = np.array([len(r) for r in parts.rows])
+    assert sizes.min() >= 40  # the least: min(40, 6000 / 20 / 2)
+    largest = parts.rows[int(sizes.argmax())]  # at least 300 samples, so about 30 or more per class
+    assert np.abs(np.bincount(labels[largest], minlength=10) / len(largest) - 0.1).max() < 0.08
+    assert (sizes.max() > 1000) == (alpha < 1)  # Dirichlet(100) over 20 clients: 300, deviation about 30
+
+
+def test_quantity_is_the_draw_itself_where_everybody_has_enough():
+    question = ask(balanced(600), 20, alpha=100.0)
+    shares = rng.generator(0, "partition").dirichlet(np.full(20, 100.0)) * 6000
+    parts = partition("quantity", question)
+    assert parts.notes == {"clients_lifted": 0}
+    assert np.abs([len(r) for r in parts.rows] - shares).max() <= 1  # whole samples
+
+
+def test_quantity_with_two_samples_each_leaves_no_choice():
+    parts = partition("quantity", ask(np.zeros(10, int), 5, alpha=0.01))
+    assert [len(r) for r in parts.rows] == [2] * 5
+
+
+def test_by_class_is_even_and_odd_for_two_clients_and_one_class_each_for_four():
+    labels = balanced(8, 4)
+    two, four = (partition("by-class", ask(labels, n, classes=4)).rows for n in (2, 4))
+    assert [set(labels[r]) for r in two] == [{0, 2}, {1, 3}]
+    assert [set(labels[r]) for r in four] == [{0}, {1}, {2}, {3}]
+    assert_covers(two, 32)
+    assert_covers(four, 32)
+
+
+def test_by_class_deals_a_hundred_classes_to_twenty_clients_without_overlap():
+    labels = balanced(6, 100)
+    counts = held_counts(labels, partition("by-class", ask(labels, 20, classes=100)).rows, 100)
+    assert ((counts == 6).sum(0) == 1).all() and ((counts == 6).sum(1) == 5).all()
+    assert counts.sum() == 600
+
+
+def test_by_class_with_more_clients_than_classes_is_refused():
+    with pytest.raises(
+        ValueError, match="by-class: 11 clients cannot share 10 classes without overlap; use at most 10"
+    ):
+        partition("by-class", ask(balanced(10), 11))
+
+
+def test_by_source_gives_every_source_a_client():
+    origin = np.array([7, 3, 7, 3, 3, 7])
+    parts = partition("by-source", ask(np.zeros(6, int), 0, sources=origin))
+    assert [r.tolist() for r in parts.rows] == [[1, 3, 4], [0, 2, 5]]
+
+
+def test_several_clients_share_a_source_equally():
+    origin = np.repeat([0, 1], [40, 20])
+    rows = partition("by-source", ask(np.zeros(60, int), 5, sources=origin)).rows
+    assert_covers(rows, 60)
+    # source 0 to clients 0, 2 and 4; source 1 to 1 and 3
+    assert [set(origin[r]) for r in rows] == [{0}, {1}, {0}, {1}, {0}]
+    assert [len(r) for r in rows] == [14, 10, 13, 10, 13]
+
+
+def test_by_source_is_refused_without_sources_or_with_too_few_clients():
+    with pytest.raises(ValueError, match="by-source': this data set has one source; try by-class"):
+        partition("by-source", ask(np.zeros(10, int), 2))
+    with pytest.raises(ValueError, match="num_clients=2: the data set has 3 sources, use at least"):
+        partition("by-source", ask(np.zeros(9, int), 2, sources=np.arange(9) % 3))
+
+
 def test_natural_clients_keep_their_samples():
     who = np.array([5, 9, 5, 9, 5, 9, 5, 9, 9])
     parts = partition("natural", ask(np.zeros(9, int), 0, clients=who))
@@ -182,20 +340,27 @@ def test_natural_without_clients_is_refused():
         partition("natural", ask(np.zeros(10, int), 2))
 
 
-@pytest.mark.parametrize("name", ["iid", "dirichlet", "pathological", "natural"])
+@pytest.mark.parametrize("name", list(PARTITIONS))
 def test_too_many_clients_are_refused(name):
     with pytest.raises(ValueError, match="num_clients=6: the data set has 10 samples"):
-        partition(name, ask(np.zeros(10, int), 6, clients=np.arange(10)))
+        partition(name, ask(np.zeros(10, int), 6, clients=np.arange(10), sources=np.arange(10)))
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural", "by-source"}))
+def test_rules_that_do_not_know_their_clients_need_a_number(name):
+    with pytest.raises(ValueError, match="num_clients=0: must be at least 1"):
+        partition(name, ask(balanced(10), 0))
 
 
 @pytest.mark.parametrize("name", list(PARTITIONS))
 def test_a_rule_uses_only_the_settings_it_names(name):
-    question = ask(balanced(40), 5, clients=np.arange(400) % 8)
+    question = ask(balanced(40), 5, clients=np.arange(400) % 8, sources=np.arange(400) % 3)
     other = dataclasses.replace(
         question,
         rng=rng.generator(0, "partition"),
         alpha=question.alpha if "alpha" in PARTITIONS[name].uses else 50.0,
         classes_per_client=question.classes_per_client if "classes_per_client" in PARTITIONS[name].uses else 5,
+        samples_per_class=0 if "samples_per_class" in PARTITIONS[name].uses else 5,
     )
     first, second = partition(name, question).rows, partition(name, other).rows
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

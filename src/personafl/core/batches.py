@@ -80,13 +80,17 @@ def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.
     return gather(data, plan.rows[:k, step], plan.real[:k, step], plan.full[step], keys, dtype)
 
 
+def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Examples as a model takes them: bytes are pixels, other whole numbers (characters) stay what they are."""
+    if x.dtype == torch.uint8:
+        return x.to(dtype) / 255
+    return x.to(dtype) if x.is_floating_point() else x.long()
+
+
 def gather(data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, dtype: torch.dtype) -> Batch:
     """The minibatch at these rows `[k, B]`, of which each client has `real` `[k]` examples."""
     x, y = data.x[rows], data.y[rows]
-    if x.dtype == torch.uint8:
-        x = x.to(dtype) / 255
-    elif x.is_floating_point():
-        x = x.to(dtype)
+    x = inputs(x, dtype)
     real = real.to(rows.device)
     valid = None if full else torch.arange(rows.shape[1], device=rows.device) < real.unsqueeze(1)
     return Batch(x, y, valid, real, keys)

@@ -30,6 +30,8 @@ class Source:
     classes: int
     model: str = "mlp"  # what model.name = "auto" means
     clients: NDArray[np.int64] | None = None  # [N] natural client of each example
+    sources: NDArray[np.int64] | None = None  # [N] which of several data sets it came from
+    groups: NDArray[np.int64] | None = None  # [N] examples of one group share raw data and are never split apart
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -38,6 +40,9 @@ class Source:
             raise ValueError(f"{self.name}: no examples")
         if self.clients is not None and len(self.clients) != len(self.y):
             raise ValueError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
+        for what, held in (("sources", self.sources), ("groups", self.groups)):
+            if held is not None and len(held) != len(self.y):
+                raise ValueError(f"{self.name}: {len(self.y)} examples but {len(held)} {what}")
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
             raise ValueError(f"{self.name}: example {bad} contains NaN or infinity")
@@ -121,9 +126,11 @@ class Federation:
             raise ValueError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
-            mixed = rng.generator(seed, "split", client).permutation(rows)
-            test = _share(test_share, len(rows))
-            validation = _share(validation_share, len(rows))
+            draw = rng.generator(seed, "split", client)
+            test, validation = _share(test_share, len(rows)), _share(validation_share, len(rows))
+            mixed = draw.permutation(rows)
+            if source.groups is not None:
+                mixed, test, validation = _by_group(rows, source.groups[rows], draw, test, validation)
             if len(rows) - test - validation < 1:
                 raise ValueError(
                     f"client {client} has {len(rows)} samples, too few for a training, "
@@ -172,6 +179,20 @@ class Federation:
             h.update(self.splits[name].flat.cpu().numpy().tobytes())
             h.update(self.splits[name].first.numpy().tobytes())
         return h.hexdigest()[:16]
+
+
+def _by_group(
+    rows: Indices, groups: NDArray[np.int64], draw: np.random.Generator, test: int, validation: int
+) -> tuple[Indices, int, int]:
+    """Rows in a random order of their groups, and the two cuts moved to the nearest end of a group."""
+    names = np.unique(groups)
+    pieces = [rows[groups == g] for g in draw.permutation(names)]
+    ends = np.cumsum([len(p) for p in pieces])
+    if len(names) < 2 + (validation > 0):
+        raise ValueError(f"a client's {len(rows)} samples form {len(names)} groups, too few to be split")
+    first = int(np.abs(ends[: -1 - (validation > 0)] - test).argmin())
+    second = first + 1 + int(np.abs(ends[first + 1 : -1] - test - validation).argmin()) if validation else first
+    return np.concatenate(pieces), int(ends[first]), int(ends[second] - ends[first])
 
 
 def _share(share: float, size: int) -> int:
