@@ -7,6 +7,7 @@ from collections.abc import Callable
 from personafl.data.digits import digits
 from personafl.data.federated import Federation, Source, arrays
 from personafl.data.partition import PARTITIONS
+from personafl.data.real import REAL
 from personafl.data.synthetic import synthetic_3_2k, synthetic_32k
 
 __all__ = ["DATASETS", "PARTITIONS", "Federation", "Source", "arrays"]
@@ -15,4 +16,5 @@ DATASETS: dict[str, Callable[[], Source]] = {
     "digits": digits,
     "synthetic-32k": synthetic_32k,
     "synthetic-3.2k": synthetic_3_2k,
+    **REAL,
 }
