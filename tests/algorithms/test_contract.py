@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import ALGORITHMS, APFL, Algorithm, Evaluation, FedSelect, Simulation, config
+from personafl import ALGORITHMS, APFL, DMPFL, Algorithm, Evaluation, FedSelect, Simulation, config
 from personafl.core import tree, wire
 from personafl.core.algorithm import Probe, Turn
 from personafl.core.local import session
@@ -35,6 +35,12 @@ BUSY: dict[str, dict[str, object]] = {
 @pytest.fixture(params=sorted(ALGORITHMS))
 def algorithm(request: pytest.FixtureRequest) -> Algorithm:
     return ALGORITHMS[request.param](**BUSY.get(request.param, {}))
+
+
+def simulation(algorithm: Algorithm, kind: str = "mlp", **options: object) -> Simulation:
+    """As many rounds as it takes for all of a method to happen."""
+    options.setdefault("num_rounds", 8 if isinstance(algorithm, DMPFL) else 4)
+    return worlds.simulation(algorithm, kind, **options)
 
 
 @pytest.fixture(params=KINDS)
@@ -67,9 +73,9 @@ def sessions(sim: Simulation) -> Iterator[tuple[Round, Tensor, Download]]:
 
 
 def test_a_stack_equals_each_client_alone(algorithm: Algorithm, kind: str) -> None:
-    together = worlds.simulation(algorithm, kind, chunk=100)
-    alone = worlds.simulation(algorithm, kind, chunk=1)
-    pairs = worlds.simulation(algorithm, kind, chunk=2)
+    together = simulation(algorithm, kind, chunk=100)
+    alone = simulation(algorithm, kind, chunk=1)
+    pairs = simulation(algorithm, kind, chunk=2)
     for sim in (together, alone, pairs):
         sim.run()
     assert together.totals == alone.totals == pairs.totals
@@ -80,7 +86,7 @@ def test_a_stack_equals_each_client_alone(algorithm: Algorithm, kind: str) -> No
 
 
 def test_clients_do_not_see_each_other(algorithm: Algorithm, kind: str) -> None:
-    sim = worlds.simulation(algorithm, kind)
+    sim = simulation(algorithm, kind)
     for rnd, ids, down in sessions(sim):
         kept, data = sim.store.gather(ids), sim.federation.examples("train", ids)
         before = session(sim.algorithm, sim.task, data, kept, down, rnd)
@@ -102,7 +108,7 @@ def chain(turn: Turn) -> list[Turn]:
 def test_only_what_a_turn_moves_moves(algorithm: Algorithm, kind: str) -> None:
     if isinstance(algorithm, APFL):  # its probe, in every round, moves the share of the private model
         algorithm = dataclasses.replace(algorithm, learn_alpha=False)
-    sim = worlds.simulation(algorithm, kind)
+    sim = simulation(algorithm, kind)
     moved = 0
     for rnd, ids, down in sessions(sim):
         kept, data = sim.store.gather(ids), sim.federation.examples("train", ids)
@@ -125,7 +131,7 @@ def test_only_what_a_turn_moves_moves(algorithm: Algorithm, kind: str) -> None:
 
 
 def test_what_is_kept_survives_the_store(algorithm: Algorithm) -> None:
-    sim = worlds.simulation(algorithm)
+    sim = simulation(algorithm)
     for rnd, ids, down in sessions(sim):
         kept = sim.store.gather(ids)
         fresh = sim.algorithm.init_clients(sim.model.initial, ids)
@@ -136,7 +142,7 @@ def test_what_is_kept_survives_the_store(algorithm: Algorithm) -> None:
 
 
 def test_aggregation_keeps_the_servers_names_and_shapes(algorithm: Algorithm) -> None:
-    sim = worlds.simulation(algorithm)
+    sim = simulation(algorithm)
     before = {n: (t.shape, t.dtype) for n, t in sim.server.items()}
     sim.run()
     assert {n: (t.shape, t.dtype) for n, t in sim.server.items()} == before
@@ -147,7 +153,7 @@ def row(payload: Payload, c: int) -> Payload:
 
 
 def test_counted_bytes_are_packed_bytes(algorithm: Algorithm, kind: str) -> None:
-    sim = worlds.simulation(algorithm, kind)
+    sim = simulation(algorithm, kind)
     up = down = 0
     for rnd, ids, sent in sessions(sim):
         done = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), sim.store.gather(ids), sent, rnd)
@@ -159,8 +165,8 @@ def test_counted_bytes_are_packed_bytes(algorithm: Algorithm, kind: str) -> None
 
 
 def test_nothing_hidden_crosses_the_network(algorithm: Algorithm, kind: str) -> None:
-    plain = worlds.simulation(algorithm, kind)
-    packed = worlds.simulation(algorithm, kind, through_wire=True)
+    plain = simulation(algorithm, kind)
+    packed = simulation(algorithm, kind, through_wire=True)
     for sim in (plain, packed):
         sim.run()
     assert_agree(plain.server, packed.server, 0)
@@ -168,7 +174,7 @@ def test_nothing_hidden_crosses_the_network(algorithm: Algorithm, kind: str) -> 
 
 
 def test_the_same_seed_gives_the_same_result(algorithm: Algorithm) -> None:
-    first, again, other = (worlds.simulation(algorithm, seed=s) for s in (3, 3, 4))
+    first, again, other = (simulation(algorithm, seed=s) for s in (3, 3, 4))
     for sim in (first, again, other):
         sim.run()
     assert_agree(first.server, again.server, 0)
@@ -181,7 +187,7 @@ def test_the_same_seed_gives_the_same_result(algorithm: Algorithm) -> None:
 def test_few_rounds_work(algorithm: Algorithm, rounds: int) -> None:
     if "iterations" in {f.name for f in algorithm.settings()}:
         algorithm = dataclasses.replace(algorithm, iterations=1)  # type: ignore[call-arg]
-    sim = worlds.simulation(algorithm, num_rounds=rounds)
+    sim = simulation(algorithm, num_rounds=rounds)
     sim.run()
     assert len(sim.rows) >= rounds
     assert 0 <= sim.rows[-1]["personal"]["mean"] <= 1
@@ -196,12 +202,12 @@ def test_recipe_to_object_and_back(name: str) -> None:
 
 def test_local_steps_instead_of_epochs(algorithm: Algorithm) -> None:
     """Steps fall into different epochs for clients of different size; a stack must not feel that."""
-    together, alone = (worlds.simulation(algorithm, local_steps=7, join_ratio=1.0, chunk=c) for c in (100, 1))
+    together, alone = (simulation(algorithm, local_steps=7, join_ratio=1.0, chunk=c) for c in (100, 1))
     together.run()
     alone.run()
     assert_agree(together.server, alone.server, 1e-10)
     assert_agree(everyone(together), everyone(alone), 1e-10)
-    sim = worlds.simulation(algorithm, local_steps=3)
+    sim = simulation(algorithm, local_steps=3)
     for rnd, ids, down in sessions(sim):
         data = sim.federation.examples("train", ids)
         done = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
@@ -215,7 +221,7 @@ def test_local_steps_instead_of_epochs(algorithm: Algorithm) -> None:
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0)])
 def test_momentum_and_adam_stack_too(algorithm: Algorithm, optimizer: str, momentum: float) -> None:
     options = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.01, "grad_clip": 1.0, "lr": 0.02}
-    together, alone = (worlds.simulation(algorithm, chunk=c, **options) for c in (100, 1))
+    together, alone = (simulation(algorithm, chunk=c, **options) for c in (100, 1))
     for sim in (together, alone):
         sim.run()
     assert_agree(together.server, alone.server, 1e-9)
@@ -233,7 +239,7 @@ def test_momentum_and_adam_stack_too(algorithm: Algorithm, optimizer: str, momen
 )
 def test_rows_table_and_shift_tell_of_the_same_models(algorithm: Algorithm, when: str, clients: str | int) -> None:
     judge = Evaluation(eval_every=3, when=when, clients=clients, draws=2, degrees=(0.0, 1.0))  # type: ignore[arg-type]
-    sim = worlds.simulation(algorithm, evaluation=judge, num_rounds=8)
+    sim = simulation(algorithm, evaluation=judge)
     sim.run()
     table, shift = sim.clients_table()
     assert shift is not None

@@ -167,7 +167,10 @@ ANY_MODEL = sorted(n for n in ALGORITHMS if not n.startswith("fedpews"))
 def test_normed_models_with_dropout_stack(name: str, policy: str) -> None:
     """Padding reaches neither batch statistics nor dropout: ragged stacks equal single clients."""
     algorithm = ALGORITHMS[name](**({"allocation": "erk"} if name in ("dm-pfl", "dm-pfl-plus", "feddst") else {}))
-    together, alone = (worlds.simulation(algorithm, model=normed(policy, 0.4), chunk=c) for c in (100, 1))
+    rounds = 8 if name.startswith("dm-pfl") else 3
+    together, alone = (
+        worlds.simulation(algorithm, model=normed(policy, 0.4), chunk=c, num_rounds=rounds) for c in (100, 1)
+    )
     together.run()
     alone.run()
     for n in together.server:
