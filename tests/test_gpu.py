@@ -10,7 +10,7 @@ from personafl.models import MODELS, StackedModel
 from tests import worlds
 from tests.algorithms.test_contract import BUSY
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*units for")]
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
