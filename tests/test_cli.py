@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,11 @@ def test_info_gives_settings_with_defaults(call) -> None:
     assert "KDD 2023" in out
     assert "readjust_share" in out and "0.01" in out
     assert "which of a client's models answers" in out
+
+
+def test_info_opens_what_fills_a_slot(call) -> None:
+    assert re.search(r"inherit\.transfer +mmd +how it teaches", call("info", "fedphp").out)
+    assert re.search(r"base +fedavg +the method that is warmed up", call("info", "fedpews").out)
 
 
 def test_partition_shows_saves_and_draws(call, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from personafl import __version__, config
+from personafl.core.algorithm import Algorithm
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 console = Console(width=None if sys.stdout.isatty() else 120)
@@ -323,9 +324,18 @@ def _explain(name: str, cls: Any) -> None:
     table = Table("setting", "default", "meaning", box=None, pad_edge=False)
     for f in cls.settings():
         choices = f.metadata.get("choices")
-        meaning = f.metadata.get("help", "")
-        table.add_row(f.name, str(f.default), escape(meaning + (f" ({', '.join(choices)})" if choices else "")))
+        meaning = f.metadata.get("help", "") + (f" ({', '.join(choices)})" if choices else "")
+        filled = dataclasses.is_dataclass(f.default) and not isinstance(f.default, Algorithm)
+        table.add_row(f.name, "a table:" if filled else _shown(f.default), escape(meaning))
+        if filled:
+            for g in dataclasses.fields(f.default):
+                table.add_row(f"  {f.name}.{g.name}", _shown(getattr(f.default, g.name)), g.metadata.get("help", ""))
     console.print(table)
+
+
+def _shown(default: Any) -> str:
+    """A default as a recipe would write it."""
+    return config.name_of(default) if isinstance(default, Algorithm) else "none" if default is None else str(default)
 
 
 # partition and doctor
