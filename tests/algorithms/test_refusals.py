@@ -47,7 +47,9 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_runs(algorithm: Al
 
 
 def test_outputs_can_be_inherited_from_any_model() -> None:
-    worlds.simulation(FedAvg(inherit=Inherit(transfer="kd")), model=headless(), num_rounds=2).run()
+    sim = worlds.simulation(FedAvg(inherit=Inherit(transfer="kd")), model=headless(), num_rounds=2)
+    sim.run()
+    assert int(sim.store.gather(sim.everybody)["inherited/count/sessions"].sum()) == 2 * 3  # three of six a round
 
 
 @pytest.mark.parametrize("name", ["local", "lg-fedavg", "fedper", "fedrep", "fedpac"])
