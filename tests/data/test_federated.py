@@ -186,3 +186,24 @@ def test_labels_of_several_numbers_are_refused():
 def test_no_examples_are_refused():
     with pytest.raises(ValueError, match="no examples"):
         arrays(np.zeros((0, 3)), np.zeros(0, int))
+
+
+@pytest.mark.parametrize("validation_share", [0.0, 0.2])
+def test_examples_of_one_group_are_never_split_apart(validation_share: float) -> None:
+    groups = np.repeat(np.arange(20), 5)  # ten groups of five rows for each of two clients
+    y = torch.arange(100) % 2
+    source = Source("windows", torch.rand(100, 3), y, 2, groups=groups)
+    parts = [np.arange(50), np.arange(50, 100)]
+    fed = Federation.build(source, parts, 0, test_share=0.25, validation_share=validation_share)
+    held = {split: set(groups[ragged.flat.numpy()].tolist()) for split, ragged in fed.splits.items()}
+    assert held["train"] | held["validation"] | held["test"] == set(range(20))
+    assert len(held["train"]) + len(held["validation"]) + len(held["test"]) == 20
+    # 12 or 13 of 50 rows asked for: the nearest end of a group is at 10 or 15
+    assert all(n in (10, 15) for n in fed.sizes("test").tolist())
+    assert all(n in ((5, 10, 15) if validation_share else (0,)) for n in fed.sizes("validation").tolist())
+
+
+def test_a_client_of_one_group_cannot_be_split() -> None:
+    source = Source("windows", torch.rand(8, 3), torch.arange(8) % 2, 2, groups=np.zeros(8, np.int64))
+    with pytest.raises(ValueError, match="form 1 groups, too few to be split"):
+        Federation.build(source, [np.arange(8)], 0)
