@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from personafl.core import rng
-from personafl.data import corruptions
+from personafl.data import corruptions, filters, jpeg
 from personafl.data.corruptions import CORRUPTIONS, PARAMETERS, SEVERITIES, corrupt, rotate
 
 EVERY = [(kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES]
@@ -179,7 +179,7 @@ def test_defocus_of_an_impulse_is_the_disc():
 @pytest.mark.parametrize(("angle", "step"), [(0, (0, -1)), (90, (-1, 0)), (45, (-1, -1)), (-90, (1, 0))])
 def test_motion_smears_an_impulse_by_half_a_gaussian(angle, step):
     # Pixel p is the mean of those i steps ahead, so light at 16 is found i steps behind.
-    out = corruptions._motion(impulse(), torch.tensor([float(angle)]), radius=2, sigma=1.5)[0, 0]
+    out = filters.motion(impulse(), torch.tensor([float(angle)]), radius=2, sigma=1.5)[0, 0]
     taps = np.exp(-0.5 * (np.arange(5) / 1.5) ** 2)
     if angle == 45:  # steps of ceil(i / sqrt(2) - 0.5) = 0, 1, 1, 2, 3
         taps = np.array([taps[0], taps[1] + taps[2], taps[3], taps[4], 0]) / taps.sum()
@@ -194,7 +194,7 @@ def test_zoom_enlarges_the_middle():
     # Eight pixels, twice: the middle four, 2 to 5, are stretched over eight, at steps of 3 / 7.
     ramp = torch.arange(8.0).expand(1, 1, 8, 8)
     expected = 2 + torch.arange(8) * 3 / 7
-    torch.testing.assert_close(corruptions._zoom(ramp, 2)[0, 0], expected.expand(8, 8))
+    torch.testing.assert_close(filters.zoom(ramp, 2)[0, 0], expected.expand(8, 8))
 
 
 def test_zoom_blur_is_the_mean_over_the_published_factors():
@@ -307,7 +307,7 @@ def test_the_elastic_transform_sends_the_shifted_points_back():
     out = corruptions.elastic_transform(x, k, 0, 0, 0.08)
     to = points + shift
     to = to.double().unsqueeze(0)
-    read = corruptions._sample(out, to[..., 1], to[..., 0], "clamp")[0]
+    read = filters.sample(out, to[..., 1], to[..., 0], "clamp")[0]
     torch.testing.assert_close(read * 64, points.T, atol=1e-3, rtol=0)
 
 
@@ -338,7 +338,7 @@ def test_jpeg_keeps_whole_steps_of_the_first_coefficient():
 
 
 def test_jpeg_steps_follow_quality():
-    first = [corruptions._quantisation(corruptions._LUMINANCE, q)[0, 0] for (q,) in PARAMETERS["jpeg_compression"]]
+    first = [jpeg._quantisation(jpeg._LUMINANCE, q)[0, 0] for (q,) in PARAMETERS["jpeg_compression"]]
     # 16 in percent: 200 - 2 q at 80, 65, 58, 50; 5000 / 40 = 125; halves go up
     assert first == [6, 11, 13, 16, 20]
 

@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from personafl.core import rng
-
-Border = Literal["clamp", "mirror", "symmetric", "black"]
-Taps = Sequence[float]
+from personafl.data import filters
+from personafl.data.jpeg import jpeg_compression
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -99,11 +97,13 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
     _check(images, "rotate")
     height, width = images.shape[2:]
     turn = torch.as_tensor(degrees, dtype=torch.float64, device=images.device).deg2rad().expand(len(images))
-    y, x = _grid(height, width, images.device)
+    y, x = filters.grid(height, width, images.device)
     y, x = y - (height - 1) / 2, x - (width - 1) / 2
     sin, cos = turn.sin().view(-1, 1, 1), turn.cos().view(-1, 1, 1)
-    out = _sample(_unit(images), x * sin + y * cos + (height - 1) / 2, x * cos - y * sin + (width - 1) / 2, "black")
-    return _back(_bytes(out) if images.dtype == torch.uint8 else out, images.dtype)
+    out = filters.sample(
+        _unit(images), x * sin + y * cos + (height - 1) / 2, x * cos - y * sin + (width - 1) / 2, "black"
+    )
+    return _back(filters.to_bytes(out) if images.dtype == torch.uint8 else out, images.dtype)
 
 
 def _check(images: Tensor, what: str) -> None:
@@ -126,16 +126,7 @@ def _unit(images: Tensor) -> Tensor:
 
 def _back(x: Tensor, dtype: torch.dtype) -> Tensor:
     """As the images came; to bytes by cutting off, as published, where a rounding error below a byte is that byte."""
-    return _cut(x).to(torch.uint8) if dtype == torch.uint8 else x.to(dtype)
-
-
-def _cut(x: Tensor) -> Tensor:
-    return (x * 255 + 2**-10).floor()
-
-
-def _bytes(x: Tensor) -> Tensor:
-    """Rounded to bytes, still in [0, 1]."""
-    return (x * 255 + 0.5).floor() / 255
+    return filters.cut(x).to(torch.uint8) if dtype == torch.uint8 else x.to(dtype)
 
 
 # Draws
@@ -173,7 +164,7 @@ def _poisson_table(peak: float) -> Tensor:
 def _poisson(keys: Tensor, x: Tensor, peak: float) -> Tensor:
     """Poisson numbers of rate `peak * x`: that of the byte below by a table, and that of the small rest."""
     table = _poisson_table(peak)
-    byte = _cut(x)
+    byte = filters.cut(x)
     word = rng.bits(keys, -(-x[0].numel() // 2)).view(torch.int32)[:, : x[0].numel()].long() & (2**32 - 1)
     row = byte.long()
     found = torch.searchsorted(table.view(-1).to(x.device), (row << 32) + word.view_as(row), right=True)
@@ -214,115 +205,6 @@ def _plasma(keys: Tensor, size: int, decay: float) -> Tensor:
     return out / out.amax((1, 2), keepdim=True)
 
 
-# Filters
-
-
-def _grid(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column of each pixel, `[H, 1]` and `[1, W]`."""
-    return torch.arange(height, device=device).unsqueeze(1), torch.arange(width, device=device).unsqueeze(0)
-
-
-def _inside(at: Tensor, size: int, border: Border) -> Tensor:
-    """The pixels that stand for those beyond the border: aaa|abc (clamp), dcb|abc (mirror), cba|abc (symmetric)."""
-    if border == "mirror" and size > 1:
-        at = at % (2 * size - 2)
-        return torch.minimum(at, 2 * size - 2 - at)
-    if border == "symmetric":
-        at = at % (2 * size)
-        return torch.minimum(at, 2 * size - 1 - at)
-    return at.clamp(0, size - 1)
-
-
-def _bell(sigma: float, reach: int) -> list[float]:
-    """A Gaussian's weights at -reach to reach, summing to 1."""
-    weights = [math.exp(-0.5 * (i / sigma) ** 2) if i else 1.0 for i in range(-reach, reach + 1)]
-    return [w / sum(weights) for w in weights]
-
-
-def _widened(x: Tensor, dim: int, reach: int, border: Border) -> Tensor:
-    size = x.shape[dim]
-    return x.index_select(dim, _inside(torch.arange(-reach, size + reach, device=x.device), size, border))
-
-
-def _blur(x: Tensor, taps: Taps, border: Border) -> Tensor:
-    """The same symmetric filter along rows and columns.
-
-    Products and sums are separate steps here and below: fused ones would round by the place in the batch.
-    """
-    for dim in (-2, -1):
-        size = x.shape[dim]
-        wide = _widened(x, dim, len(taps) // 2, border)
-        x = wide.narrow(dim, 0, size) * taps[0]
-        for i, tap in enumerate(taps[1:], 1):
-            x += wide.narrow(dim, i, size) * tap
-    return x
-
-
-def _gaussian(x: Tensor, sigma: float, truncate: float, border: Border) -> Tensor:
-    return _blur(x, _bell(sigma, int(truncate * sigma + 0.5)), border)
-
-
-@functools.cache
-def _disc(radius: float, sigma: float) -> list[tuple[int, int, float]]:
-    """A disc smoothed by a 3 x 3 Gaussian: offsets down and right, and weights."""
-    reach = int(radius) + 2  # a rim of zeros
-    y, x = _grid(2 * reach + 1, 2 * reach + 1, torch.device("cpu"))
-    disc = ((y - reach) ** 2 + (x - reach) ** 2 <= radius**2).double()
-    disc = _blur(disc / disc.sum(), _bell(sigma, 1), "clamp")
-    return [(int(i), int(j), float(disc[i, j])) for i, j in disc.nonzero()]
-
-
-def _motion(x: Tensor, angle: Tensor, radius: float, sigma: float) -> Tensor:
-    """ImageMagick's motion blur: half a Gaussian over 2 * radius + 1 pixels in each image's direction in degrees."""
-    n, channels, height, width = x.shape
-    taps = [math.exp(-0.5 * (i / sigma) ** 2) for i in range(int(2 * radius) + 1)]
-    turn = angle.double().deg2rad().view(-1, 1, 1)
-    sin, cos = turn.sin(), turn.cos()
-    y, xs = _grid(height, width, x.device)
-    flat, out = x.flatten(2), torch.zeros_like(x).flatten(2)
-    for i, tap in enumerate(taps):
-        down, right = (i * sin - 0.5).ceil().long(), (i * cos - 0.5).ceil().long()
-        at = (y + down).clamp(0, height - 1) * width + (xs + right).clamp(0, width - 1)  # [N, H, W]
-        out += flat.gather(2, at.view(n, 1, -1).expand(-1, channels, -1)) * (tap / sum(taps))
-    return _bytes(out.view_as(x))
-
-
-def _zoom(x: Tensor, factor: float) -> Tensor:
-    """The middle enlarged linearly to the image's size, its corner pixels staying corner pixels."""
-    for dim in (-2, -1):
-        size = x.shape[dim]
-        crop = math.ceil(size / factor)
-        full = max(size, round(crop * factor))
-        at = (np.arange(size) + (full - size) // 2) * (max(crop - 1, 0) / max(full - 1, 1))
-        low = np.minimum(at.astype(np.int64), crop - 1)
-        high = np.minimum(low + 1, crop - 1)
-        first = (size - crop) // 2
-        share = torch.tensor(at - low, dtype=x.dtype, device=x.device)
-        share = share.unsqueeze(-1) if dim == -2 else share
-        low_at, high_at = (torch.tensor(i + first, device=x.device) for i in (low, high))
-        x = x.index_select(dim, low_at) * (1 - share) + x.index_select(dim, high_at) * share
-    return x
-
-
-def _sample(x: Tensor, rows: Tensor, columns: Tensor, border: Border) -> Tensor:
-    """Bilinear values `[N, C, ...]` at fractional rows and columns `[N, ...]`."""
-    n, channels, height, width = x.shape
-    flat, out = x.flatten(2), x.new_zeros(n, channels, *rows.shape[1:])
-    top, left = rows.floor(), columns.floor()
-    down, right = (rows - top).to(x.dtype), (columns - left).to(x.dtype)
-    for i, vertical in enumerate((1 - down, down)):
-        y = top.long() + i
-        for j, horizontal in enumerate((1 - right, right)):
-            xs = left.long() + j
-            weight = vertical * horizontal
-            if border == "black":
-                weight = weight * ((y >= 0) & (y < height) & (xs >= 0) & (xs < width))
-            at = _inside(y, height, border) * width + _inside(xs, width, border)
-            value = flat.gather(2, at.view(n, 1, -1).expand(-1, channels, -1)).view_as(out)
-            out += value * weight.unsqueeze(1)
-    return out
-
-
 # Corruptions: images `[N, C, H, W]` in [0, 1], their keys, and the parameters; [0, 1] is restored afterwards.
 
 
@@ -346,9 +228,9 @@ def impulse_noise(x: Tensor, keys: Tensor, share: float) -> Tensor:
 
 def defocus_blur(x: Tensor, keys: Tensor, radius: float, smoothing: float) -> Tensor:
     """Average over a smoothed disc."""
-    disc = _disc(radius, smoothing)
+    disc = filters.disc(radius, smoothing)
     reach = int(radius) + 2
-    wide = _widened(_widened(x, -2, reach, "mirror"), -1, reach, "mirror")
+    wide = filters.widened(filters.widened(x, -2, reach, "mirror"), -1, reach, "mirror")
     out = torch.zeros_like(x)
     for down, right, weight in disc:
         out += wide[..., down : down + x.shape[2], right : right + x.shape[3]] * weight
@@ -364,20 +246,20 @@ def glass_blur(x: Tensor, keys: Tensor, sigma: float, distance: float, passes: f
     """
     n, channels, height, width = x.shape
     far = int(distance)
-    x = _cut(_gaussian(x, sigma, 4, "clamp")) / 255
-    y, xs = _grid(height, width, x.device)
+    x = filters.cut(filters.gaussian(x, sigma, 4, "clamp")) / 255
+    y, xs = filters.grid(height, width, x.device)
     moves = ((y > far) & (xs > far)).float()
     for i in range(int(passes)):
         # -distance to distance - 1, as NumPy's randint; up to `distance` = 1 the source is one not yet overwritten
         shift = _uniform(rng.extend(keys, i), -far, far, 2, height, width).floor() * moves
         at = (y + shift[:, 0]).long() * width + (xs + shift[:, 1]).long()
         x = x.flatten(2).gather(2, at.view(n, 1, -1).expand(-1, channels, -1)).view_as(x)
-    return _gaussian(x, sigma, 4, "clamp")
+    return filters.gaussian(x, sigma, 4, "clamp")
 
 
 def motion_blur(x: Tensor, keys: Tensor, radius: float, sigma: float) -> Tensor:
     """Smear in one direction within 45 degrees of the horizontal."""
-    return _motion(x, _uniform(keys, -45, 45, 1), radius, sigma)
+    return filters.motion(x, _uniform(keys, -45, 45, 1), radius, sigma)
 
 
 def zoom_blur(x: Tensor, keys: Tensor, end: float) -> Tensor:
@@ -385,7 +267,7 @@ def zoom_blur(x: Tensor, keys: Tensor, end: float) -> Tensor:
     factors = np.arange(1, end, 0.01)
     out = x.clone()
     for factor in factors:
-        out += _zoom(x, float(factor))
+        out += filters.zoom(x, float(factor))
     return out / (len(factors) + 1)
 
 
@@ -401,9 +283,9 @@ def snow(
     keep: float,
 ) -> Tensor:
     """Whiten, and add falling flakes: normal noise enlarged, cut off below a threshold, smeared downwards."""
-    flakes = _zoom(_normal(keys, 1, *x.shape[2:]) * deviation + mean, zoom)
-    flakes = _cut(torch.where(flakes < threshold, 0, flakes).clamp(0, 1)) / 255
-    flakes = _motion(flakes, _uniform(rng.extend(keys, "angle"), -135, -45, 1), radius, sigma)
+    flakes = filters.zoom(_normal(keys, 1, *x.shape[2:]) * deviation + mean, zoom)
+    flakes = filters.cut(torch.where(flakes < threshold, 0, flakes).clamp(0, 1)) / 255
+    flakes = filters.motion(flakes, _uniform(rng.extend(keys, "angle"), -135, -45, 1), radius, sigma)
     white = torch.maximum(x, _grey(x) * 1.5 + 0.5)
     return x * keep + white * (1 - keep) + flakes + flakes.flip((2, 3))
 
@@ -444,7 +326,7 @@ def elastic_transform(x: Tensor, keys: Tensor, stretch: float, smoothing: float,
     """Map three points of a square to shifted ones, then displace every pixel by a smooth random field."""
     height, width = x.shape[2:]
     size = min(height, width)
-    y, xs = _grid(height, width, x.device)
+    y, xs = filters.grid(height, width, x.device)
     # The affine map that sends the shifted points b back to a, by Cramer's rule; x before y.
     centre = torch.tensor([width // 2, height // 2], dtype=torch.float64, device=x.device)
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64, device=x.device)
@@ -456,17 +338,17 @@ def elastic_transform(x: Tensor, keys: Tensor, stretch: float, smoothing: float,
     area = b1[0] * b2[1] - b1[1] * b2[0]
     first, second = (right * b2[1] - down * b2[0]) / area, (down * b1[0] - right * b1[1]) / area
     at = [a[1, i] + first * a1[i] + second * a2[i] for i in (0, 1)]
-    x = _sample(x, at[1], at[0], "mirror")
+    x = filters.sample(x, at[1], at[0], "mirror")
     if stretch:
         field = _uniform(rng.extend(keys, "field"), -1, 1, 2, height, width)
-        field = _gaussian(field, smoothing * size, 3, "symmetric") * (stretch * size)
-        x = _sample(x, y + field[:, 0], xs + field[:, 1], "symmetric")
+        field = filters.gaussian(field, smoothing * size, 3, "symmetric") * (stretch * size)
+        x = filters.sample(x, y + field[:, 0], xs + field[:, 1], "symmetric")
     return x
 
 
 def pixelate(x: Tensor, keys: Tensor, share: float) -> Tensor:
     """Shrink to a share of the size by Pillow's box filter, and enlarge again by repeating pixels."""
-    x = _bytes(x)
+    x = filters.to_bytes(x)
     for dim in (-1, -2):
         size = x.shape[dim]
         small = max(1, int(size * share))
@@ -484,7 +366,7 @@ def pixelate(x: Tensor, keys: Tensor, share: float) -> Tensor:
             weight = torch.tensor(((i < count) / count)[nearest], dtype=x.dtype, device=x.device).view(view)
             at = torch.tensor(np.minimum(first + i, size - 1)[nearest], device=x.device)
             out += x.index_select(dim, at) * weight
-        x = _bytes(out)
+        x = filters.to_bytes(out)
     return x
 
 
@@ -492,87 +374,6 @@ def _grey(x: Tensor) -> Tensor:
     if x.shape[1] == 1:
         return x
     return x[:, :1] * 0.299 + x[:, 1:2] * 0.587 + x[:, 2:] * 0.114
-
-
-# JPEG: what baseline coding loses, in the integer steps of libjpeg but for the cosine transforms, which are exact here.
-# ITU-T T.81, Annex K: the quantisation tables for luminance and chrominance at quality 50.
-
-_LUMINANCE = """
-    16 11 10 16 24 40 51 61      12 12 14 19 26 58 60 55      14 13 16 24 40 57 69 56      14 17 22 29 51 87 80 62
-    18 22 37 56 68 109 103 77    24 35 55 64 81 104 113 92    49 64 78 87 103 121 120 101  72 92 95 98 112 100 103 99
-"""
-_CHROMINANCE = """
-    17 18 24 47 99 99 99 99      18 21 26 66 99 99 99 99      24 26 56 99 99 99 99 99      47 66 99 99 99 99 99 99
-    99 99 99 99 99 99 99 99      99 99 99 99 99 99 99 99      99 99 99 99 99 99 99 99      99 99 99 99 99 99 99 99
-"""
-
-
-def _quantisation(table: str, quality: float) -> Tensor:
-    percent = int(5000 / quality) if quality < 50 else int(200 - 2 * quality)
-    steps = [min(255, max(1, (int(v) * percent + 50) // 100)) for v in table.split()]
-    return torch.tensor(steps, dtype=torch.float64).view(8, 8)
-
-
-@functools.cache
-def _cosines() -> Tensor:
-    """The orthonormal 8-point DCT."""
-    k, i = torch.arange(8.0, dtype=torch.float64).unsqueeze(1), torch.arange(8.0, dtype=torch.float64)
-    out = (math.pi / 8 * k * (i + 0.5)).cos() / 2
-    out[0] = math.sqrt(1 / 8)
-    return out
-
-
-def _code(plane: Tensor, steps: Tensor) -> Tensor:
-    """A plane of whole numbers `[N, H, W]` with sides of multiples of 8, after quantising the DCT of its blocks."""
-    n, height, width = plane.shape
-    dct, steps = _cosines().to(plane.device), steps.to(plane.device)
-    blocks = plane.view(n, height // 8, 8, width // 8, 8).transpose(2, 3).double() - 128
-    eighths = (dct @ blocks @ dct.T * 8).round()  # whole eighths, so that ties are the same in every batch
-    quantised = ((eighths.abs() + steps * 4) / (steps * 8)).floor() * eighths.sign()
-    back = dct.T @ (quantised * steps) @ dct + 128
-    back = (back + 0.5 + 2**-20).floor().clamp(0, 255)  # halves go up
-    return back.transpose(2, 3).reshape(n, height, width).int()
-
-
-def _halve(plane: Tensor) -> Tensor:
-    """Means of 2 x 2 pixels, halves rounded down and up in alternate columns."""
-    total = plane[:, ::2, ::2] + plane[:, 1::2, ::2] + plane[:, ::2, 1::2] + plane[:, 1::2, 1::2]
-    return (total + 1 + torch.arange(total.shape[2], device=plane.device, dtype=torch.int32) % 2) >> 2
-
-
-def _double(plane: Tensor) -> Tensor:
-    """Twice the size, each pixel three quarters its own and a quarter the neighbour's, along both sides."""
-    wide = _widened(_widened(plane, -2, 1, "clamp"), -1, 1, "clamp")
-    own = wide[:, 1:-1] * 3
-    rows = torch.stack([own + wide[:, :-2], own + wide[:, 2:]], 2).flatten(1, 2)  # [N, 2 H, W + 2]
-    own = rows[:, :, 1:-1] * 3
-    return torch.stack([own + rows[:, :, :-2] + 8 >> 4, own + rows[:, :, 2:] + 7 >> 4], 3).flatten(2)
-
-
-def jpeg_compression(x: Tensor, keys: Tensor, quality: float) -> Tensor:
-    """Code and decode as Pillow by default: standard tables scaled by quality, colour at half resolution."""
-    height, width = x.shape[2:]
-    block = 8 if x.shape[1] == 1 else 16
-    y, xs = _grid(-(-height // block) * block, -(-width // block) * block, x.device)
-    x = (x * 255).round().int()[:, :, y.clamp(max=height - 1), xs.clamp(max=width - 1)]
-    luminance, chrominance = _quantisation(_LUMINANCE, quality), _quantisation(_CHROMINANCE, quality)
-    if x.shape[1] == 1:
-        return _code(x[:, 0], luminance)[:, None, :height, :width] / 255
-    red, green, blue = x.unbind(1)
-    # JFIF's colour space in 1/65536
-    middle = (128 << 16) + 32767
-    luma = 19595 * red + 38470 * green + 7471 * blue + 32768 >> 16
-    cb = 32768 * blue - 11059 * red - 21709 * green + middle >> 16
-    cr = 32768 * red - 27439 * green - 5329 * blue + middle >> 16
-    luma = _code(luma, luminance)[:, :height, :width]
-    rows, columns = (height + 1) // 2, (width + 1) // 2
-    below = torch.arange(len(y) // 2, device=x.device).clamp(max=rows - 1)  # libjpeg repeats the last halved row
-    halved = (_code(_halve(c)[:, below], chrominance)[:, :rows, :columns] for c in (cb, cr))
-    cb, cr = (_double(c)[:, :height, :width] - 128 for c in halved)
-    red = luma + (91881 * cr + 32768 >> 16)
-    green = luma + (-22554 * cb - 46802 * cr + 32768 >> 16)
-    blue = luma + (116130 * cb + 32768 >> 16)
-    return torch.stack([red, green, blue], 1) / 255
 
 
 CORRUPTIONS: dict[str, Callable[..., Tensor]] = {
