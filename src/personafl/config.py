@@ -20,7 +20,7 @@ from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import BufferPolicy, Criterion, Evaluation, Training
 from personafl.data import DATASETS, PARTITIONS
-from personafl.data.partition import KNOW_THEIR_CLIENTS
+from personafl.data.partition import KNOW_THEIR_CLIENTS, REPEATED
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS
 
@@ -41,6 +41,8 @@ class Data:
     alpha: float = 0.3
     classes_per_client: int = 2
     samples_per_class: int = 0  # of each of a client's classes, for shards; 0: all
+    official_test: Literal["pooled", "dealt", "global"] = "pooled"  # what becomes of the test part data came with
+    test_samples_per_class: int = 0  # the same of a test part that is dealt
     test_share: float = 0.25
     validation_share: float = 0.0
     unseen_ratio: float = 0.0
@@ -363,6 +365,12 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         ("data.alpha", data.alpha, data.alpha > 0, "greater than 0"),
         ("data.classes_per_client", data.classes_per_client, data.classes_per_client >= 1, "at least 1"),
         ("data.samples_per_class", data.samples_per_class, data.samples_per_class >= 0, "0 (all) or more"),
+        (
+            "data.test_samples_per_class",
+            data.test_samples_per_class,
+            data.test_samples_per_class >= 0,
+            "0 (all) or more",
+        ),
         ("data.test_share", data.test_share, 0 < data.test_share < 1, "between 0 and 1"),
         ("data.validation_share", data.validation_share, 0 <= data.validation_share < 1, "in [0, 1)"),
         ("data.unseen_ratio", data.unseen_ratio, 0 <= data.unseen_ratio < 1, "in [0, 1)"),
@@ -399,7 +407,12 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         raise ConfigError(
             f"evaluation.clients={evaluation.clients}: after local training only those selected have something to score"
         )
-    if data.test_share + data.validation_share >= 1:
+    if data.official_test == "dealt" and data.partition not in REPEATED:
+        raise ConfigError(
+            f"data.official_test='dealt': {data.partition} cannot deal a test part by the same rule; "
+            f"possible are {', '.join(REPEATED)}"
+        )
+    if data.official_test != "dealt" and data.test_share + data.validation_share >= 1:
         raise ConfigError(
             f"data.test_share={data.test_share} + validation_share={data.validation_share} leave no training data"
         )
@@ -420,7 +433,8 @@ def unknown(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], 
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML: everything that was used, nothing that was not."""
     uses = PARTITIONS[recipe.data.partition].uses
-    unused = {"num_clients", "alpha", "classes_per_client", "samples_per_class"} - uses
+    unused = {"num_clients", "alpha", "classes_per_client", "samples_per_class", "test_samples_per_class"} - uses
+    unused.add("test_share" if recipe.data.official_test == "dealt" else "test_samples_per_class")
     if recipe.data.partition in KNOW_THEIR_CLIENTS and not recipe.data.num_clients:
         unused.add("num_clients")
     lines = []

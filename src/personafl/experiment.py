@@ -27,7 +27,7 @@ from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.core.types import Params
 from personafl.data import DATASETS, Federation, Source, arrays
-from personafl.data.partition import Ask, partition
+from personafl.data.partition import Ask, Indices, Parts, dealt, partition
 from personafl.evaluation import report
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
@@ -77,13 +77,40 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         data.sources,
         d.samples_per_class,
     )
-    parts = partition(d.partition, ask)
+    parts, tests, official = _divided(recipe, ask, data)
     rows, unseen = parts.rows, 0
     if d.unseen_ratio:
         unseen = max(1, round(d.unseen_ratio * len(rows)))
-        rows = [rows[i] for i in rng.generator(seed, "unseen").permutation(len(rows))]  # the last ones are held out
-    shares = {"test_share": d.test_share, "validation_share": d.validation_share}
-    return Federation.build(data, rows, seed, notes=parts.notes, unseen=unseen, **shares)
+        order = rng.generator(seed, "unseen").permutation(len(rows))  # the last ones are held out
+        rows, tests = [rows[i] for i in order], None if tests is None else [tests[i] for i in order]
+    return Federation.build(
+        data,
+        rows,
+        seed,
+        test_share=d.test_share,
+        validation_share=d.validation_share,
+        notes=parts.notes,
+        unseen=unseen,
+        tests=tests,
+        official=official,
+    )
+
+
+def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, list[Indices] | None, Indices | None]:
+    """Clients' rows, their test rows where those are dealt, and the test rows of no client."""
+    d = recipe.data
+    if d.official_test == "pooled":
+        return partition(d.partition, ask), None, None
+    where = f"data.official_test={d.official_test!r}"
+    if data.test is None or data.test.all() or not data.test.any():
+        raise ConfigError(f"{where}: {data.name} does not come with a training and a test part; use pooled")
+    if data.groups is not None and len(both := np.intersect1d(data.groups[data.test], data.groups[~data.test])):
+        raise ConfigError(f"{where}: group {both[0]} of {data.name} has samples in both parts; use pooled")
+    if d.official_test == "dealt":
+        return *dealt(d.partition, ask, data.test, d.test_samples_per_class), None
+    train = np.flatnonzero(~data.test)
+    parts = partition(d.partition, ask.of(train))
+    return Parts([train[r] for r in parts.rows], parts.notes), None, np.flatnonzero(data.test)
 
 
 def model(recipe: Recipe, data: Source) -> StackedModel:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from personafl import config, experiment
 from personafl.data.federated import Federation, Ragged, Source, arrays
 
 PARTS = [np.arange(0, 40), np.arange(40, 52), np.arange(52, 60)]  # 40, 12 and 8 samples
@@ -205,5 +206,98 @@ def test_examples_of_one_group_are_never_split_apart(validation_share: float) ->
 
 def test_a_client_of_one_group_cannot_be_split() -> None:
     source = Source("windows", torch.rand(8, 3), torch.arange(8) % 2, 2, groups=np.zeros(8, np.int64))
-    with pytest.raises(ValueError, match="form 1 groups, too few to be split"):
+    with pytest.raises(ValueError, match="client 0: its 8 samples form 1 groups"):
         Federation.build(source, [np.arange(8)], 0)
+
+
+# A test part the data came with
+
+
+def with_test(n=400, tests=100, classes=4, **more):
+    """Rows 0.. for training, the last for testing."""
+    x = torch.rand(n, 5, generator=torch.Generator().manual_seed(0))
+    return Source("parted", x, torch.arange(n) % classes, classes, test=np.arange(n) >= n - tests, **more)
+
+
+def recipe(*changes):
+    entries = [{"name": "fedavg"}]
+    data = {"partition": "shards", "num_clients": 8, "classes_per_client": 2}
+    return config.load({"data": data, "algorithms": entries}, ["evaluation.shift=none", *changes])
+
+
+def test_a_test_mask_must_fit():
+    with pytest.raises(ValueError, match="60 examples but 3 entries in test"):
+        Source("toy", torch.zeros(60, 1), torch.zeros(60, dtype=torch.int64), 1, test=np.zeros(3, bool))
+    with pytest.raises(ValueError, match="test must be true or false"):
+        Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, test=np.zeros(2))
+
+
+def test_a_pooled_test_part_changes_nothing():
+    data = with_test()
+    plain = Source(data.name, data.x, data.y, data.classes)
+    assert experiment.federation(recipe(), data).digest() == experiment.federation(recipe(), plain).digest()
+
+
+def test_a_dealt_test_part_is_the_clients_test_split():
+    chosen = recipe("data.official_test=dealt", "data.samples_per_class=20", "data.test_samples_per_class=10")
+    built = experiment.federation(chosen, with_test())
+    # 8 clients x 2 of 4 classes: every class has four holders, of 75 training and 25 test rows each: 18 or 19, 6 or 7
+    assert set(built.sizes("train").tolist()) <= {36, 37, 38}
+    assert set(built.sizes("test").tolist()) <= {12, 13, 14}
+    for train, test in zip(held(built, "train"), held(built, "test"), strict=True):
+        assert max(train) < 300 <= min(test)
+        assert {r % 4 for r in train} == {r % 4 for r in test}
+
+
+def test_validation_is_split_off_the_training_rows():
+    chosen = recipe("data.official_test=dealt", "data.validation_share=0.25", "data.partition=iid")
+    built = experiment.federation(chosen, with_test())
+    assert sum(built.sizes("test").tolist()) == 100
+    assert [v + t for v, t in zip(built.sizes("validation"), built.sizes("train"), strict=True)] == [38] * 4 + [37] * 4
+    assert set(built.sizes("validation").tolist()) == {9, 10}  # a quarter of 37 or 38
+    assert max(r for rows in held(built, "validation") for r in rows) < 300
+
+
+def test_held_out_clients_keep_their_test_rows():
+    chosen = recipe("data.official_test=dealt", "data.unseen_ratio=0.25")
+    built = experiment.federation(chosen, with_test())
+    assert (built.num_clients, built.unseen) == (6, 2)
+    for train, test in zip(held(built, "train"), held(built, "test"), strict=True):
+        assert {r % 4 for r in train} == {r % 4 for r in test}
+
+
+def test_an_official_test_part_of_nobody_scores_the_servers_model():
+    data, chosen = with_test(), recipe("data.official_test=global", "evaluation.eval_every=1")
+    built = experiment.federation(chosen, data)
+    assert built.official.tolist() == list(range(300, 400))
+    assert sorted(r for s in built.splits for rows in held(built, s) for r in rows) == list(range(300))
+    sim = experiment.simulation(chosen, chosen.algorithms[0], fed=built)
+    row = sim.step()
+    net = sim.model.client({n: t[0] for n, t in sim.common().items()})
+    right = (net(data.x[300:]).argmax(1) == data.y[300:]).double().mean()
+    assert row["global"]["mean"] == pytest.approx(float(right))
+    assert row["personal"]["mean"] != row["global"]["mean"]
+
+
+@pytest.mark.parametrize("how", ["dealt", "global"])
+def test_what_cannot_be_parted_is_refused(how):
+    chosen = recipe(f"data.official_test={how}")
+    with pytest.raises(ValueError, match=f"data.official_test='{how}': toy does not come with a training and a test"):
+        experiment.federation(chosen, source())
+    with pytest.raises(ValueError, match="group 2 of parted has samples in both parts"):
+        experiment.federation(chosen, with_test(groups=np.arange(400) // 120))
+    parted = with_test(groups=np.arange(400) // 20)  # 20 rows of one group each, 15 groups for training
+    assert experiment.federation(recipe("data.official_test=dealt", "data.num_clients=4"), parted)
+
+
+def test_a_rule_that_cannot_deal_a_test_part_is_refused():
+    with pytest.raises(config.ConfigError, match=r"data\.official_test='dealt': dirichlet cannot deal a test part"):
+        recipe("data.official_test=dealt", "data.partition=dirichlet")
+
+
+def test_settings_of_test_parts_are_written_back_where_used():
+    assert "test_share" not in config.dump(recipe("data.official_test=dealt"))
+    assert "test_samples_per_class = 3" in config.dump(
+        recipe("data.official_test=dealt", "data.test_samples_per_class=3")
+    )
+    assert "test_samples_per_class" not in config.dump(recipe())

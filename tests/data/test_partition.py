@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from personafl.core import rng
-from personafl.data.partition import PARTITIONS, Ask, partition
+from personafl.data.partition import PARTITIONS, REPEATED, Ask, dealt, partition
 
 
 def ask(
@@ -364,3 +364,67 @@ def test_a_rule_uses_only_the_settings_it_names(name):
     )
     first, second = partition(name, question).rows, partition(name, other).rows
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+# A test part dealt by the same rule
+
+
+def two_parts(train_per_class=30, test_per_class=12, classes=10):
+    """Labels of a training part, then of a test part, and which is which."""
+    labels = np.concatenate([balanced(train_per_class, classes), balanced(test_per_class, classes)])
+    return labels, np.arange(len(labels)) >= train_per_class * classes
+
+
+@pytest.mark.parametrize("name", ["shards", "classes", "by-class"])
+def test_a_test_part_goes_to_the_clients_that_hold_its_classes(name):
+    labels, test = two_parts()
+    parts, tests = dealt(name, ask(labels, 10, most=6), test, most=4)
+    for mine, theirs in zip(parts.rows, tests, strict=True):
+        assert not test[mine].any()
+        assert test[theirs].all()
+        assert set(labels[mine]) == set(labels[theirs])
+    together = np.concatenate([*parts.rows, *tests])
+    assert len(np.unique(together)) == len(together)
+    if name == "shards":  # two classes, six and four of each
+        assert [len(r) for r in parts.rows] == [12] * 10
+        assert [len(r) for r in tests] == [8] * 10
+        assert parts.notes == {"samples_left_out": 300 - 120 + 120 - 80}
+    else:
+        assert len(together) == 420
+
+
+def test_training_rows_are_those_of_the_training_part_alone():
+    labels, test = two_parts()
+    parts, _ = dealt("classes", ask(labels, 10), test)
+    alone = partition("classes", ask(labels[~test], 10))  # the training part comes first: rows count the same
+    assert [r.tolist() for r in parts.rows] == [r.tolist() for r in alone.rows]
+
+
+def test_sources_keep_their_test_part():
+    labels, test = two_parts()
+    sources = np.arange(len(labels)) % 3
+    parts, tests = dealt("by-source", ask(labels, 6, sources=sources), test)
+    for c in range(6):
+        assert set(sources[parts.rows[c]]) == set(sources[tests[c]]) == {c % 3}
+
+
+def test_natural_clients_keep_their_given_rows_and_need_both_parts():
+    clients = np.array([0, 0, 0, 1, 1, 1, 2, 2, 0, 0, 1, 3, 3])
+    test = np.arange(13) >= 8  # client 2 has no test rows, client 3 no training rows
+    parts, tests = dealt("natural", ask(np.zeros(13, int), 0, clients=clients), test)
+    assert [r.tolist() for r in parts.rows] == [[0, 1, 2], [3, 4, 5]]
+    assert [r.tolist() for r in tests] == [[8, 9], [10]]
+    assert parts.notes == {"clients_left_out": 2}
+    with pytest.raises(ValueError, match="no natural client has both training and test samples"):
+        dealt("natural", ask(np.zeros(13, int), 0, clients=test.astype(int)), test)
+
+
+def test_parts_with_different_classes_cannot_be_dealt_alike():
+    labels, test = two_parts()
+    labels[test] = labels[test].clip(max=8)
+    with pytest.raises(ValueError, match="different classes"):
+        dealt("shards", ask(labels, 10), test)
+
+
+def test_rules_whose_draws_depend_on_quantities_are_not_repeated():
+    assert set(REPEATED) == {"iid", "classes", "shards", "natural", "by-class", "by-source"}

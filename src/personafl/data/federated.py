@@ -32,6 +32,7 @@ class Source:
     clients: NDArray[np.int64] | None = None  # [N] natural client of each example
     sources: NDArray[np.int64] | None = None  # [N] which of several data sets it came from
     groups: NDArray[np.int64] | None = None  # [N] examples of one group share raw data and are never split apart
+    test: NDArray[np.bool_] | None = None  # [N] in the test part the data came with
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -40,9 +41,12 @@ class Source:
             raise ValueError(f"{self.name}: no examples")
         if self.clients is not None and len(self.clients) != len(self.y):
             raise ValueError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
-        for what, held in (("sources", self.sources), ("groups", self.groups)):
-            if held is not None and len(held) != len(self.y):
-                raise ValueError(f"{self.name}: {len(self.y)} examples but {len(held)} {what}")
+        held = {"sources": self.sources, "groups": self.groups, "entries in test": self.test}
+        for what, values in held.items():
+            if values is not None and len(values) != len(self.y):
+                raise ValueError(f"{self.name}: {len(self.y)} examples but {len(values)} {what}")
+        if self.test is not None and self.test.dtype != np.bool_:
+            raise ValueError(f"{self.name}: test must be true or false for each example, it is {self.test.dtype}")
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
             raise ValueError(f"{self.name}: example {bad} contains NaN or infinity")
@@ -105,6 +109,7 @@ class Federation:
     num_clients: int  # that take part; their ids are 0..num_clients - 1
     notes: dict[str, int] = field(default_factory=dict)  # what the partition reports, such as samples moved
     unseen: int = 0  # clients held out, whose ids follow
+    official: Tensor | None = None  # [n] rows of a test part of no client, for the server's model
 
     @classmethod
     def build(
@@ -117,30 +122,28 @@ class Federation:
         validation_share: float = 0.0,
         notes: dict[str, int] | None = None,
         unseen: int = 0,
+        tests: Sequence[Indices] | None = None,
+        official: Indices | None = None,
     ) -> Federation:
         """Split every client's rows at random; each split that was asked for gets at least one row.
 
-        The last `unseen` clients never take part: they are the newcomers of an evaluation.
+        The last `unseen` clients never take part: they are the newcomers of an evaluation. Where `tests` are given,
+        they are the clients' test rows, and nothing is split off for testing. `official` are rows of no client.
         """
         if not 0 <= unseen < len(parts):
             raise ValueError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
+        share = test_share if tests is None else 0.0
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
-            draw = rng.generator(seed, "split", client)
-            test, validation = _share(test_share, len(rows)), _share(validation_share, len(rows))
-            mixed = draw.permutation(rows)
-            if source.groups is not None:
-                mixed, test, validation = _by_group(rows, source.groups[rows], draw, test, validation)
-            if len(rows) - test - validation < 1:
-                raise ValueError(
-                    f"client {client} has {len(rows)} samples, too few for a training, "
-                    f"{'a validation ' if validation else ''}and a test part; use fewer clients"
-                )
-            cut["test"].append(mixed[:test])
+            mixed, test, validation = _cut(source, client, rows, seed, share, validation_share)
+            if tests is not None and not len(tests[client]):
+                raise ValueError(f"client {client} has no test samples; use fewer clients")
+            cut["test"].append(mixed[:test] if tests is None else tests[client])
             cut["validation"].append(mixed[test : test + validation])
             cut["train"].append(mixed[test + validation :])
         splits = {s: Ragged.of(p) for s, p in cut.items()}
-        return cls(source, splits, len(parts) - unseen, notes or {}, unseen)
+        rest = None if official is None else torch.from_numpy(official)
+        return cls(source, splits, len(parts) - unseen, notes or {}, unseen, rest)
 
     @property
     def everybody(self) -> int:
@@ -152,7 +155,9 @@ class Federation:
         s = self.source
         x = s.x.to(device, dtype) if s.x.is_floating_point() else s.x.to(device)
         moved = {n: Ragged(r.flat.to(device), r.first) for n, r in self.splits.items()}
-        return dataclasses.replace(self, source=dataclasses.replace(s, x=x, y=s.y.to(device)), splits=moved)
+        rest = None if self.official is None else self.official.to(device)
+        s = dataclasses.replace(s, x=x, y=s.y.to(device))
+        return dataclasses.replace(self, source=s, splits=moved, official=rest)
 
     def examples(self, split: Split, ids: Tensor) -> Examples:
         """The rows these clients hold in a split."""
@@ -181,18 +186,41 @@ class Federation:
         return h.hexdigest()[:16]
 
 
-def _by_group(
-    rows: Indices, groups: NDArray[np.int64], draw: np.random.Generator, test: int, validation: int
+def _cut(
+    source: Source, client: int, rows: Indices, seed: int, test_share: float, validation_share: float
 ) -> tuple[Indices, int, int]:
-    """Rows in a random order of their groups, and the two cuts moved to the nearest end of a group."""
+    """A client's rows in a random order, and how many of the first are for testing, then for validation."""
+    draw = rng.generator(seed, "split", client)
+    test, validation = _share(test_share, len(rows)), _share(validation_share, len(rows))
+    mixed = draw.permutation(rows)
+    if source.groups is not None and (wanted := [n for n in (test, validation) if n]):
+        mixed, ends = _by_group(client, rows, source.groups[rows], draw, wanted)
+        test, validation = (*ends, 0)[:2] if test else (0, ends[0])
+    if len(rows) - test - validation < 1:
+        raise ValueError(
+            f"client {client} has {len(rows)} samples, too few for a training, "
+            f"{'a validation ' if validation else ''}and a test part; use fewer clients"
+        )
+    return mixed, test, validation
+
+
+def _by_group(
+    client: int, rows: Indices, groups: NDArray[np.int64], draw: np.random.Generator, wanted: list[int]
+) -> tuple[Indices, list[int]]:
+    """Rows in a random order of their groups, and the wanted sizes moved to the nearest end of a group."""
     names = np.unique(groups)
     pieces = [rows[groups == g] for g in draw.permutation(names)]
     ends = np.cumsum([len(p) for p in pieces])
-    if len(names) < 2 + (validation > 0):
-        raise ValueError(f"a client's {len(rows)} samples form {len(names)} groups, too few to be split")
-    first = int(np.abs(ends[: -1 - (validation > 0)] - test).argmin())
-    second = first + 1 + int(np.abs(ends[first + 1 : -1] - test - validation).argmin()) if validation else first
-    return np.concatenate(pieces), int(ends[first]), int(ends[second] - ends[first])
+    if len(names) <= len(wanted):
+        raise ValueError(
+            f"client {client}: its {len(rows)} samples form {len(names)} groups that are never split apart, "
+            f"too few for {len(wanted) + 1} parts; use fewer clients"
+        )
+    places: list[int] = []
+    for i, end in enumerate(np.cumsum(wanted)):
+        first, last = places[-1] + 1 if places else 0, len(wanted) - i  # one group is left for each part behind
+        places.append(first + int(np.abs(ends[first:-last] - end).argmin()))
+    return np.concatenate(pieces), np.diff(ends[places], prepend=0).tolist()
 
 
 def _share(share: float, size: int) -> int:

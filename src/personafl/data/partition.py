@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,6 +34,12 @@ class Ask:
     rng: np.random.Generator
     sources: NDArray[np.int64] | None = None  # [N] which data set each example came from
     samples_per_class: int = 0  # the most a client keeps of each of its classes (shards); 0: all
+
+    def of(self, rows: Indices) -> Ask:
+        """The same asked of these rows only."""
+        clients, sources = (None if ids is None else ids[rows] for ids in (self.clients, self.sources))
+        draw = copy.deepcopy(self.rng)  # so that asking again gives the same
+        return dataclasses.replace(self, labels=self.labels[rows], clients=clients, sources=sources, rng=draw)
 
     @property
     def least(self) -> int:
@@ -262,10 +270,11 @@ class Rule:
     make: Callable[[Ask], Parts]
     uses: frozenset[str]
     summary: str
+    repeats: bool = False  # asked with the same key, it deals the classes of another set to the same clients
 
 
 PARTITIONS: dict[str, Rule] = {
-    "iid": Rule(iid, frozenset({"num_clients"}), "shuffled and dealt equally"),
+    "iid": Rule(iid, frozenset({"num_clients"}), "shuffled and dealt equally", repeats=True),
     "dirichlet": Rule(
         dirichlet, frozenset({"num_clients", "alpha"}), "each class dealt by a Dirichlet(alpha) draw over clients"
     ),
@@ -278,22 +287,31 @@ PARTITIONS: dict[str, Rule] = {
         classes,
         frozenset({"num_clients", "classes_per_client"}),
         "few classes per client, each shared equally by its holders (FedPHP)",
+        repeats=True,
     ),
     "shards": Rule(
         shards,
-        frozenset({"num_clients", "classes_per_client", "samples_per_class"}),
+        frozenset({"num_clients", "classes_per_client", "samples_per_class", "test_samples_per_class"}),
         "few shards per client, dealt at random, of limited size (FedSelect, CO-PFL)",
+        repeats=True,
     ),
     "quantity": Rule(
         quantity, frozenset({"num_clients", "alpha"}), "labels as in the whole, sizes by a Dirichlet(alpha) draw"
     ),
-    "natural": Rule(natural, frozenset({"num_clients"}), "the clients the data came from"),
-    "by-class": Rule(by_class, frozenset({"num_clients"}), "whole classes dealt in turn, without overlap (FedPeWS)"),
-    "by-source": Rule(by_source, frozenset({"num_clients"}), "the data sets a mixed one was made of (FedPeWS)"),
+    "natural": Rule(natural, frozenset({"num_clients"}), "the clients the data came from", repeats=True),
+    "by-class": Rule(
+        by_class, frozenset({"num_clients"}), "whole classes dealt in turn, without overlap (FedPeWS)", repeats=True
+    ),
+    "by-source": Rule(
+        by_source, frozenset({"num_clients"}), "the data sets a mixed one was made of (FedPeWS)", repeats=True
+    ),
 }
 
 KNOW_THEIR_CLIENTS = frozenset({"natural", "by-source"})
 """Rules that need no `num_clients`."""
+
+REPEATED = tuple(n for n, r in PARTITIONS.items() if r.repeats)
+"""Rules that may deal a test part too."""
 
 
 def partition(name: str, ask: Ask) -> Parts:
@@ -305,3 +323,35 @@ def partition(name: str, ask: Ask) -> Parts:
             f"num_clients={ask.num_clients}: the data set has {len(ask.labels)} samples, two are needed per client"
         )
     return PARTITIONS[name].make(ask)
+
+
+def dealt(name: str, ask: Ask, test: NDArray[np.bool_], most: int = 0) -> tuple[Parts, list[Indices]]:
+    """Divide the training rows by a rule of `REPEATED`, and a test part's rows so that clients have the same classes.
+
+    `most` is the test part's `samples_per_class`. Natural clients that lack either part are left out.
+    """
+    if name == "natural":
+        return _natural_both(ask, test)
+    train, tests = np.flatnonzero(~test), np.flatnonzero(test)
+    if not np.array_equal(np.unique(ask.labels[train]), np.unique(ask.labels[tests])):
+        raise ValueError("data.official_test='dealt': the training and the test part have different classes")
+    first = partition(name, ask.of(train))
+    second = partition(name, dataclasses.replace(ask.of(tests), samples_per_class=most))
+    left_out = {n: first.notes[n] + second.notes.get(n, 0) for n in first.notes}
+    return Parts([train[r] for r in first.rows], left_out), [tests[r] for r in second.rows]
+
+
+def _natural_both(ask: Ask, test: NDArray[np.bool_]) -> tuple[Parts, list[Indices]]:
+    """Natural clients with rows in both parts."""
+    if ask.clients is None:
+        natural(ask)  # says so
+    ids = np.asarray(ask.clients)
+    both = np.intersect1d(ids[test], ids[~test])
+    if not len(both):
+        raise ValueError("data.official_test='dealt': no natural client has both training and test samples")
+    rows = np.flatnonzero(np.isin(ids, both))
+    found = partition("natural", ask.of(rows))
+    lacking = len(np.unique(ids)) - len(both)
+    notes = {"clients_left_out": found.notes["clients_left_out"] + lacking}
+    held = [rows[r] for r in found.rows]
+    return Parts([r[~test[r]] for r in held], notes), [r[test[r]] for r in held]

@@ -32,7 +32,7 @@ def _source(name: str) -> Source:
     load, model = _LOADERS[name]
     found = load()
     x = found.x.to(torch.int16) if name == "shakespeare" else found.x  # bytes are images, which are scaled
-    return Source(name, x, found.y, found.classes, model, found.clients, found.sources, found.groups)
+    return Source(name, x, found.y, found.classes, model, found.clients, found.sources, found.groups, found.test)
 
 
 def _described(name: str) -> Callable[[], Source]:
@@ -42,4 +42,4 @@ def _described(name: str) -> Callable[[], Source]:
 
 
 REAL: dict[str, Callable[[], Source]] = {name: _described(name) for name in _LOADERS}
-"""Official train and test parts together: clients split what they hold by themselves."""
+"""Official train and test parts behind one another; `Source.test` tells them apart."""

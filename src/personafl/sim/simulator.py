@@ -330,9 +330,14 @@ class Simulation:
         return self.algorithm.common(tree.received(self.algorithm.download(self.server, known, self.now), 1))
 
     def _global_scores(self, common: Params, ids: Tensor) -> list[Tensor]:
+        """Scores of the server's model on these clients' test data, or on a test part that belongs to nobody."""
+        source, official = self.federation.source, self.federation.official
+        if official is not None:
+            whole = Examples(source.x, source.y, official[None], torch.tensor([len(official)]), ids[:1])
+            return scores(self.algorithm.common_answer, self.task, common, whole)
         rows, count = self.federation.splits["test"].padded(ids)
         flat = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)])
-        data = Examples(self.federation.source.x, self.federation.source.y, flat[None], count.sum()[None], ids[:1])
+        data = Examples(source.x, source.y, flat[None], count.sum()[None], ids[:1])
         found = scores(self.algorithm.common_answer, self.task, common, data)
         return list(torch.split(found[0], count.tolist()))
 
