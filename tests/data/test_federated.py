@@ -301,3 +301,11 @@ def test_settings_of_test_parts_are_written_back_where_used():
         recipe("data.official_test=dealt", "data.test_samples_per_class=3")
     )
     assert "test_samples_per_class" not in config.dump(recipe())
+
+
+def test_arrays_keep_what_their_clients_are_called():
+    made = arrays([[0.0], [1.0], [2.0]], [0, 1, 0], clients=["ben", "anna", "ben"])
+    assert made.names == ("anna", "ben")
+    assert made.clients.tolist() == [1, 0, 1]
+    with pytest.raises(ValueError, match="toy: 1 names, too few for client 1"):
+        Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, clients=np.array([0, 1]), names=("a",))

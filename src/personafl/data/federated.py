@@ -33,6 +33,7 @@ class Source:
     sources: NDArray[np.int64] | None = None  # [N] which of several data sets it came from
     groups: NDArray[np.int64] | None = None  # [N] examples of one group share raw data and are never split apart
     test: NDArray[np.bool_] | None = None  # [N] in the test part the data came with
+    names: tuple[str, ...] | None = None  # of the natural clients, by their number
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -41,6 +42,8 @@ class Source:
             raise ValueError(f"{self.name}: no examples")
         if self.clients is not None and len(self.clients) != len(self.y):
             raise ValueError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
+        if self.clients is not None and self.names is not None and self.clients.max() >= len(self.names):
+            raise ValueError(f"{self.name}: {len(self.names)} names, too few for client {self.clients.max()}")
         held = {"sources": self.sources, "groups": self.groups, "entries in test": self.test}
         for what, values in held.items():
             if values is not None and len(values) != len(self.y):
@@ -70,9 +73,12 @@ def arrays(x: object, y: object, clients: object = None, *, classes: int = 0, na
         ys = ys.long()
     if ys.dim() != 1:
         raise ValueError(f"{name}: labels must be one number per example, their shape is {tuple(ys.shape)}")
-    ids = None if clients is None else np.unique(np.asarray(clients), return_inverse=True)[1].astype(np.int64)
+    ids, names = None, None
+    if clients is not None:
+        there, found = np.unique(np.asarray(clients), return_inverse=True)
+        ids, names = found.astype(np.int64), tuple(map(str, there))
     count = classes or (int(ys.max()) + 1 if len(ys) and not ys.is_floating_point() else 1)
-    return Source(name, xs, ys if ys.is_floating_point() else ys.long(), count, clients=ids)
+    return Source(name, xs, ys if ys.is_floating_point() else ys.long(), count, clients=ids, names=names)
 
 
 @dataclass(frozen=True)
