@@ -41,8 +41,11 @@ class Data:
     alpha: float = 0.3
     classes_per_client: int = 2
     samples_per_class: int = 0  # of each of a client's classes, for shards; 0: all
+    samples_per_client: int = 0  # for dominant; 0: 600, or fewer where those do not suffice
+    uniform_share: float = 0.2  # of them, over all classes alike
     official_test: Literal["pooled", "dealt", "global"] = "pooled"  # what becomes of the test part data came with
     test_samples_per_class: int = 0  # the same of a test part that is dealt
+    test_samples_per_client: int = 0  # 0: half of what is for training
     test_share: float = 0.25
     validation_share: float = 0.0
     unseen_ratio: float = 0.0
@@ -82,6 +85,8 @@ class Recipe:
 
 
 _SECTIONS: dict[str, type[Any]] = {"data": Data, "model": ModelChoice, "training": Training, "evaluation": Evaluation}
+
+_OF_TEST_PARTS = ("test_samples_per_class", "test_samples_per_client")
 
 # What other frameworks call our keys.
 _ELSEWHERE = {
@@ -221,6 +226,8 @@ def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
     _check(made["data"], made["model"], made["training"], made["evaluation"])
     if made["evaluation"].when == "after_local":
         made["evaluation"] = dataclasses.replace(made["evaluation"], clients="selected")
+    if made["data"].partition == "dominant" and "classes_per_client" not in raw.get("data", {}):
+        made["data"] = dataclasses.replace(made["data"], classes_per_client=3)  # FedPAC's
     if made["data"].num_clients == 0 and made["data"].partition not in KNOW_THEIR_CLIENTS:
         made["data"] = dataclasses.replace(made["data"], num_clients=20)
     entries = raw.get("algorithms", [])
@@ -365,12 +372,10 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         ("data.alpha", data.alpha, data.alpha > 0, "greater than 0"),
         ("data.classes_per_client", data.classes_per_client, data.classes_per_client >= 1, "at least 1"),
         ("data.samples_per_class", data.samples_per_class, data.samples_per_class >= 0, "0 (all) or more"),
-        (
-            "data.test_samples_per_class",
-            data.test_samples_per_class,
-            data.test_samples_per_class >= 0,
-            "0 (all) or more",
-        ),
+        ("data.samples_per_client", data.samples_per_client, data.samples_per_client >= 0, "0 (as fits) or more"),
+        ("data.uniform_share", data.uniform_share, 0 <= data.uniform_share <= 1, "in [0, 1]"),
+        ("data.test_samples_per_class", (n := data.test_samples_per_class), n >= 0, "0 (all) or more"),
+        ("data.test_samples_per_client", (n := data.test_samples_per_client), n >= 0, "0 (half) or more"),
         ("data.test_share", data.test_share, 0 < data.test_share < 1, "between 0 and 1"),
         ("data.validation_share", data.validation_share, 0 <= data.validation_share < 1, "in [0, 1)"),
         ("data.unseen_ratio", data.unseen_ratio, 0 <= data.unseen_ratio < 1, "in [0, 1)"),
@@ -433,8 +438,8 @@ def unknown(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], 
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML: everything that was used, nothing that was not."""
     uses = PARTITIONS[recipe.data.partition].uses
-    unused = {"num_clients", "alpha", "classes_per_client", "samples_per_class", "test_samples_per_class"} - uses
-    unused.add("test_share" if recipe.data.official_test == "dealt" else "test_samples_per_class")
+    unused = set().union(*(r.uses for r in PARTITIONS.values())) - uses
+    unused |= {"test_share"} if recipe.data.official_test == "dealt" else set(_OF_TEST_PARTS)
     if recipe.data.partition in KNOW_THEIR_CLIENTS and not recipe.data.num_clients:
         unused.add("num_clients")
     lines = []

@@ -27,7 +27,7 @@ from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.core.types import Params
 from personafl.data import DATASETS, Federation, Source, arrays
-from personafl.data.partition import Ask, Indices, Parts, dealt, partition
+from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
 from personafl.evaluation import report
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
@@ -67,22 +67,26 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     d, seed = recipe.data, recipe.training.seed
     draw = rng.generator(seed, "partition")
     ask = Ask(
-        data.y.numpy(),
-        data.classes,
-        d.num_clients,
-        d.alpha,
-        d.classes_per_client,
-        data.clients,
-        draw,
-        data.sources,
-        d.samples_per_class,
+        labels=data.y.numpy(),
+        classes=data.classes,
+        num_clients=d.num_clients,
+        alpha=d.alpha,
+        classes_per_client=d.classes_per_client,
+        clients=data.clients,
+        rng=draw,
+        sources=data.sources,
+        samples_per_class=d.samples_per_class,
+        samples_per_client=d.samples_per_client,
+        uniform_share=d.uniform_share,
+        test_samples_per_class=d.test_samples_per_class,
+        test_samples_per_client=d.test_samples_per_client,
     )
     parts, tests, official = _divided(recipe, ask, data)
     rows, unseen = parts.rows, 0
     if d.unseen_ratio:
         unseen = max(1, round(d.unseen_ratio * len(rows)))
         order = rng.generator(seed, "unseen").permutation(len(rows))  # the last ones are held out
-        rows, tests = [rows[i] for i in order], None if tests is None else [tests[i] for i in order]
+        rows, tests = Rows.of(rows).taken(order), None if tests is None else Rows.of(tests).taken(order)
     return Federation.build(
         data,
         rows,
@@ -96,7 +100,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     )
 
 
-def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, list[Indices] | None, Indices | None]:
+def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, Sequence[Indices] | None, Indices | None]:
     """Clients' rows, their test rows where those are dealt, and the test rows of no client."""
     d = recipe.data
     if d.official_test == "pooled":
@@ -107,10 +111,8 @@ def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, list[Indice
     if data.groups is not None and len(both := np.intersect1d(data.groups[data.test], data.groups[~data.test])):
         raise ConfigError(f"{where}: group {both[0]} of {data.name} has samples in both parts; use pooled")
     if d.official_test == "dealt":
-        return *dealt(d.partition, ask, data.test, d.test_samples_per_class), None
-    train = np.flatnonzero(~data.test)
-    parts = partition(d.partition, ask.of(train))
-    return Parts([train[r] for r in parts.rows], parts.notes), None, np.flatnonzero(data.test)
+        return *dealt(d.partition, ask, data.test), None
+    return trained_on(d.partition, ask, data.test), None, np.flatnonzero(data.test)
 
 
 def model(recipe: Recipe, data: Source) -> StackedModel:

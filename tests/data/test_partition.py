@@ -5,11 +5,21 @@ import numpy as np
 import pytest
 
 from personafl.core import rng
-from personafl.data.partition import PARTITIONS, REPEATED, Ask, dealt, partition
+from personafl.data.partition import PARTITIONS, REPEATED, Ask, Rows, dealt, partition
 
 
 def ask(
-    labels, num_clients, *, seed=0, classes=10, alpha=0.3, classes_per_client=2, clients=None, sources=None, most=0
+    labels,
+    num_clients,
+    *,
+    seed=0,
+    classes=10,
+    alpha=0.3,
+    classes_per_client=2,
+    clients=None,
+    sources=None,
+    most=0,
+    **more,
 ):
     return Ask(
         labels=np.asarray(labels),
@@ -21,6 +31,7 @@ def ask(
         rng=rng.generator(seed, "partition"),
         sources=None if sources is None else np.asarray(sources),
         samples_per_class=most,
+        **more,
     )
 
 
@@ -378,7 +389,7 @@ def two_parts(train_per_class=30, test_per_class=12, classes=10):
 @pytest.mark.parametrize("name", ["shards", "classes", "by-class"])
 def test_a_test_part_goes_to_the_clients_that_hold_its_classes(name):
     labels, test = two_parts()
-    parts, tests = dealt(name, ask(labels, 10, most=6), test, most=4)
+    parts, tests = dealt(name, ask(labels, 10, most=6, test_samples_per_class=4), test)
     for mine, theirs in zip(parts.rows, tests, strict=True):
         assert not test[mine].any()
         assert test[theirs].all()
@@ -427,4 +438,141 @@ def test_parts_with_different_classes_cannot_be_dealt_alike():
 
 
 def test_rules_whose_draws_depend_on_quantities_are_not_repeated():
-    assert set(REPEATED) == {"iid", "classes", "shards", "natural", "by-class", "by-source"}
+    assert set(REPEATED) == {"iid", "classes", "shards", "dominant", "natural", "by-class", "by-source"}
+
+
+# Many clients in one array: the same as client by client
+
+
+def slow_iid(ask):
+    return [np.sort(p) for p in np.array_split(ask.rng.permutation(len(ask.labels)), ask.num_clients)]
+
+
+def slow_quantity(ask):
+    total = len(ask.labels)
+    above = ask.rng.dirichlet(np.full(ask.num_clients, ask.alpha)) * total - ask.least
+    above, room = above.clip(min=0), total - ask.num_clients * ask.least
+    extra = above * (room / above.sum()) if room else np.zeros(ask.num_clients)
+    ends = np.cumsum(extra).astype(np.int64) + ask.least * np.arange(1, ask.num_clients + 1)
+    return [np.sort(p) for p in np.split(ask.rng.permutation(total), ends[:-1])]
+
+
+def slow_dirichlet(ask):
+    held = np.zeros(ask.num_clients, np.int64)
+    fair = len(ask.labels) / ask.num_clients
+    rows = [[] for _ in range(ask.num_clients)]
+    for k in range(ask.classes):
+        mine = ask.rng.permutation(np.flatnonzero(ask.labels == k))
+        if not len(mine):
+            continue
+        shares = ask.rng.dirichlet(np.full(ask.num_clients, ask.alpha)) * (held < fair)
+        if shares.sum() <= 0:
+            shares = (held < fair).astype(float)
+        ends = np.cumsum(shares)
+        for client, part in enumerate(np.split(mine, (ends / ends[-1] * len(mine)).astype(int)[:-1])):
+            rows[client].append(part)
+            held[client] += len(part)
+    return slow_top_up([np.concatenate(r) for r in rows], ask)
+
+
+def slow_top_up(rows, ask):
+    counts = np.array([np.bincount(ask.labels[r], minlength=ask.classes) for r in rows])
+    sizes = counts.sum(1)
+    for needy in np.flatnonzero(sizes < ask.least):
+        while (need := ask.least - int(sizes[needy])) > 0:
+            donor = int(sizes.argmax())
+            k = int(counts[donor].argmax())
+            take = min(need, int(counts[donor, k]), int(sizes[donor]) - ask.least)
+            gone = ask.rng.choice(rows[donor][ask.labels[rows[donor]] == k], take, replace=False)
+            rows[donor] = np.setdiff1d(rows[donor], gone)
+            rows[needy] = np.concatenate([rows[needy], gone])
+            counts[donor, k] -= take
+            counts[needy, k] += take
+            sizes[[donor, needy]] += (-take, take)
+    return [np.sort(r) for r in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "slow"), [("iid", slow_iid), ("quantity", slow_quantity), ("dirichlet", slow_dirichlet)]
+)
+@pytest.mark.parametrize(("clients", "per_class"), [(1, 5), (7, 30), (40, 30), (90, 21)])
+def test_all_clients_at_once_are_the_same_as_one_by_one(name, slow, clients, per_class):
+    labels = np.setdiff1d(np.arange(per_class * 10), [3]) % 10
+    labels = labels[labels != 6]  # a class nobody has
+    for seed in range(3):
+        for alpha in (0.05, 1.0):
+            fast = partition(name, ask(labels, clients, seed=seed, alpha=alpha)).rows
+            expected = slow(ask(labels, clients, seed=seed, alpha=alpha))
+            assert [r.tolist() for r in fast] == [r.tolist() for r in expected]
+
+
+def test_rows_behave_as_a_list_of_arrays():
+    parts = [np.array([5, 2]), np.array([], int), np.array([9, 1, 4])]
+    rows = Rows.of(parts)
+    assert len(rows) == 3 and [r.tolist() for r in rows] == [p.tolist() for p in parts]
+    assert rows[-1].tolist() == [9, 1, 4] and rows.sizes.tolist() == [2, 0, 3]
+    assert rows.holders().tolist() == [0, 0, 2, 2, 2]
+    assert [r.tolist() for r in rows.sorted()] == [[2, 5], [], [1, 4, 9]]
+    assert [r.tolist() for r in rows.taken(np.array([2, 0, 1]))] == [[9, 1, 4], [5, 2], []]
+    assert [r.tolist() for r in rows[1:]] == [[], [9, 1, 4]]
+    with pytest.raises(IndexError):
+        rows[3]
+
+
+# FedPAC's and FedPHP's
+
+
+def test_dominant_classes_are_fedpacs():
+    labels = balanced(5000)
+    parts = partition("dominant", ask(labels, 20, classes_per_client=3))
+    counts = held_counts(labels, parts.rows)
+    groups = [{0, 1, 2}, {2, 3, 4}, {4, 5, 6}, {6, 7, 8}, {8, 9, 0}]
+    for client, own in enumerate(counts):
+        # 600 samples: 120 of all ten classes, 480 of three
+        assert own.tolist() == [12 + (160 if k in groups[client % 5] else 0) for k in range(10)]
+    assert len(np.unique(np.concatenate(list(parts.rows)))) == 20 * 600
+    assert parts.notes == {"samples_left_out": 50_000 - 12_000}
+
+
+def test_a_dealt_test_part_has_the_dominant_classes_too():
+    labels, test = two_parts(5000, 1000)
+    parts, tests = dealt("dominant", ask(labels, 20, classes_per_client=3), test)
+    wanted, had = held_counts(labels, tests), held_counts(labels, parts.rows)
+    assert (wanted * 2 == had).all()  # 300 and 600
+
+
+def test_odd_numbers_go_to_the_last_class():
+    # 25 samples, a fifth uniform: 5 over 4 classes are 1 each and one more, 20 over 3 are 6 and two more
+    labels = balanced(100, 4)
+    parts = partition("dominant", ask(labels, 2, classes=4, classes_per_client=3, samples_per_client=25))
+    assert held_counts(labels, parts.rows, 4).tolist() == [[7, 7, 9, 2], [9, 1, 7, 8]]
+
+
+def test_dominant_clients_have_fewer_samples_where_600_do_not_suffice():
+    labels = balanced(100)
+    parts = partition("dominant", ask(labels, 10, classes_per_client=3))
+    # 77 = 15 uniform (one of each class, five more of class 9) + 20 + 20 + 22; class 9 is then used up by ten clients
+    # with 6 and two with 20 more. 78 would be 21 more, 80 seven for each, 100 too many of class 0.
+    assert {len(r) for r in parts.rows} == {77}
+    assert held_counts(labels, parts.rows)[:, 9].sum() == 10 * 6 + 2 * 20
+    with pytest.raises(ValueError, match=r"10 clients x 150 samples need more of class 0 .* at most \d\d samples_per_"):
+        partition("dominant", ask(labels, 10, classes_per_client=3, samples_per_client=150))
+    with pytest.raises(ValueError, match="classes_per_client=11: the data have 10 classes"):
+        partition("dominant", ask(labels, 10, classes_per_client=11))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_dirichlet_of_clients_deals_classes_in_proportion_to_what_clients_want(alpha):
+    labels = balanced(600)
+    rows = partition("dirichlet-client", ask(labels, 30, alpha=alpha)).rows
+    assert_covers(rows, 6000)
+    wanted = ask(labels, 30).rng.dirichlet(np.full(10, alpha), 30)
+    expected = wanted / wanted.sum(0) * 600  # [clients, classes]
+    assert expected.sum(1).min() > 41  # so that nobody has to take samples of others
+    assert np.abs(held_counts(labels, rows) - expected).max() <= 1
+
+
+def test_the_two_dirichlet_draws_differ():
+    labels = balanced(600)
+    a, b = (partition(n, ask(labels, 30)).rows for n in ("dirichlet", "dirichlet-client"))
+    assert [len(r) for r in a] != [len(r) for r in b]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,65 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Rows(Sequence[Indices]):
+    """The rows of many clients in one array: a million clients are no million arrays."""
+
+    flat: Indices  # [sum of lengths]
+    first: Indices  # [clients + 1]
+
+    @classmethod
+    def of(cls, parts: Sequence[Indices]) -> Rows:
+        if isinstance(parts, Rows):
+            return parts
+        flat = np.concatenate(parts).astype(np.int64) if len(parts) else np.zeros(0, np.int64)
+        return cls.cut(flat, np.array([len(p) for p in parts], np.int64))
+
+    @classmethod
+    def cut(cls, flat: Indices, sizes: Indices) -> Rows:
+        """An array cut into runs of these sizes."""
+        return cls(flat, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+    @property
+    def sizes(self) -> Indices:
+        return np.diff(self.first)
+
+    def holders(self) -> Indices:
+        """The client of each entry of `flat`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def sorted(self) -> Rows:
+        """Each client's rows in rising order."""
+        span = int(self.flat.max(initial=0)) + 1
+        return Rows(np.sort(self.holders() * span + self.flat) % span, self.first)
+
+    def taken(self, ids: Indices) -> Rows:
+        """The rows of these clients, in this order."""
+        sizes = self.sizes[ids]
+        cut = Rows.cut(self.flat, sizes)
+        return Rows(self.flat[np.repeat(self.first[ids] - cut.first[:-1], sizes) + np.arange(cut.first[-1])], cut.first)
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> Indices: ...
+    @overload
+    def __getitem__(self, at: slice) -> Rows: ...
+    def __getitem__(self, at: int | slice) -> Indices | Rows:
+        if isinstance(at, slice):
+            return self.taken(np.arange(len(self))[at])
+        place = range(len(self))[at]
+        return self.flat[self.first[place] : self.first[place + 1]]
+
+    def __iter__(self) -> Iterator[Indices]:
+        return (self.flat[a:b] for a, b in zip(self.first[:-1], self.first[1:], strict=True))
+
+
+@dataclass(frozen=True)
 class Parts:
     """Who holds which rows, and what is worth reporting about how it came about."""
 
-    rows: list[Indices]
+    rows: Sequence[Indices]
     notes: dict[str, int] = field(default_factory=dict)
 
 
@@ -34,6 +91,10 @@ class Ask:
     rng: np.random.Generator
     sources: NDArray[np.int64] | None = None  # [N] which data set each example came from
     samples_per_class: int = 0  # the most a client keeps of each of its classes (shards); 0: all
+    samples_per_client: int = 0  # what each client gets (dominant); 0: 600, or fewer where those do not suffice
+    uniform_share: float = 0.2  # of it, over all classes alike
+    test_samples_per_class: int = 0  # the same for a test part that is dealt; 0: all
+    test_samples_per_client: int = 0  # 0: half of what is for training
 
     def of(self, rows: Indices) -> Ask:
         """The same asked of these rows only."""
@@ -50,7 +111,8 @@ class Ask:
 def iid(ask: Ask) -> Parts:
     """Shuffle and deal equally."""
     order = ask.rng.permutation(len(ask.labels))
-    return Parts([np.sort(p) for p in np.array_split(order, ask.num_clients)])
+    each, more = divmod(len(order), ask.num_clients)
+    return Parts(Rows.cut(order, each + (np.arange(ask.num_clients) < more)).sorted())
 
 
 def dirichlet(ask: Ask) -> Parts:
@@ -63,40 +125,74 @@ def dirichlet(ask: Ask) -> Parts:
     total = len(ask.labels)
     fair = total / ask.num_clients
     held = np.zeros(ask.num_clients, np.int64)
-    rows: list[list[Indices]] = [[] for _ in range(ask.num_clients)]
-    for k in range(ask.classes):
+    flat, sizes = [], []
+    for k in np.unique(ask.labels):
         mine = ask.rng.permutation(np.flatnonzero(ask.labels == k))
-        if not len(mine):
-            continue
         shares = ask.rng.dirichlet(np.full(ask.num_clients, ask.alpha)) * (held < fair)
         if shares.sum() <= 0:  # all of the class would go to clients that are full
             shares = (held < fair).astype(float)
-        ends = np.cumsum(shares)
-        cuts = (ends / ends[-1] * len(mine)).astype(int)[:-1]
-        for client, part in enumerate(np.split(mine, cuts)):
-            rows[client].append(part)
-            held[client] += len(part)
-    return _top_up([np.concatenate(r) for r in rows], ask)
+        flat.append(mine)
+        sizes.append(_by_share(shares, len(mine)))
+        held += sizes[-1]
+    return _top_up(_behind_one_another(flat, sizes), ask)
 
 
-def _top_up(rows: list[Indices], ask: Ask) -> Parts:
+def dirichlet_client(ask: Ask) -> Parts:
+    """Deal each class in proportion to what clients want of it, each by its own Dirichlet(alpha) vector over classes.
+
+    As FedPHP's code (FedRepo): vectors of clients, normalised over clients class by class. Departures: no sample is
+    lost by rounding, and clients that code leaves out for having fewer than five samples take some as in `dirichlet`.
+    """
+    present = np.unique(ask.labels)
+    wanted = ask.rng.dirichlet(np.full(len(present), ask.alpha), ask.num_clients)  # [clients, classes]
+    flat, sizes = [], []
+    for k, shares in zip(present, wanted.T, strict=True):
+        flat.append(ask.rng.permutation(np.flatnonzero(ask.labels == k)))
+        sizes.append(_by_share(shares if shares.sum() > 0 else np.ones_like(shares), len(flat[-1])))
+    return _top_up(_behind_one_another(flat, sizes), ask)
+
+
+def _by_share(shares: NDArray[np.float64], count: int) -> Indices:
+    """How many of `count` samples each client gets."""
+    ends = np.cumsum(shares)
+    cuts = (ends / ends[-1] * count).astype(np.int64)
+    cuts[-1] = count
+    sizes: Indices = np.diff(cuts, prepend=0)
+    return sizes
+
+
+def _behind_one_another(flat: list[Indices], sizes: list[Indices]) -> Rows:
+    """Clients' runs of every class, class behind class."""
+    who = np.concatenate([np.repeat(np.arange(len(s)), s) for s in sizes])
+    return Rows.cut(np.concatenate(flat)[np.argsort(who, kind="stable")], np.sum(sizes, 0))
+
+
+def _top_up(rows: Rows, ask: Ask) -> Parts:
     """Let clients below the least take samples from the largest holders, one of the holder's classes at a time."""
-    counts = np.array([np.bincount(ask.labels[r], minlength=ask.classes) for r in rows])  # [clients, K]
-    sizes, moved = counts.sum(1), 0
-    for needy in np.flatnonzero(sizes < ask.least):
+    sizes, moved = rows.sizes, 0
+    changed: dict[int, Indices] = {}
+    largest = [(-n, c) for c, n in enumerate(sizes.tolist())]  # with outdated entries
+    heapq.heapify(largest)
+    for needy in np.flatnonzero(sizes < ask.least).tolist():
         while (need := ask.least - int(sizes[needy])) > 0:
-            donor = int(sizes.argmax())
-            k = int(counts[donor].argmax())
-            take = min(need, int(counts[donor, k]), int(sizes[donor]) - ask.least)
-            pool = rows[donor][ask.labels[rows[donor]] == k]
-            gone = ask.rng.choice(pool, take, replace=False)
-            rows[donor] = np.setdiff1d(rows[donor], gone)
-            rows[needy] = np.concatenate([rows[needy], gone])
-            counts[donor, k] -= take
-            counts[needy, k] += take
+            while -largest[0][0] != sizes[largest[0][1]]:
+                heapq.heappop(largest)
+            donor = largest[0][1]
+            held = changed.get(donor, rows[donor])
+            labels = ask.labels[held]
+            counts = np.bincount(labels)
+            k = int(counts.argmax())
+            take = min(need, int(counts[k]), int(sizes[donor]) - ask.least)
+            gone = ask.rng.choice(held[labels == k], take, replace=False)
+            changed[donor] = np.setdiff1d(held, gone)
+            changed[needy] = np.concatenate([changed.get(needy, rows[needy]), gone])
             sizes[[donor, needy]] += (-take, take)
+            for c in (donor, needy):
+                heapq.heappush(largest, (-int(sizes[c]), c))
             moved += take
-    return Parts([np.sort(r) for r in rows], {"samples_moved": moved})
+    if changed:
+        rows = Rows.of([changed.get(c, own) for c, own in enumerate(rows)])
+    return Parts(rows.sorted(), {"samples_moved": moved})
 
 
 def pathological(ask: Ask) -> Parts:
@@ -191,9 +287,9 @@ def _share(ask: Ask, kinds: NDArray[np.int64], held: Indices, most: int = 0) -> 
     return Parts([np.sort(np.concatenate(r)) for r in rows], {"samples_left_out": left_out} if most else {})
 
 
-def _check_places(name: str, ask: Ask, classes: int, *, distinct: bool = False) -> None:
+def _check_places(name: str, ask: Ask, classes: int, *, distinct: bool = False, cover: bool = True) -> None:
     """Refuse numbers of classes per client that leave a class without holder, or a client without enough classes."""
-    if ask.num_clients * ask.classes_per_client < classes:
+    if cover and ask.num_clients * ask.classes_per_client < classes:
         raise ValueError(
             f"{name}: {ask.num_clients} clients x {ask.classes_per_client} classes cannot hold "
             f"the data's {classes} classes; use more of either"
@@ -216,8 +312,48 @@ def quantity(ask: Ask) -> Parts:
     above = above.clip(min=0)
     extra = above * (room / above.sum()) if room else np.zeros(ask.num_clients)
     ends = np.cumsum(extra).astype(np.int64) + ask.least * np.arange(1, ask.num_clients + 1)
-    parts = np.split(ask.rng.permutation(total), ends[:-1])
-    return Parts([np.sort(p) for p in parts], {"clients_lifted": lifted})
+    ends[-1] = total
+    return Parts(Rows.cut(ask.rng.permutation(total), np.diff(ends, prepend=0)).sorted(), {"clients_lifted": lifted})
+
+
+def dominant(ask: Ask) -> Parts:
+    """Groups of clients with a few classes that dominate, the rest of their samples of all classes alike.
+
+    As FedPAC: with three of ten classes {0,1,2}, {2,3,4}, {4,5,6}, {6,7,8}, {8,9,0}, client by client in turn; of each
+    client's 600 samples a share of 0.2 is uniform. Departure: where samples run out, that code uses some again; here
+    clients have fewer, or a number that was asked for is refused.
+    """
+    present, labels = np.unique(ask.labels, return_inverse=True)
+    run = ask.classes_per_client
+    _check_places("dominant", ask, len(present), distinct=True, cover=False)
+    groups = max(1, -(-len(present) // max(1, run - 1)))
+    have = np.bincount(labels)
+    most = next((n for n in range(600, 1, -1) if (_wanted(ask, n, groups, len(present)).sum(0) <= have).all()), 0)
+    each = ask.samples_per_client or most
+    short = np.flatnonzero(_wanted(ask, each or 2, groups, len(present)).sum(0) > have)
+    if len(short):
+        raise ValueError(
+            f"dominant: {ask.num_clients} clients x {each or 2} samples need more of class {present[short[0]]} "
+            f"than there are; use fewer clients{f', or at most {most} samples_per_client' if most else ''}"
+        )
+    flat = [ask.rng.permutation(np.flatnonzero(labels == k)) for k in range(len(present))]
+    sizes = _wanted(ask, each, groups, len(present)).T
+    used = [mine[: s.sum()] for mine, s in zip(flat, sizes, strict=True)]
+    left_out = len(labels) - ask.num_clients * each
+    return Parts(_behind_one_another(used, list(sizes)).sorted(), {"samples_left_out": left_out})
+
+
+def _wanted(ask: Ask, each: int, groups: int, classes: int) -> Indices:
+    """Samples per client and class `[clients, classes]` where each has `each`; last classes take what is left."""
+    run = ask.classes_per_client
+    uniform = int(each * ask.uniform_share)
+    out = np.full((groups, classes), uniform // classes)
+    out[:, -1] += uniform % classes
+    at = (np.arange(groups)[:, None] * max(1, run - 1) + np.arange(run)) % classes
+    rest = each - uniform
+    for place in range(run):
+        out[np.arange(groups), at[:, place]] += rest // run + (rest % run if place == run - 1 else 0)
+    return out[np.arange(ask.num_clients) % groups]
 
 
 def by_class(ask: Ask) -> Parts:
@@ -278,6 +414,11 @@ PARTITIONS: dict[str, Rule] = {
     "dirichlet": Rule(
         dirichlet, frozenset({"num_clients", "alpha"}), "each class dealt by a Dirichlet(alpha) draw over clients"
     ),
+    "dirichlet-client": Rule(
+        dirichlet_client,
+        frozenset({"num_clients", "alpha"}),
+        "each client's classes by its own Dirichlet(alpha) draw (FedPHP's code)",
+    ),
     "pathological": Rule(
         pathological,
         frozenset({"num_clients", "classes_per_client"}),
@@ -297,6 +438,14 @@ PARTITIONS: dict[str, Rule] = {
     ),
     "quantity": Rule(
         quantity, frozenset({"num_clients", "alpha"}), "labels as in the whole, sizes by a Dirichlet(alpha) draw"
+    ),
+    "dominant": Rule(
+        dominant,
+        frozenset(
+            {"num_clients", "classes_per_client", "samples_per_client", "uniform_share", "test_samples_per_client"}
+        ),
+        "a few classes dominate, the rest is uniform (FedPAC)",
+        repeats=True,
     ),
     "natural": Rule(natural, frozenset({"num_clients"}), "the clients the data came from", repeats=True),
     "by-class": Rule(
@@ -325,10 +474,10 @@ def partition(name: str, ask: Ask) -> Parts:
     return PARTITIONS[name].make(ask)
 
 
-def dealt(name: str, ask: Ask, test: NDArray[np.bool_], most: int = 0) -> tuple[Parts, list[Indices]]:
+def dealt(name: str, ask: Ask, test: NDArray[np.bool_]) -> tuple[Parts, Sequence[Indices]]:
     """Divide the training rows by a rule of `REPEATED`, and a test part's rows so that clients have the same classes.
 
-    `most` is the test part's `samples_per_class`. Natural clients that lack either part are left out.
+    Natural clients that lack either part are left out.
     """
     if name == "natural":
         return _natural_both(ask, test)
@@ -336,12 +485,29 @@ def dealt(name: str, ask: Ask, test: NDArray[np.bool_], most: int = 0) -> tuple[
     if not np.array_equal(np.unique(ask.labels[train]), np.unique(ask.labels[tests])):
         raise ValueError("data.official_test='dealt': the training and the test part have different classes")
     first = partition(name, ask.of(train))
-    second = partition(name, dataclasses.replace(ask.of(tests), samples_per_class=most))
+    fewer = ask.test_samples_per_client or len(first.rows[0]) // 2
+    test_ask = dataclasses.replace(
+        ask.of(tests), samples_per_class=ask.test_samples_per_class, samples_per_client=fewer
+    )
+    second = partition(name, test_ask)
     left_out = {n: first.notes[n] + second.notes.get(n, 0) for n in first.notes}
-    return Parts([train[r] for r in first.rows], left_out), [tests[r] for r in second.rows]
+    return Parts(_among(train, first.rows), left_out), _among(tests, second.rows)
 
 
-def _natural_both(ask: Ask, test: NDArray[np.bool_]) -> tuple[Parts, list[Indices]]:
+def _among(chosen: Indices, parts: Sequence[Indices]) -> Rows:
+    """The rows of a data set that places among chosen ones stand for."""
+    rows = Rows.of(parts)
+    return Rows(chosen[rows.flat], rows.first)
+
+
+def trained_on(name: str, ask: Ask, test: NDArray[np.bool_]) -> Parts:
+    """Divide the training rows by a named rule and leave a test part to nobody."""
+    train = np.flatnonzero(~test)
+    found = partition(name, ask.of(train))
+    return Parts(_among(train, found.rows), found.notes)
+
+
+def _natural_both(ask: Ask, test: NDArray[np.bool_]) -> tuple[Parts, Sequence[Indices]]:
     """Natural clients with rows in both parts."""
     if ask.clients is None:
         natural(ask)  # says so
