@@ -223,6 +223,8 @@ def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
         made[section] = _section(section, cls, values)
     if "num_clients" in raw.get("data", {}) and made["data"].num_clients < 1:
         raise ConfigError(f"data.num_clients={made['data'].num_clients}: must be at least 1")
+    if made["data"].dataset not in DATASETS and Path(made["data"].dataset).is_dir():
+        made["data"] = dataclasses.replace(made["data"], dataset=_folder(made["data"].dataset))
     _check(made["data"], made["model"], made["training"], made["evaluation"])
     if made["evaluation"].when == "after_local":
         made["evaluation"] = dataclasses.replace(made["evaluation"], clients="selected")
@@ -241,6 +243,11 @@ def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
         if labels.count(label) > 1:
             raise ConfigError(f"algorithms: two methods are called {label!r}; give one of them another label")
     return Recipe(name, algorithms=methods, **made)
+
+
+def _folder(name: str) -> str:
+    """A folder's name that is seen to be one, also where the folder is not there."""
+    return name if "/" in name or "\\" in name else f"./{name}"
 
 
 def method(entry: Mapping[str, Any]) -> Method:
@@ -354,11 +361,11 @@ def _typed(where: str, value: Any, hint: Any) -> Any:
 
 
 def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evaluation) -> None:
-    known = data.dataset in DATASETS or ":" in data.dataset or data.dataset.endswith(".npz")
+    known = data.dataset in DATASETS or any(c in data.dataset for c in ":/\\") or data.dataset.endswith(".npz")
     if not known:
         raise ConfigError(
-            f"data.dataset={data.dataset!r}: {unknown('data set', data.dataset, DATASETS)}, "
-            "or a .npz file with x, y and optionally clients, or package.module:function"
+            f"data.dataset={data.dataset!r}: {unknown('data set', data.dataset, DATASETS)}, or a folder with a file "
+            "per client, or a .npz file with x, y and optionally clients, or package.module:function"
         )
     if data.partition not in PARTITIONS:
         raise ConfigError(f"data.partition={data.partition!r}: {unknown('partition', data.partition, PARTITIONS)}")

@@ -26,7 +26,7 @@ from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.core.types import Params
-from personafl.data import DATASETS, Federation, Source, arrays
+from personafl.data import DATASETS, Federation, Source, arrays, own
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
 from personafl.evaluation import report
 from personafl.evaluation.metrics import LOSSES, METRICS
@@ -44,8 +44,18 @@ def source(recipe: Recipe) -> Source:
         return DATASETS[name]()
     if name.endswith(".npz"):
         return _npz(Path(name))
+    if ":" not in name or Path(name).is_dir():
+        return _named(name, lambda: own.opened(name))
     made = config.imported(name, "data set")()
-    return made if isinstance(made, Source) else arrays(*made, name=name)
+    return _named(name, lambda: own.anything(made, name.rpartition(":")[2]))
+
+
+def _named(name: str, read: Callable[[], Source]) -> Source:
+    """One's own data; what is wrong with them begins with the setting that names them."""
+    try:
+        return read()
+    except ValueError as e:
+        raise ConfigError(f"data.dataset={name!r}: {e}") from None
 
 
 def _npz(path: Path) -> Source:

@@ -1,0 +1,213 @@
+"""PFLlib's folders: `train/<i>.npz`, `test/<i>.npz` and `config.json`, read without trusting them, and written.
+
+Its files hold a pickled dict of arrays. They are read by an unpickler that knows arrays and numbers and nothing else,
+so that a file cannot run code.
+
+J. Zhang et al., "PFLlib: A Beginner-Friendly and Comprehensive Personalized Federated Learning Library", JMLR 2025.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from personafl.core import batches
+from personafl.data import artefact
+from personafl.data.federated import Federation, Source, Split
+from personafl.data.pieces import Array, Piece, joined
+
+
+def pfllib(path: str | Path) -> Source:
+    """A data set in PFLlib's layout: its clients, and which rows are their test parts."""
+    home = Path(path)
+    files = {part: {p.stem: p for p in (home / part).glob("*.npz")} for part in ("train", "test")}
+    if not files["train"]:
+        raise ValueError(f"{home}: no train/*.npz in it")
+    for part, other in (("train", "test"), ("test", "train")):
+        alone = sorted(files[part].keys() - files[other].keys())
+        if alone:
+            raise ValueError(f"{home}: client {alone[0]} has {part}/{alone[0]}.npz but no {other}/{alone[0]}.npz")
+    order = sorted(files["train"], key=lambda s: (not s.isdecimal(), int(s) if s.isdecimal() else 0, s))
+    pieces = (Piece(c, *read_npz(files[part][c]), part == "test") for c in order for part in ("train", "test"))
+    return joined(home.resolve().name, pieces, classes=_classes(home / "config.json"))
+
+
+def _classes(path: Path) -> int:
+    """How many classes the configuration says there are; 0: it does not."""
+    try:
+        found = json.loads(path.read_text()).get("num_classes", 0) if path.is_file() else 0
+    except (OSError, ValueError, AttributeError, RecursionError):
+        raise ValueError(f"{path}: not a readable configuration") from None
+    return found if type(found) is int and 0 < found < 2**31 else 0
+
+
+def read_npz(path: Path) -> tuple[Array, Array]:
+    """x and y of a client's .npz file: two plain arrays, or PFLlib's `data`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {n.removesuffix(".npy") for n in archive.namelist()}
+            if {"x", "y"} <= names:
+                x, y = (_plain(archive, n) for n in ("x", "y"))
+            elif "data" in names:
+                x, y = _dict(archive)
+            else:
+                raise ValueError(f"it must hold arrays x and y, or PFLlib's data; it has {', '.join(sorted(names))}")
+    except (OSError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError) as e:
+        raise ValueError(f"{path}: not a readable .npz file: {e}") from None
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError) as e:
+        raise ValueError(f"{path}: {e}") from None
+    return x, y
+
+
+def _plain(archive: zipfile.ZipFile, name: str) -> Array:
+    with archive.open(f"{name}.npy") as file:
+        found: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return found
+
+
+def _dict(archive: zipfile.ZipFile) -> tuple[Array, Array]:
+    with archive.open("data.npy") as file:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(file)
+        if shape != () or not dtype.hasobject:
+            raise ValueError(f"data must be a dict of x and y, it is an array of shape {shape}")
+        box = _Arrays(file).load()
+    held = box.value if isinstance(box, _Array) else None
+    inside = held.item() if isinstance(held, np.ndarray) and held.shape == () else None
+    if not isinstance(inside, dict) or not {"x", "y"} <= inside.keys():
+        raise ValueError("data must be a dict of x and y")
+    x, y = (_numbers(inside[n], n) for n in ("x", "y"))
+    return x, y
+
+
+def _numbers(value: object, name: str) -> Array:
+    """An array, or a list of arrays or numbers, as one array."""
+    if isinstance(value, _Array):
+        value = value.value
+    if isinstance(value, list):
+        value = np.stack([np.asarray(v.value if isinstance(v, _Array) else v) for v in value]) if value else None
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must be an array of numbers")
+    return value
+
+
+class _Kind:
+    """A stand-in for a pickled dtype."""
+
+    def __init__(self, code: object, *_: object) -> None:
+        if not isinstance(code, str) or code not in _CODES:
+            raise pickle.UnpicklingError(f"an array of {str(code)[:20]}, not of numbers")
+        self.code, self.order = code, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = ">" if state[1] == ">" else "<"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(object) if self.code == "O8" else np.dtype(self.order + self.code)
+
+
+_CODES = {"O8", "b1", *(f"{k}{n}" for k in "iu" for n in (1, 2, 4, 8)), "f2", "f4", "f8"}
+
+
+class _Array:
+    """A stand-in for a pickled array, made from its bytes by us and not by what the pickle says."""
+
+    value: Array
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, fortran, data = state
+        if not isinstance(kind, _Kind) or not all(type(n) is int and n >= 0 for n in shape):
+            raise pickle.UnpicklingError("a damaged array")
+        size = math.prod(shape)
+        if len(data) != size * (1 if kind.code == "O8" else kind.dtype.itemsize):
+            raise pickle.UnpicklingError(f"an array of shape {shape} with {len(data)} bytes or objects")
+        if kind.code == "O8":
+            flat = np.empty(size, object)
+            flat[:] = data
+        else:
+            flat = np.frombuffer(data, kind.dtype)
+        self.value = flat.reshape(shape, order="F" if fortran else "C")
+        if kind.code != "O8":
+            self.value = self.value.astype(kind.dtype.newbyteorder("="))
+
+
+def _scalar(kind: object, data: object = b"") -> Array:
+    if not isinstance(kind, _Kind) or not isinstance(data, bytes) or len(data) != kind.dtype.itemsize:
+        raise pickle.UnpicklingError("a damaged number")
+    return np.frombuffer(data, kind.dtype)[0]  # type: ignore[no-any-return]
+
+
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("numpy", "dtype"): _Kind,
+    ("numpy", "ndarray"): "ndarray",  # an argument only: it cannot be called
+    **{(f"numpy.{c}.multiarray", "_reconstruct"): _Array for c in ("core", "_core")},
+    **{(f"numpy.{c}.multiarray", "scalar"): _scalar for c in ("core", "_core")},
+}
+
+
+class _Arrays(pickle.Unpickler):
+    """Arrays, numbers and Python's own containers; whatever else a pickle asks for is refused by name."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _KNOWN[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data need; refused") from None
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to something outside the file; refused")
+
+
+# Out again
+
+
+def to_pfllib(
+    federation: Federation, path: str | Path, *, partition: str = "", alpha: float = 0.1, batch_size: int = 10
+) -> None:
+    """Write a federation so that PFLlib can read it: an absent or empty folder gets train/, test/ and config.json.
+
+    Examples are written as a model sees them: bytes as float32 in [0, 1]. PFLlib has no validation part, so those rows
+    are written with the training rows. Clients held out come last, as PFLlib counts its new clients.
+    """
+    home = Path(path)
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise ValueError(f"{home}: not an empty folder")
+    statistic = []
+    for part in ("train", "test"):
+        (home / part).mkdir(parents=True)
+    for c in range(federation.everybody):
+        counts = np.zeros(federation.source.classes, np.int64)
+        splits: tuple[tuple[str, tuple[Split, ...]], ...] = (("train", ("train", "validation")), ("test", ("test",)))
+        for part, held in splits:
+            rows = torch.cat([artefact.rows(federation, s, c) for s in held])
+            x = batches.inputs(federation.source.x[rows], torch.float32).cpu().numpy()
+            y = federation.source.y[rows].cpu().numpy()
+            counts += np.bincount(y, minlength=len(counts))
+            np.savez_compressed(home / part / f"{c}.npz", data={"x": x, "y": y})  # type: ignore[arg-type]
+        statistic.append([[int(k), int(counts[k])] for k in np.flatnonzero(counts)])
+    config = {
+        "num_clients": federation.everybody,
+        "num_classes": federation.source.classes,
+        "non_iid": partition != "iid",
+        "balance": partition == "iid",
+        "partition": {"dirichlet": "dir", "pathological": "pat"}.get(partition, partition or None),
+        "Size of samples for labels in clients": statistic,
+        "alpha": alpha,
+        "batch_size": batch_size,
+    }
+    (home / "config.json").write_text(json.dumps(config))
