@@ -1,9 +1,14 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from personafl import config, experiment
+from personafl.data import federated
 from personafl.data.federated import Federation, Ragged, Source, arrays
+from personafl.data.partition import Rows
 
 PARTS = [np.arange(0, 40), np.arange(40, 52), np.arange(52, 60)]  # 40, 12 and 8 samples
 
@@ -309,3 +314,103 @@ def test_arrays_keep_what_their_clients_are_called():
     assert made.clients.tolist() == [1, 0, 1]
     with pytest.raises(ValueError, match="toy: 1 names, too few for client 1"):
         Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, clients=np.array([0, 1]), names=("a",))
+
+
+# Very many clients: drawn when asked for
+
+
+def both_forms(monkeypatch, parts=None, **options):
+    parts = PARTS if parts is None else parts
+    eager = Federation.build(source(), parts, seed=3, **options)
+    monkeypatch.setattr(federated, "LAZY", len(parts))
+    return eager, Federation.build(source(), parts, seed=3, **options)
+
+
+@pytest.mark.parametrize("validation_share", [0.0, 0.2])
+@pytest.mark.parametrize("dealt", [False, True])
+def test_splits_drawn_later_are_those_drawn_at_once(monkeypatch, validation_share, dealt):
+    tests = [np.array([57, 3]), np.array([8]), np.array([20, 21, 22])] if dealt else None
+    eager, later = both_forms(monkeypatch, validation_share=validation_share, tests=tests)
+    assert isinstance(later.splits["train"], federated.Later) and isinstance(eager.splits["train"], Ragged)
+    ids = torch.tensor([2, 0, 1, 0])
+    for split in ("train", "validation", "test"):
+        a, b = eager.examples(split, ids), later.examples(split, ids)
+        assert torch.equal(a.rows, b.rows) and torch.equal(a.count, b.count)
+        assert torch.equal(eager.sizes(split), later.sizes(split))
+        assert torch.equal(eager.splits[split].lengths(ids), later.splits[split].lengths(ids))
+        assert torch.equal(eager.splits[split].flat, later.drawn(split).flat)
+    assert (eager.class_counts() == later.class_counts()).all()
+
+
+def test_the_digest_of_later_draws_tells_apart_what_decides_them(monkeypatch):
+    monkeypatch.setattr(federated, "LAZY", 1)
+    digest = Federation.build(source(), PARTS, seed=0).digest()
+    assert digest == Federation.build(source(), Rows.of(PARTS), seed=0).digest()
+    others = {
+        Federation.build(source(), PARTS, seed=1).digest(),
+        Federation.build(source(), PARTS[::-1], seed=0).digest(),
+        Federation.build(source(), PARTS, seed=0, test_share=0.5).digest(),
+        Federation.build(source(), PARTS, seed=0, validation_share=0.1).digest(),
+        Federation.build(source(), PARTS, seed=0, tests=[np.array([1])] * 3).digest(),
+    }
+    assert len(others | {digest}) == 6
+
+
+def test_many_clients_are_refused_as_few_are(monkeypatch):
+    monkeypatch.setattr(federated, "LAZY", 1)
+    with pytest.raises(ValueError, match=r"client 1 has 2 samples, too few .* a validation and a test part"):
+        Federation.build(source(), [PARTS[0], np.array([41, 42])], seed=0, validation_share=0.1)
+    with pytest.raises(ValueError, match="client 2 has no test samples"):
+        Federation.build(source(), PARTS, seed=0, tests=[np.array([1]), np.array([2]), np.array([], int)])
+
+
+def test_groups_are_split_at_once_however_many_clients(monkeypatch):
+    monkeypatch.setattr(federated, "LAZY", 1)
+    grouped = Source("toy", torch.zeros(60, 1), torch.zeros(60, dtype=torch.int64), 1, groups=np.arange(60) // 4)
+    assert isinstance(Federation.build(grouped, PARTS, seed=0).splits["train"], Ragged)
+
+
+def test_a_run_is_the_same_however_splits_are_drawn(monkeypatch):
+    """Cohorts, batches, scores and shifted test sets."""
+    chosen = recipe("data.partition=dirichlet", "training.num_rounds=2", "evaluation.shift=donor", "data.num_clients=9")
+    rows = []
+    for limit in (federated.LAZY, 1):
+        monkeypatch.setattr(federated, "LAZY", limit)
+        sim = experiment.simulation(chosen, chosen.algorithms[0], fed=experiment.federation(chosen, with_test()))
+        sim.run()
+        rows.append([{k: v for k, v in r.items() if k != "seconds"} for r in sim.rows] + [sim.clients_table()])
+    assert rows[0] == rows[1]
+
+
+# A hundred thousand clients
+
+MANY = """
+import resource, sys, time
+from personafl import config, experiment
+clients, dataset, partition = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before, begun = peak(), time.perf_counter()
+recipe = config.load(
+    {
+        "data": {"dataset": dataset, "partition": partition, "num_clients": clients},
+        "training": {"num_rounds": 2, "join_ratio": 20 / clients},
+        "evaluation": {"clients": 50, "eval_every": 1},
+        "algorithms": [{"name": "fedavg"}],
+    }
+)
+built = experiment.federation(recipe)
+seconds = time.perf_counter() - begun
+sim = experiment.simulation(recipe, recipe.algorithms[0], fed=built)
+sim.run()
+table, shift = sim.clients_table()
+hashes = sim.hashes()
+assert built.num_clients == clients and len(table) == 50 and all(r["clients"] == 20 for r in sim.rows)
+print(peak() - before, seconds, time.perf_counter() - begun - seconds)
+"""
+
+
+@pytest.mark.parametrize("rule", ["iid", "dirichlet"])
+def test_a_hundred_thousand_clients_fit_into_a_gibibyte(rule):
+    done = subprocess.run([sys.executable, "-c", MANY, "100000", "synthetic-1m", rule], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[0]) < 1024  # MiB above what the imports take

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,9 +15,11 @@ from torch import Tensor
 
 from personafl.core import rng
 from personafl.core.types import Examples
+from personafl.data.partition import Rows
 
 Indices = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
+LAZY = 20_000  # from so many clients on, splits are drawn when they are asked for
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,11 @@ class Ragged:
 
     @classmethod
     def of(cls, parts: Sequence[Indices]) -> Ragged:
-        lengths = np.array([0, *(len(p) for p in parts)])
-        flat = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        return cls(torch.from_numpy(flat.astype(np.int64)), torch.from_numpy(lengths.cumsum()))
+        rows = Rows.of(parts)
+        return cls(torch.from_numpy(rows.flat), torch.from_numpy(rows.first))
+
+    def to(self, device: torch.device) -> Ragged:
+        return Ragged(self.flat.to(device), self.first)
 
     def lengths(self, ids: Tensor) -> Tensor:
         return self.first[ids + 1] - self.first[ids]
@@ -107,11 +111,66 @@ class Ragged:
 
 
 @dataclass(frozen=True)
+class Later:
+    """A split of very many clients: what each holds of it is drawn when asked for, as `Ragged` has it."""
+
+    held: Rows  # in all splits that are drawn
+    split: Split
+    seed: int
+    shares: tuple[float, float]  # for testing, for validation
+    first: Tensor  # [clients + 1] int64, by arithmetic
+    device: torch.device = torch.device("cpu")  # of what is drawn
+
+    @classmethod
+    def of(cls, held: Rows, seed: int, shares: tuple[float, float]) -> dict[Split, Later]:
+        """The three splits, each client's size checked."""
+        test, validation = (_shares(share, held.sizes) for share in shares)
+        train = held.sizes - test - validation
+        if (train < 1).any():
+            client = int((train < 1).argmax())
+            raise ValueError(_too_few(client, int(held.sizes[client]), bool(shares[1])))
+        sizes: dict[Split, Indices] = {"train": train, "validation": validation, "test": test}
+        return {
+            split: cls(held, split, seed, shares, torch.from_numpy(np.concatenate([[0], np.cumsum(n)])))
+            for split, n in sizes.items()
+        }
+
+    def to(self, device: torch.device) -> Later:
+        return dataclasses.replace(self, device=device)
+
+    def lengths(self, ids: Tensor) -> Tensor:
+        return self.first[ids + 1] - self.first[ids]
+
+    def client(self, id: int) -> Indices:
+        """The rows of one client."""
+        mixed, test, validation = _cut(id, self.held[id], self.seed, *self.shares)
+        cut = {
+            "test": slice(test),
+            "validation": slice(test, test + validation),
+            "train": slice(test + validation, None),
+        }
+        return mixed[cut[self.split]]
+
+    def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
+        count = self.lengths(ids)
+        out = np.zeros((len(ids), int(count.max())), np.int64)
+        for row, client in zip(out, ids.tolist(), strict=True):
+            mine = self.client(client)
+            row[: len(mine)] = mine
+        return torch.from_numpy(out).to(self.device), count
+
+    def drawn(self) -> Ragged:
+        """All of it at once."""
+        return Ragged.of([self.client(c) for c in range(len(self.held))]).to(self.device)
+
+
+@dataclass(frozen=True)
 class Federation:
-    """A data set divided over clients."""
+    """A data set divided over clients; those with very many draw a client's splits when it is asked for."""
 
     source: Source
-    splits: dict[Split, Ragged]
+    splits: Mapping[Split, Ragged | Later]
     num_clients: int  # that take part; their ids are 0..num_clients - 1
     notes: dict[str, int] = field(default_factory=dict)  # what the partition reports, such as samples moved
     unseen: int = 0  # clients held out, whose ids follow
@@ -138,17 +197,22 @@ class Federation:
         """
         if not 0 <= unseen < len(parts):
             raise ValueError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
+        rest = None if official is None else torch.from_numpy(official)
         share = test_share if tests is None else 0.0
+        if tests is not None and not (given := Rows.of(tests)).sizes.all():
+            raise ValueError(f"client {given.sizes.argmin()} has no test samples; use fewer clients")
+        if len(parts) >= LAZY and source.groups is None:
+            later: dict[Split, Ragged | Later] = {**Later.of(Rows.of(parts), seed, (share, validation_share))}
+            if tests is not None:
+                later["test"] = Ragged.of(tests)
+            return cls(source, later, len(parts) - unseen, notes or {}, unseen, rest)
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
-            mixed, test, validation = _cut(source, client, rows, seed, share, validation_share)
-            if tests is not None and not len(tests[client]):
-                raise ValueError(f"client {client} has no test samples; use fewer clients")
+            mixed, test, validation = _cut(client, rows, seed, share, validation_share, source.groups)
             cut["test"].append(mixed[:test] if tests is None else tests[client])
             cut["validation"].append(mixed[test : test + validation])
             cut["train"].append(mixed[test + validation :])
         splits = {s: Ragged.of(p) for s, p in cut.items()}
-        rest = None if official is None else torch.from_numpy(official)
         return cls(source, splits, len(parts) - unseen, notes or {}, unseen, rest)
 
     @property
@@ -160,7 +224,7 @@ class Federation:
         """The same on a device, its examples in the precision of the model (bytes stay bytes)."""
         s = self.source
         x = s.x.to(device, dtype) if s.x.is_floating_point() else s.x.to(device)
-        moved = {n: Ragged(r.flat.to(device), r.first) for n, r in self.splits.items()}
+        moved = {n: split.to(device) for n, split in self.splits.items()}
         rest = None if self.official is None else self.official.to(device)
         s = dataclasses.replace(s, x=x, y=s.y.to(device))
         return dataclasses.replace(self, source=s, splits=moved, official=rest)
@@ -174,40 +238,62 @@ class Federation:
         """How many rows each client holds: `[clients]`."""
         return self.splits[split].first.diff()
 
+    def drawn(self, split: Split) -> Ragged:
+        """A split with every client's rows drawn."""
+        found = self.splits[split]
+        return found if isinstance(found, Ragged) else found.drawn()
+
     def class_counts(self) -> NDArray[np.int64]:
         """Examples per client and class over all splits: `[clients, K]`."""
-        out = np.zeros((self.everybody, self.source.classes), np.int64)
         labels = self.source.y.cpu().numpy()
-        for ragged in self.splits.values():
-            who = np.repeat(np.arange(self.everybody), ragged.first.diff().numpy())
-            np.add.at(out, (who, labels[ragged.flat.cpu().numpy()]), 1)
-        return out
+        out = np.zeros(self.everybody * self.source.classes, np.int64)
+        for rows in self._held():
+            out += np.bincount(rows.holders() * self.source.classes + labels[rows.flat], minlength=len(out))
+        return out.reshape(self.everybody, self.source.classes)
 
     def digest(self) -> str:
-        """A short hash of who holds which rows in which split."""
+        """A short hash of who holds which rows in which split, or of all that decides it where it is drawn later."""
         h = hashlib.sha256()
-        for name in sorted(self.splits):
-            h.update(self.splits[name].flat.cpu().numpy().tobytes())
-            h.update(self.splits[name].first.numpy().tobytes())
+        for rows in self._held():
+            h.update(rows.flat.tobytes())
+            h.update(rows.first.tobytes())
+        later = self.splits["train"]
+        if isinstance(later, Later):
+            h.update(repr((later.seed, later.shares)).encode())
         return h.hexdigest()[:16]
+
+    def _held(self) -> list[Rows]:
+        """The rows of each split, and only once those from which several are drawn."""
+        ragged = [self.splits[n] for n in sorted(self.splits)]
+        drawn = [Rows(s.flat.cpu().numpy(), s.first.numpy()) for s in ragged if isinstance(s, Ragged)]
+        return drawn + [s.held for s in ragged if isinstance(s, Later)][:1]
 
 
 def _cut(
-    source: Source, client: int, rows: Indices, seed: int, test_share: float, validation_share: float
+    client: int,
+    rows: Indices,
+    seed: int,
+    test_share: float,
+    validation_share: float,
+    groups: NDArray[np.int64] | None = None,
 ) -> tuple[Indices, int, int]:
     """A client's rows in a random order, and how many of the first are for testing, then for validation."""
     draw = rng.generator(seed, "split", client)
-    test, validation = _share(test_share, len(rows)), _share(validation_share, len(rows))
+    test, validation = (int(_shares(share, len(rows))) for share in (test_share, validation_share))
     mixed = draw.permutation(rows)
-    if source.groups is not None and (wanted := [n for n in (test, validation) if n]):
-        mixed, ends = _by_group(client, rows, source.groups[rows], draw, wanted)
+    if groups is not None and (wanted := [n for n in (test, validation) if n]):
+        mixed, ends = _by_group(client, rows, groups[rows], draw, wanted)
         test, validation = (*ends, 0)[:2] if test else (0, ends[0])
     if len(rows) - test - validation < 1:
-        raise ValueError(
-            f"client {client} has {len(rows)} samples, too few for a training, "
-            f"{'a validation ' if validation else ''}and a test part; use fewer clients"
-        )
+        raise ValueError(_too_few(client, len(rows), validation > 0))
     return mixed, test, validation
+
+
+def _too_few(client: int, size: int, validation: bool) -> str:
+    return (
+        f"client {client} has {size} samples, too few for a training, {'a validation ' if validation else ''}"
+        "and a test part; use fewer clients"
+    )
 
 
 def _by_group(
@@ -229,5 +315,7 @@ def _by_group(
     return np.concatenate(pieces), np.diff(ends[places], prepend=0).tolist()
 
 
-def _share(share: float, size: int) -> int:
-    return max(1, round(share * size)) if share else 0
+def _shares(share: float, sizes: Indices | int) -> Indices:
+    """How many samples of clients of these sizes a share is."""
+    asked: Indices = np.rint(share * np.asarray(sizes)).astype(np.int64)
+    return asked.clip(min=1) if share else asked

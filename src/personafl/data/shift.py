@@ -42,7 +42,7 @@ def draw(federation: Federation, protocol: str, seed: int, draws: int = 5) -> Sh
     """Draw the shifted test sets of a run."""
     if protocol not in ("donor", "pool"):
         raise ValueError(f"evaluation.shift={protocol!r}: possible are {', '.join(PROTOCOLS)}")
-    test, clients = federation.splits["test"], federation.num_clients
+    test, clients = federation.drawn("test"), federation.num_clients
     if protocol == "donor" and clients < 2:
         raise ValueError("evaluation.shift='donor': one client alone has no donor; use shift='none'")
     flat, first = test.flat.cpu().numpy(), test.first.numpy()

@@ -20,14 +20,13 @@ _CLASSES = np.array([[0, 1, 2, 3], [2, 3, 0, 1], [1, 0, 3, 2], [3, 2, 1, 0]])  #
 
 def _planar(name: str, per_class: int) -> Source:
     draw = rng.generator(0, "synthetic")
-    row, column = np.divmod(np.arange(16), 4)
-    centres = np.stack([column, row], 1) * 2.0 - 3.0  # [16, 2], centred at 0
-    which = np.repeat(np.arange(16), per_class // 4)
-    points = centres[which] + draw.normal(0, 0.3, (len(which), 2))
-    x, y = points.T
-    features = np.stack([x, y, x * x, y * y, x * y], 1)
-    labels = _CLASSES[row[which], column[which]]
-    return Source(name, torch.tensor(features, dtype=torch.float32), torch.tensor(labels), 4, model="pews-mlp")
+    each = per_class // 4
+    features = np.empty((16 * each, 5), np.float32)
+    for cluster, (row, column) in enumerate(np.ndindex(4, 4)):
+        x, y = (np.array([column, row]) * 2.0 - 3.0 + draw.normal(0, 0.3, (each, 2))).T  # centred at 0
+        features[cluster * each : (cluster + 1) * each] = np.stack([x, y, x * x, y * y, x * y], 1)
+    labels = np.repeat(_CLASSES.ravel(), each)
+    return Source(name, torch.from_numpy(features), torch.from_numpy(labels), 4, model="pews-mlp")
 
 
 def synthetic_32k() -> Source:
@@ -38,3 +37,13 @@ def synthetic_32k() -> Source:
 def synthetic_3_2k() -> Source:
     """3,200 points: 800 of each class."""
     return _planar("synthetic-3.2k", 800)
+
+
+def synthetic_1m() -> Source:
+    """1,000,000 points of the same kind, for a hundred thousand clients."""
+    return _planar("synthetic-1m", 250_000)
+
+
+def synthetic_10m() -> Source:
+    """10,000,000 points of the same kind, for a million clients."""
+    return _planar("synthetic-10m", 2_500_000)

@@ -301,7 +301,7 @@ class Simulation:
         row: Row = {"personal": _stats(own)}
         if before:
             row |= self._since(ids, before, own)
-        if len(self.federation.splits["validation"].flat):
+        if int(self.federation.splits["validation"].first[-1]):
             row["validation"] = _stats(self._personal_scores(ids, "validation"))
         common = self.common()
         row["global"] = None if common is None else _stats(self._global_scores(common, ids))
