@@ -102,7 +102,7 @@ def test_settings_a_partition_does_not_use_are_dropped() -> None:
         ("training.join_ratio=0", r"must be in \(0, 1\]"),
         ("training.loss=crossentropy", "did you mean cross_entropy?"),
         ("training.loss=no.such:thing", "cannot be imported"),
-        ("evaluation.shift=weather", "possible are donor, pool, none"),
+        ("evaluation.shift=weather", "possible are donor, pool, label, none"),
         ("evaluation.degrees=0,2", "must be shares in"),
         ("evaluation.clients=some", "possible are all, selected, a whole number"),
         ("dm-pfl.sparsity=1", r"dm-pfl: sparsity=1.0: must be in \[0, 1\)"),

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from personafl.core import rng
 from personafl.data import shift
 from personafl.data.federated import Federation, Source
 
@@ -102,6 +103,57 @@ def test_one_client_alone_has_no_donor():
     with pytest.raises(ValueError, match="one client alone has no donor"):
         shift.draw(single, "donor", seed=0)
     assert len(of(shift.draw(single, "pool", seed=0).rows[0], 0)) == 2
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    """Two large clients and a small one; four classes of which the clients have none, most or all of the third."""
+    sizes = (4000, 4000, 12)
+    labels = np.concatenate([np.arange(4000) % 2, 2 + np.arange(4000) % 3 // 2, np.arange(12) % 4])
+    source = Source("toy", torch.zeros(sum(sizes), 1), torch.from_numpy(labels), 5)  # nobody has class 4
+    return Federation.build(source, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), seed=0)
+
+
+def test_under_label_shift_classes_follow_a_mix_the_client_draws(labelled):
+    drawn = shift.draw(labelled, "label", seed=3, draws=4)
+    assert (drawn.donors == -1).all()
+    mixes = []
+    for d in range(4):
+        for client in (0, 1):
+            mix = rng.generator(3, "shift", d, client).dirichlet(np.ones(4))  # over the classes there are
+            counts = np.bincount(labelled.source.y[drawn.of(d, client)[0]], minlength=5)
+            assert counts.sum() == 1000 and counts[4] == 0
+            chi_square = ((counts[:4] - 1000 * mix) ** 2 / (1000 * mix)).sum()
+            assert chi_square < 21.1  # three degrees of freedom: exceeded once in ten thousand
+            mixes.append(mix)
+    assert np.std(mixes, 0).min() > 0.05  # every client and draw has another
+
+
+def test_under_label_shift_samples_of_a_class_are_like_any_other(labelled):
+    # All clients' test rows of a class are as likely, and none comes twice while there are enough.
+    pool = [row for client in range(3) for row in own(labelled, client)]
+    drawn = shift.draw(labelled, "label", seed=0, draws=1)
+    for client in range(3):
+        new = of(drawn.rows[0], client)
+        assert set(new) <= set(pool)
+    classes = labelled.source.y.numpy()
+    ones = [r for r in pool if classes[r] == 1]
+    new = [of(r, 2) for r in shift.draw(labelled, "label", seed=0, draws=400).rows]  # three places
+    taken = [r for rows in new for r in rows if classes[r] == 1]
+    # 1,200 places, a quarter of them of class 1 on average; halves of the class are as likely
+    half = sum(r in set(ones[: len(ones) // 2]) for r in taken)
+    assert abs(half - len(taken) / 2) < 5 * np.sqrt(len(taken)) / 2
+    assert 200 < len(taken) < 400
+
+
+def test_label_shift_is_nested_in_its_degree(labelled):
+    rows, places = shift.draw(labelled, "label", seed=0, draws=1).of(0, 2)
+    before = torch.tensor(own(labelled, 2))
+    for count in (1, 2, 3):
+        now = shift.mixed(torch.tensor(own(labelled, 2)), rows, places, count / 3)
+        assert torch.equal(now[places[:count]], rows[:count])
+        assert torch.equal(now[places[: count - 1]], before[places[: count - 1]])
+        before = now
 
 
 OWN, FOREIGN, PLACES = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), -torch.arange(1.0, 6.0), torch.tensor([3, 0, 4, 1, 2])

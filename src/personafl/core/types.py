@@ -213,7 +213,7 @@ class Evaluation:
     """What is measured and when; the `[evaluation]` section of a recipe."""
 
     eval_every: int = 10  # rounds; the last round is always evaluated
-    shift: Literal["donor", "pool", "none"] = "donor"
+    shift: Literal["donor", "pool", "label", "none"] = "donor"
     degrees: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     draws: int = 5  # of donors, averaged over
     when: Literal["after_aggregation", "after_local"] = "after_aggregation"
