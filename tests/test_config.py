@@ -102,6 +102,8 @@ def test_settings_a_partition_does_not_use_are_dropped() -> None:
         ("training.join_ratio=0", r"must be in \(0, 1\]"),
         ("training.loss=crossentropy", "did you mean cross_entropy?"),
         ("training.loss=no.such:thing", "cannot be imported"),
+        ("data.corruption=perclient", "did you mean per-client?"),
+        ("data.corruption_severity=6", "data.corruption_severity=6: must be 1 to 5"),
         ("evaluation.shift=weather", "possible are donor, pool, label, none"),
         ("evaluation.degrees=0,2", "must be shares in"),
         ("evaluation.clients=some", "possible are all, selected, a whole number"),

@@ -20,6 +20,8 @@ from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import BufferPolicy, Criterion, Evaluation, Training
 from personafl.data import DATASETS, PARTITIONS
+from personafl.data.corrupted import CORRUPTED, PER_CLIENT
+from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
 from personafl.data.partition import KNOW_THEIR_CLIENTS, REPEATED
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS
@@ -49,6 +51,8 @@ class Data:
     test_share: float = 0.25
     validation_share: float = 0.0
     unseen_ratio: float = 0.0
+    corruption: str = "none"  # of the images themselves: one for all, or one per client
+    corruption_severity: int = 5
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,8 @@ def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
     _check(made["data"], made["model"], made["training"], made["evaluation"])
     if made["evaluation"].when == "after_local":
         made["evaluation"] = dataclasses.replace(made["evaluation"], clients="selected")
+    if made["data"].dataset in CORRUPTED and "corruption" not in raw.get("data", {}):
+        made["data"] = dataclasses.replace(made["data"], corruption=PER_CLIENT)
     if made["data"].partition == "dominant" and "classes_per_client" not in raw.get("data", {}):
         made["data"] = dataclasses.replace(made["data"], classes_per_client=3)  # FedPAC's
     if made["data"].num_clients == 0 and made["data"].partition not in KNOW_THEIR_CLIENTS:
@@ -373,6 +379,8 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         raise ConfigError(
             f"model.name={model.name!r}: {unknown('model', model.name, ('auto', *MODELS))}, or package.module:Class"
         )
+    if data.corruption not in (possible := ("none", PER_CLIENT, *CORRUPTIONS)):
+        raise ConfigError(f"data.corruption={data.corruption!r}: {unknown('corruption', data.corruption, possible)}")
     criterion(training.loss, LOSSES, "loss")
     criterion(evaluation.metric, METRICS, "metric")
     bounds = [
@@ -386,6 +394,7 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         ("data.test_share", data.test_share, 0 < data.test_share < 1, "between 0 and 1"),
         ("data.validation_share", data.validation_share, 0 <= data.validation_share < 1, "in [0, 1)"),
         ("data.unseen_ratio", data.unseen_ratio, 0 <= data.unseen_ratio < 1, "in [0, 1)"),
+        ("data.corruption_severity", data.corruption_severity, data.corruption_severity in SEVERITIES, "1 to 5"),
         ("training.num_rounds", training.num_rounds, training.num_rounds >= 1, "at least 1"),
         ("training.join_ratio", training.join_ratio, 0 < training.join_ratio <= 1, "in (0, 1]"),
         ("training.local_epochs", training.local_epochs, training.local_epochs >= 1, "at least 1"),
@@ -449,6 +458,8 @@ def dump(recipe: Recipe) -> str:
     unused |= {"test_share"} if recipe.data.official_test == "dealt" else set(_OF_TEST_PARTS)
     if recipe.data.partition in KNOW_THEIR_CLIENTS and not recipe.data.num_clients:
         unused.add("num_clients")
+    if recipe.data.corruption == "none":
+        unused.add("corruption_severity")
     lines = []
     for section in _SECTIONS:
         values = dataclasses.asdict(getattr(recipe, section))

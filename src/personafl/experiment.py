@@ -27,6 +27,7 @@ from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.core.types import Params
 from personafl.data import DATASETS, Federation, Source, arrays, own
+from personafl.data.corrupted import corrupted
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
 from personafl.evaluation import report
 from personafl.evaluation.metrics import LOSSES, METRICS
@@ -97,7 +98,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         unseen = max(1, round(d.unseen_ratio * len(rows)))
         order = rng.generator(seed, "unseen").permutation(len(rows))  # the last ones are held out
         rows, tests = Rows.of(rows).taken(order), None if tests is None else Rows.of(tests).taken(order)
-    return Federation.build(
+    built = Federation.build(
         data,
         rows,
         seed,
@@ -108,6 +109,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         tests=tests,
         official=official,
     )
+    return corrupted(built, d.corruption, d.corruption_severity)
 
 
 def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, Sequence[Indices] | None, Indices | None]:

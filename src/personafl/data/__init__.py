@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from personafl.data.corrupted import cifar10_c
 from personafl.data.digits import digits
 from personafl.data.federated import Federation, Source, arrays
 from personafl.data.partition import PARTITIONS
@@ -19,4 +20,5 @@ DATASETS: dict[str, Callable[[], Source]] = {
     "synthetic-1m": synthetic_1m,
     "synthetic-10m": synthetic_10m,
     **REAL,
+    "cifar10-c": cifar10_c,
 }

@@ -61,11 +61,7 @@ def corrupt(images: Tensor, kind: str, severity: int, keys: Tensor) -> Tensor:
         raise ValueError(f"corruption {kind!r}: possible are {', '.join(CORRUPTIONS)}")
     if severity not in SEVERITIES:
         raise ValueError(f"{kind}: severity {severity} is not one of 1 to 5")
-    _check(images, kind)
-    if images.shape[1] not in (1, 3):
-        raise ValueError(
-            f"{kind}: images have {images.shape[1]} channels; possible are 1 (grey) and 3 (red, green, blue)"
-        )
+    require_images(images, kind)
     if keys.shape != images.shape[:1] or keys.dtype != torch.int64:
         raise ValueError(
             f"{kind}: {len(images)} images want as many int64 keys (rng.key), not {tuple(keys.shape)} {keys.dtype}"
@@ -94,7 +90,7 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
 
     One angle for all or one per image; quarter turns of square images only move pixels.
     """
-    _check(images, "rotate")
+    require_images(images, "rotate", coloured=False)
     height, width = images.shape[2:]
     turn = torch.as_tensor(degrees, dtype=torch.float64, device=images.device).deg2rad().expand(len(images))
     y, x = filters.grid(height, width, images.device)
@@ -106,7 +102,8 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
     return _back(filters.to_bytes(out) if images.dtype == torch.uint8 else out, images.dtype)
 
 
-def _check(images: Tensor, what: str) -> None:
+def require_images(images: Tensor, what: str, *, coloured: bool = True) -> None:
+    """Refuse what are no images, in the words of who asked; `coloured` asks for one channel or three."""
     if images.dim() != 4:
         raise ValueError(f"{what}: images must be [N, C, H, W], their shape is {tuple(images.shape)}")
     if images.dtype != torch.uint8:
@@ -117,6 +114,10 @@ def _check(images: Tensor, what: str) -> None:
                 f"{what}: float images must lie in [0, 1], these range from {float(images.min()):.3g} to "
                 f"{float(images.max()):.3g}; corrupt before normalising"
             )
+    if coloured and images.shape[1] not in (1, 3):
+        raise ValueError(
+            f"{what}: images have {images.shape[1]} channels; possible are 1 (grey) and 3 (red, green, blue)"
+        )
 
 
 def _unit(images: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""Clients whose images are corrupted, for training as for testing.
+
+CIFAR-10-C after CO-PFL (severity 5, a type of corruption for each client): the 10,000 test images of CIFAR-10, which
+are what CIFAR-10-C was made of, with the corruptions of `corruptions.py`. A half of each class, the same in every call,
+is the training part and the other the test part (`data.official_test`); the paper does not say which images are which.
+Since the images are parted before they are corrupted, none is trained on in one form and tested in another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.core import rng
+from personafl.data.corruptions import CORRUPTIONS, corrupt, require_images
+from personafl.data.federated import Federation, Indices, Source, Split
+from personafl.data.images import cifar10
+
+PER_CLIENT = "per-client"
+CORRUPTED = frozenset({"cifar10-c"})
+"""Data sets whose clients have a corruption each unless a recipe says otherwise."""
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+CLIENTS = 1000  # looked up together
+
+
+def cifar10_c() -> Source:
+    """The 10,000 test images of CIFAR-10, corrupted, each client's by a kind of its own at severity 5."""
+    found = cifar10()
+    assert found.test is not None
+    rows = np.flatnonzero(found.test)
+    x, y = (t[torch.from_numpy(rows)] for t in (found.x, found.y))
+    return Source("cifar10-c", x, y, found.classes, "cifar-cnn", test=_halves(y.numpy(), found.classes))
+
+
+def _halves(labels: Indices, classes: int) -> NDArray[np.bool_]:
+    """True for half of the rows of each class."""
+    out = np.zeros(len(labels), np.bool_)
+    for k in range(classes):
+        mine = np.flatnonzero(labels == k)
+        out[rng.generator(0, "cifar10-c", k).permutation(mine)[len(mine) // 2 :]] = True
+    return out
+
+
+def corrupted(federation: Federation, kind: str, severity: int = 5) -> Federation:
+    """A federation with corrupted images: all by one kind, or client c by kind c of the fifteen, which then begin anew.
+
+    An image's draws are keyed by its row alone, so they are the same for every seed. Rows of no client stay as they
+    are when every client has a kind of its own.
+    """
+    if kind == "none":
+        return federation
+    source = federation.source
+    require_images(source.x, f"data.corruption={kind!r} on {source.name}")
+    x, names = source.x.clone(), list(CORRUPTIONS)
+    if kind != PER_CLIENT:
+        x = _corrupt(x, torch.arange(len(x)), kind, severity)
+    else:
+        for place, name in enumerate(names[: federation.everybody]):
+            for ids in torch.split(torch.arange(place, federation.everybody, len(names)), CLIENTS):
+                rows = torch.cat([_rows(federation, split, ids) for split in SPLITS])
+                x[rows] = _corrupt(x[rows], rows, name, severity)
+    return dataclasses.replace(federation, source=dataclasses.replace(source, x=x))
+
+
+def _corrupt(x: Tensor, rows: Tensor, kind: str, severity: int) -> Tensor:
+    return corrupt(x, kind, severity, rng.key(0, "corrupted data", rows))
+
+
+def _rows(federation: Federation, split: Split, ids: Tensor) -> Tensor:
+    """What these clients hold in a split, behind one another."""
+    data = federation.examples(split, ids)
+    return data.rows[torch.arange(data.rows.shape[1]) < data.count.unsqueeze(1)]
