@@ -16,6 +16,7 @@ import torch
 
 import personafl
 from personafl import cli, config
+from personafl.data import picture
 
 QUICK = [
     "training.num_rounds=4",
@@ -166,10 +167,54 @@ def test_partition_shows_saves_and_draws(call, tmp_path: Path) -> None:
     said = call("partition", "demo", "data.num_clients=4", "--save", "p.json", "--plot", "p.png")
     assert said.code == 0, said.err
     saved = json.loads((tmp_path / "p.json").read_text())
-    assert saved["hash"] in said.out
+    assert f"hash {saved['hash']}" in said.out
+    assert saved["data"]["num_clients"] == 4 and "classes_per_client" not in saved["data"]
     held = [i for split in saved["clients"].values() for client in split for i in client]
     assert sorted(held) == list(range(1797))
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_saved_partition_is_used_again_for_every_seed(call, tmp_path: Path) -> None:
+    said = call("partition", "data.num_clients=4", "data.unseen_ratio=0.25", "training.seed=3", "--save", "p.json")
+    (found,) = re.findall(r"hash (\w{16})", said.out)
+    again = call("partition", "data.partition=p.json")
+    assert f"hash {found}" in again.out and "4 clients, 1797 samples" in again.out
+    ran = call("run", *quick("fedavg"), "data.partition=p.json", "--seeds", "1,2", "--out", "o", "--json")
+    assert [s["hashes"]["split"] for s in json.loads(ran.out)] == [found] * 2
+    data = config.load(tmp_path / "o" / "recipe.toml").data
+    assert data == config.Data(partition="p.json")  # nothing else had an effect
+    back = personafl.Result.load(tmp_path / "o")
+    assert back["fedavg"].simulation.hashes()["split"] == found
+    assert back["fedavg"].simulation.federation.unseen == 1
+
+
+def test_a_partition_of_other_data_is_refused_by_name(call, tmp_path: Path) -> None:
+    call("partition", "data.num_clients=4", "--save", "p.json")
+    said = call("run", "data.dataset=synthetic-3.2k", "data.partition=p.json")
+    assert said.code == 2
+    assert "p.json: divides digits (1797 examples), not synthetic-3.2k" in said.err
+    assert {p.name for p in tmp_path.iterdir()} == {"p.json"}
+
+
+def test_a_partition_goes_to_pfllib_and_comes_back(call, tmp_path: Path) -> None:
+    said = call("partition", "data.num_clients=4", "--pfllib", "them")
+    assert said.code == 0, said.err
+    assert len(list((tmp_path / "them").glob("t*/*.npz"))) == 8
+    back = call("partition", "data.dataset=them", "data.partition=natural", "data.official_test=dealt")
+    assert "4 clients, 1797 samples" in back.out
+    said = call("partition", "data.dataset=them", "data.num_clients=4")
+    assert "note: them knows its clients; data.partition=natural takes them" in " ".join(said.out.split())
+    said = call("partition", "data.num_clients=4", "--pfllib", "them")
+    assert (said.code, "them: not an empty folder" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(20, 10), (100, 10), (500, 10), (3, 100)])
+def test_every_federation_can_be_drawn(tmp_path: Path, clients: int, classes: int) -> None:
+    counts = np.random.default_rng(0).integers(0, 9, (clients, classes))
+    picture.draw(counts, tmp_path / "p.png", "title")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"p\.xyz: Format 'xyz' is not supported"):
+        picture.draw(counts, tmp_path / "p.xyz", "title")
 
 
 def test_doctor_checks_the_engine(call) -> None:
@@ -199,6 +244,9 @@ WRONG = {
     "unknown recipe": (["nosuch"], "no such file"),
     "alpha": (["data.alpha=-0.5"], "data.alpha=-0.5: must be greater than 0"),
     "clients": (["data.num_clients=5000"], "num_clients=5000: the data set has 1797 samples"),
+    "no partition": (["data.partition=nosuch"], "no such partition; possible are iid"),
+    "no partition file": (["data.partition=no.json"], "no.json: no such file; personafl partition RECIPE --save"),
+    "no folder": (["data.dataset=./nowhere"], "data.dataset='./nowhere': nowhere: no such folder"),
     "natural": (["data.partition=natural"], "no natural clients"),
     "sparsity": (["dm-pfl.sparsity=1.0"], "sparsity=1.0: must be in [0, 1)"),
     "head": (
@@ -253,6 +301,14 @@ def test_wrong_data_are_named(call, tmp_path: Path, arrays: dict[str, np.ndarray
     assert said.code == 2
     assert message in said.err
     assert {p.name for p in tmp_path.iterdir()} == {"own.npz"}
+
+
+def test_data_that_know_their_clients_say_so_where_another_partition_fails(call, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.npz", x=X, y=Y, clients=np.array(["anna", "ben", "cleo"])[np.arange(60) // 20])
+    said = call("run", f"data.dataset={path}", "data.num_clients=31")
+    assert "two are needed per client; own knows its clients, data.partition=natural takes them" in said.err
+    said = call("partition", f"data.dataset={path}", "data.partition=natural")
+    assert re.search(r"2 +cleo +15 +5", said.out)
 
 
 def test_a_broken_file_is_named(call, tmp_path: Path) -> None:

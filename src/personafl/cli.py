@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -345,55 +346,47 @@ def _shown(default: Any) -> str:
 def partition(
     recipe: Annotated[str | None, typer.Argument(help="A path or a shipped recipe; none is the demo.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw class counts per client.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Write who holds which rows, as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw classes and sizes per client.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write who holds which rows: a .json file data.partition can name.")
+    ] = None,
+    pfllib: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the clients' data as PFLlib has them.")
+    ] = None,
 ) -> None:
     """Show who holds what, without training."""
     from personafl import experiment
+    from personafl.data import artefact, own, picture
 
     name, changes = _split(recipe, overrides)
     chosen = config.load(name, changes)
+    if save and save.suffix != ".json":
+        raise config.ConfigError(f"--save {save}: must end in .json, so that data.partition can name it")
     fed = experiment.federation(chosen)
     counts = fed.class_counts()
-    table = Table(
-        "client", "train", "test", *(f"c{k}" for k in range(min(counts.shape[1], 12))), box=None, pad_edge=False
-    )
+    names = own.names(fed, min(fed.everybody, 40))
+    columns = ["client", *(["name"] if names else []), "train", "test", *(f"c{k}" for k in range(counts.shape[1]))]
+    table = Table(*columns[: 12 + 3 + bool(names)], box=None, pad_edge=False)
     for c in range(min(fed.everybody, 40)):
         sizes = [str(int(fed.sizes(s)[c])) for s in ("train", "test")]
-        table.add_row(str(c), *sizes, *(str(n) if n else "·" for n in counts[c, :12]))
+        table.add_row(
+            str(c), *(escape(n) for n in names[c : c + 1]), *sizes, *(str(n) if n else "·" for n in counts[c, :12])
+        )
     console.print(table)
     if fed.everybody > 40:
         console.print(f"... and {fed.everybody - 40} more clients")
     notes = "".join(f", {k.replace('_', ' ')}: {v}" for k, v in fed.notes.items())
     console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
+    if fed.source.clients is not None and not (chosen.data.from_file or chosen.data.partition == "natural"):
+        console.print(f"note: {fed.source.name} knows its clients; data.partition=natural takes them", markup=False)
     if save:
-        parts = {
-            split: [r.flat[int(r.first[c]) : int(r.first[c + 1])].tolist() for c in range(fed.everybody)]
-            for split, r in fed.splits.items()
-        }
-        save.write_text(json.dumps({"recipe": chosen.name, "hash": fed.digest(), "notes": fed.notes, "clients": parts}))
+        artefact.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
+        console.print(f"written to {save}; a recipe uses it by data.partition={save}", markup=False)
     if plot:
-        _plot_counts(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
-
-
-def _plot_counts(counts: Any, path: Path, title: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(6.0, min(0.3 * len(counts), 18)), 4), layout="constrained")
-    axes = figure.subplots()
-    below = counts[:, 0] * 0
-    for k in range(counts.shape[1]):
-        axes.bar(
-            range(len(counts)), counts[:, k], bottom=below, label=str(k) if counts.shape[1] <= 12 else None, width=0.9
-        )
-        below = below + counts[:, k]
-    axes.set(xlabel="client", ylabel="samples", title=title)
-    if counts.shape[1] <= 12:
-        axes.legend(title="class", fontsize=8, ncols=2)
-    try:
-        figure.savefig(path)
-    except ValueError as e:  # matplotlib names the formats it knows
-        raise config.ConfigError(f"--plot {path}: {e}") from None
+        picture.draw(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
+    if pfllib:
+        own.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=chosen.data.alpha)
+        console.print(f"written to {pfllib}: train/, test/ and config.json, as PFLlib has them", markup=False)
 
 
 @app.command()

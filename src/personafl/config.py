@@ -54,6 +54,11 @@ class Data:
     corruption: str = "none"  # of the images themselves: one for all, or one per client
     corruption_severity: int = 5
 
+    @property
+    def from_file(self) -> bool:
+        """Whether a file says who holds what."""
+        return self.partition.endswith(".json")
+
 
 @dataclass(frozen=True)
 class ModelChoice:
@@ -236,7 +241,8 @@ def _build(name: str, raw: Mapping[str, Any]) -> Recipe:
         made["data"] = dataclasses.replace(made["data"], corruption=PER_CLIENT)
     if made["data"].partition == "dominant" and "classes_per_client" not in raw.get("data", {}):
         made["data"] = dataclasses.replace(made["data"], classes_per_client=3)  # FedPAC's
-    if made["data"].num_clients == 0 and made["data"].partition not in KNOW_THEIR_CLIENTS:
+    knows = made["data"].partition in KNOW_THEIR_CLIENTS or made["data"].from_file
+    if made["data"].num_clients == 0 and not knows:
         made["data"] = dataclasses.replace(made["data"], num_clients=20)
     entries = raw.get("algorithms", [])
     if not isinstance(entries, list) or not all(isinstance(m, Mapping) for m in entries):
@@ -373,8 +379,11 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
             f"data.dataset={data.dataset!r}: {unknown('data set', data.dataset, DATASETS)}, or a folder with a file "
             "per client, or a .npz file with x, y and optionally clients, or package.module:function"
         )
-    if data.partition not in PARTITIONS:
-        raise ConfigError(f"data.partition={data.partition!r}: {unknown('partition', data.partition, PARTITIONS)}")
+    if data.partition not in PARTITIONS and not data.from_file:
+        raise ConfigError(
+            f"data.partition={data.partition!r}: {unknown('partition', data.partition, PARTITIONS)}, "
+            "or a .json file that personafl partition --save wrote"
+        )
     if model.name != "auto" and model.name not in MODELS and ":" not in model.name:
         raise ConfigError(
             f"model.name={model.name!r}: {unknown('model', model.name, ('auto', *MODELS))}, or package.module:Class"
@@ -428,7 +437,7 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         raise ConfigError(
             f"evaluation.clients={evaluation.clients}: after local training only those selected have something to score"
         )
-    if data.official_test == "dealt" and data.partition not in REPEATED:
+    if data.official_test == "dealt" and data.partition not in REPEATED and not data.from_file:
         raise ConfigError(
             f"data.official_test='dealt': {data.partition} cannot deal a test part by the same rule; "
             f"possible are {', '.join(REPEATED)}"
@@ -453,9 +462,11 @@ def unknown(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], 
 
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML: everything that was used, nothing that was not."""
-    uses = PARTITIONS[recipe.data.partition].uses
+    uses = frozenset[str]() if recipe.data.from_file else PARTITIONS[recipe.data.partition].uses
     unused = set().union(*(r.uses for r in PARTITIONS.values())) - uses
     unused |= {"test_share"} if recipe.data.official_test == "dealt" else set(_OF_TEST_PARTS)
+    if recipe.data.from_file:
+        unused |= {"official_test", "test_share", "validation_share", "unseen_ratio"}
     if recipe.data.partition in KNOW_THEIR_CLIENTS and not recipe.data.num_clients:
         unused.add("num_clients")
     if recipe.data.corruption == "none":

@@ -26,7 +26,7 @@ from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.core.types import Params
-from personafl.data import DATASETS, Federation, Source, arrays, own
+from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
 from personafl.data.corrupted import corrupted
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
 from personafl.evaluation import report
@@ -76,6 +76,8 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     """The data set of a recipe, divided over clients by its seed."""
     data = data or source(recipe)
     d, seed = recipe.data, recipe.training.seed
+    if d.from_file:
+        return artefact.load(d.partition, data)
     draw = rng.generator(seed, "partition")
     ask = Ask(
         labels=data.y.numpy(),
@@ -92,7 +94,12 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         test_samples_per_class=d.test_samples_per_class,
         test_samples_per_client=d.test_samples_per_client,
     )
-    parts, tests, official = _divided(recipe, ask, data)
+    try:
+        parts, tests, official = _divided(recipe, ask, data)
+    except ValueError as e:
+        if data.clients is None or d.partition == "natural":
+            raise
+        raise ConfigError(f"{e}; {data.name} knows its clients, data.partition=natural takes them") from None
     rows, unseen = parts.rows, 0
     if d.unseen_ratio:
         unseen = max(1, round(d.unseen_ratio * len(rows)))

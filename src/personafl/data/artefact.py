@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -31,18 +32,20 @@ def labels_digest(source: Source) -> str:
 
 def save(federation: Federation, path: str | Path, data: Mapping[str, Any] | None = None) -> None:
     """Write who holds which rows; `data` are the settings it was made by, for those who read the file."""
-    official = federation.official
+    source, official = federation.source, federation.official
+    parts = {s: [rows(federation, s, c).cpu().numpy() for c in range(federation.everybody)] for s in SPLITS}
+    whole = dataclasses.replace(federation, splits={s: Ragged.of(p) for s, p in parts.items()})
     held = {
         "format": FORMAT,
-        "dataset": federation.source.name,
-        "examples": len(federation.source.y),
-        "labels": labels_digest(federation.source),
+        "dataset": source.name,
+        "examples": len(source.y),
+        "labels": labels_digest(source),
         "data": dict(data or {}),
-        "hash": federation.digest(),
+        "hash": whole.digest(),
         "notes": federation.notes,
         "unseen": federation.unseen,
         "official": None if official is None else official.tolist(),
-        "clients": {s: [rows(federation, s, c).tolist() for c in range(federation.everybody)] for s in SPLITS},
+        "clients": {s: [r.tolist() for r in p] for s, p in parts.items()},
     }
     Path(path).write_text(json.dumps(held))
 

@@ -18,11 +18,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from personafl.data.federated import Source, arrays
+from personafl.data import artefact
+from personafl.data.federated import Federation, Source, arrays
 from personafl.data.pfllib import pfllib, read_npz, to_pfllib
 from personafl.data.pieces import Array, Piece, called, joined
 
-__all__ = ["anything", "datasets", "folder", "hugging_face", "opened", "pfllib", "to_pfllib"]
+__all__ = ["anything", "datasets", "folder", "hugging_face", "names", "opened", "pfllib", "to_pfllib"]
 
 _LABELS = ("label", "labels", "fine_label", "y", "target")
 _EXAMPLES = ("img", "image", "images", "pixels", "x", "features", "pixel_values")
@@ -256,3 +257,16 @@ _READERS: dict[str, Callable[[Path], tuple[Array, Array]]] = {
     ".safetensors": _safetensors,
     ".csv": _csv,
 }
+
+
+def names(federation: Federation, count: int) -> list[str]:
+    """What the first clients are called, where each of them is a natural client that has a name; else nothing."""
+    source, out = federation.source, []
+    if source.names is None or source.clients is None:
+        return []
+    for c in range(count):
+        whose = np.unique(source.clients[artefact.rows(federation, "train", c).cpu().numpy()])
+        if len(whose) != 1:
+            return []
+        out.append(source.names[whose[0]])
+    return out
