@@ -176,7 +176,8 @@ def test_partition_shows_saves_and_draws(call, tmp_path: Path) -> None:
 
 def test_a_saved_partition_is_used_again_for_every_seed(call, tmp_path: Path) -> None:
     said = call("partition", "data.num_clients=4", "data.unseen_ratio=0.25", "training.seed=3", "--save", "p.json")
-    (found,) = re.findall(r"hash (\w{16})", said.out)
+    found, saved = re.findall(r"hash (\w{16})", said.out)
+    assert found == saved
     again = call("partition", "data.partition=p.json")
     assert f"hash {found}" in again.out and "4 clients, 1797 samples" in again.out
     ran = call("run", *quick("fedavg"), "data.partition=p.json", "--seeds", "1,2", "--out", "o", "--json")

@@ -380,8 +380,8 @@ def partition(
     if fed.source.clients is not None and not (chosen.data.from_file or chosen.data.partition == "natural"):
         console.print(f"note: {fed.source.name} knows its clients; data.partition=natural takes them", markup=False)
     if save:
-        artefact.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
-        console.print(f"written to {save}; a recipe uses it by data.partition={save}", markup=False)
+        found = artefact.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
+        console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}", markup=False)
     if plot:
         picture.draw(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
     if pfllib:

@@ -77,7 +77,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     data = data or source(recipe)
     d, seed = recipe.data, recipe.training.seed
     if d.from_file:
-        return artefact.load(d.partition, data)
+        return corrupted(artefact.load(d.partition, data), d.corruption, d.corruption_severity)
     draw = rng.generator(seed, "partition")
     ask = Ask(
         labels=data.y.numpy(),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from personafl.data import artefact
+from personafl import config, experiment
+from personafl.data import artefact, federated
 from personafl.data.federated import Federation, Source
 
 SOURCE = Source("toy", torch.arange(40.0).unsqueeze(1), torch.arange(40) % 4, 4)
@@ -38,6 +39,24 @@ def test_what_is_saved_comes_back_the_same(tmp_path: Path) -> None:
     for split in artefact.SPLITS:
         one, two = (f.examples(split, torch.arange(3)) for f in (fed, back))
         assert torch.equal(one.rows, two.rows) and torch.equal(one.count, two.count)
+
+
+def test_splits_drawn_late_are_saved_as_they_would_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federated, "LAZY", 2)
+    late = built()
+    found = artefact.save(late, tmp_path / "p.json")
+    monkeypatch.undo()
+    assert late.digest() != found == built().digest()
+    assert artefact.load(tmp_path / "p.json", SOURCE).digest() == found
+
+
+def test_clients_images_are_corrupted_as_without_the_file(tmp_path: Path) -> None:
+    more = ["data.num_clients=3", "data.corruption=per-client", "data.corruption_severity=2"]
+    first = experiment.federation(config.load(None, more))
+    artefact.save(first, tmp_path / "p.json")
+    again = experiment.federation(config.load(None, [*more, f"data.partition={tmp_path / 'p.json'}"]))
+    assert torch.equal(first.source.x, again.source.x)
+    assert not torch.equal(first.source.x, experiment.federation(config.load(None, more[:1])).source.x)
 
 
 def test_a_test_part_of_no_client_comes_along(tmp_path: Path) -> None:

@@ -30,24 +30,30 @@ def labels_digest(source: Source) -> str:
     return hashlib.sha256(source.y.cpu().numpy().astype("<i8").tobytes()).hexdigest()
 
 
-def save(federation: Federation, path: str | Path, data: Mapping[str, Any] | None = None) -> None:
-    """Write who holds which rows; `data` are the settings it was made by, for those who read the file."""
+def save(federation: Federation, path: str | Path, data: Mapping[str, Any] | None = None) -> str:
+    """Write who holds which rows, and return the hash that has; `data` are the settings it was made by, to be read.
+
+    The hash is the federation's own, but for those so large that their splits were not drawn before.
+    """
     source, official = federation.source, federation.official
-    parts = {s: [rows(federation, s, c).cpu().numpy() for c in range(federation.everybody)] for s in SPLITS}
-    whole = dataclasses.replace(federation, splits={s: Ragged.of(p) for s, p in parts.items()})
+    drawn = {s: federation.drawn(s) for s in SPLITS}
+    digest = dataclasses.replace(federation, splits=drawn).digest()
     held = {
         "format": FORMAT,
         "dataset": source.name,
         "examples": len(source.y),
         "labels": labels_digest(source),
         "data": dict(data or {}),
-        "hash": whole.digest(),
+        "hash": digest,
         "notes": federation.notes,
         "unseen": federation.unseen,
         "official": None if official is None else official.tolist(),
-        "clients": {s: [r.tolist() for r in p] for s, p in parts.items()},
+        "clients": {
+            s: [p.tolist() for p in np.split(r.flat.cpu().numpy(), r.first[1:-1].numpy())] for s, r in drawn.items()
+        },
     }
     Path(path).write_text(json.dumps(held))
+    return digest
 
 
 def load(path: str | Path, source: Source) -> Federation:
