@@ -163,6 +163,8 @@ def _table(summaries: list[dict[str, Any]]) -> None:
         table.add_row(*map(escape, row[:-1]))
     console.print(table)
     console.print(report.NOTE, markup=False, highlight=False)
+    for remark in report.remarks(summaries):
+        console.print(remark, markup=False, highlight=False)
     console.print("Evaluated model:", highlight=False)
     for row in cells:
         console.print(f"  {row[0]}: {row[-1]}", markup=False, highlight=False)
@@ -181,7 +183,7 @@ def compare(
     latex: Annotated[Path | None, typer.Option(help="Write the table as LaTeX.")] = None,
 ) -> None:
     """Put finished runs side by side."""
-    from personafl.evaluation import report
+    from personafl.evaluation import final, report
 
     roots = [f.parent.parent if (f / "summary.json").is_file() else f for f in folders]  # the run folders
     names = [r.name for r in dict.fromkeys(roots)]
@@ -196,7 +198,12 @@ def compare(
             raise config.ConfigError(f"compare: {key[0]}, seed {key[1]} is given twice")
     if html:
         curves = {f"{s['label']}, seed {s['seed']}": _lines(home / "metrics.jsonl") for home, s in found}
-        html.write_text(report.html(summaries, curves, title="Comparison"))
+        squares = {
+            f"{s['label']}, seed {s['seed']}": arrays["client_accuracy"]
+            for home, s in found
+            if (path := home / "evaluations.npz").is_file() and "client_accuracy" in (arrays := final.load(path))
+        }
+        html.write_text(report.html(summaries, curves, title="Comparison", squares=squares))
     if md:
         md.write_text(report.markdown(summaries) + "\n")
     if latex:

@@ -390,6 +390,9 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         )
     if data.corruption not in (possible := ("none", PER_CLIENT, *CORRUPTIONS)):
         raise ConfigError(f"data.corruption={data.corruption!r}: {unknown('corruption', data.corruption, possible)}")
+    for kind in evaluation.corruptions:
+        if kind not in ("all", *CORRUPTIONS):
+            raise ConfigError(f"evaluation.corruptions={kind!r}: {unknown('corruption', kind, ('all', *CORRUPTIONS))}")
     criterion(training.loss, LOSSES, "loss")
     criterion(evaluation.metric, METRICS, "metric")
     bounds = [
@@ -425,6 +428,17 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
             "shares in [0, 1]",
         ),
         ("evaluation.degrees", list(evaluation.degrees), len(evaluation.degrees) > 0, "at least one share"),
+        (
+            "evaluation.severities",
+            list(evaluation.severities),
+            len(evaluation.severities) > 0 and set(evaluation.severities) <= set(SEVERITIES),
+            "some of 1 to 5",
+        ),
+        *(
+            (f"evaluation.{n}", list(values), len(set(values)) == len(values), "named once each")
+            for n in ("corruptions", "severities", "rotations")
+            for values in [getattr(evaluation, n)]
+        ),
     ]
     if isinstance(evaluation.clients, int):
         bounds.append(
@@ -475,6 +489,8 @@ def dump(recipe: Recipe) -> str:
     for section in _SECTIONS:
         values = dataclasses.asdict(getattr(recipe, section))
         skip = unused if section == "data" else {"head"} if section == "model" and not recipe.model.head else set()
+        if section == "evaluation" and not recipe.evaluation.corruptions:
+            skip = {"severities"}
         lines += [f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items() if k not in skip), ""]
     for m in recipe.algorithms:
         lines += ["[[algorithms]]", f"name = {_toml(m.name)}", f"label = {_toml(m.label)}"]

@@ -29,7 +29,7 @@ from personafl.core.types import Params
 from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
 from personafl.data.corrupted import corrupted
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
-from personafl.evaluation import report
+from personafl.evaluation import final, matrix, report
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
 from personafl.sim.simulator import Row, Simulation
@@ -186,7 +186,7 @@ def simulation(
     )
 
 
-def resolved(recipe: Recipe, seeds: Sequence[int]) -> tuple[Recipe, dict[int, Federation]]:
+def resolved(recipe: Recipe, seeds: Sequence[int], device: str = "cpu") -> tuple[Recipe, dict[int, Federation]]:
     """The recipe with `auto` replaced by what it means, and its data divided for every seed.
 
     All of it is built once before anything is written, so that what cannot be built is said first.
@@ -195,6 +195,7 @@ def resolved(recipe: Recipe, seeds: Sequence[int]) -> tuple[Recipe, dict[int, Fe
     name = data.model if recipe.model.name == "auto" else recipe.model.name
     recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
+    matrix.check(recipe.evaluation, feds[seeds[0]], device)
     for method in recipe.algorithms:
         sim = simulation(recipe, method, fed=feds[seeds[0]])
         sim.ready(sim.model, torch.zeros(1, dtype=torch.int64))
@@ -270,6 +271,7 @@ class MethodResult:
     rows: list[Row]
     clients: list[Row]
     simulation: Simulation
+    evaluations: final.Arrays  # `evaluation/final.py` has the names
 
     def client(self, id: int) -> Client:
         sim = self.simulation
@@ -287,6 +289,7 @@ class MethodResult:
             table = csv.DictWriter(f, list(self.clients[0]))
             table.writeheader()
             table.writerows(self.clients)
+        final.save(self.evaluations, folder / "evaluations.npz")
         state = folder / "checkpoint"
         state.mkdir(exist_ok=True)
         sim = self.simulation
@@ -364,7 +367,8 @@ def _loaded(recipe: Recipe, method: Method, path: Path, device: str) -> MethodRe
     sim.rows = rows
     with (path / "clients.csv").open(newline="") as f:
         clients = [{k: float(v) if "." in v or "e" in v else int(v) for k, v in r.items()} for r in csv.DictReader(f)]
-    return MethodResult(method.label, summary["seed"], summary, rows, clients, sim)
+    scored = final.load(path / "evaluations.npz")
+    return MethodResult(method.label, summary["seed"], summary, rows, clients, sim, scored)
 
 
 def run(
@@ -385,7 +389,7 @@ def run(
         raise ValueError("overrides go with a path, a name or a dict, not with a finished Recipe")
     place = chosen_device(device)
     folder = None if out is None else checked(out)
-    recipe, feds = resolved(recipe, seeds or (recipe.training.seed,))
+    recipe, feds = resolved(recipe, seeds or (recipe.training.seed,), place)
     if folder is not None:
         claimed(folder)
         (folder / "recipe.toml").write_text(config.dump(recipe))
@@ -421,9 +425,12 @@ def _play(
     finally:
         if log is not None:
             log.close()
-    clients, shift = sim.clients_table()
+    scored = sim.evaluations()
+    clients, shift = sim.clients_table(scored)
     summary = _summary(recipe, method, sim, shift, time.perf_counter() - begun)
-    found = MethodResult(method.label, recipe.training.seed, summary, sim.rows, clients, sim)
+    if more := final.robustness(scored, recipe.evaluation):
+        summary["robustness"] = more
+    found = MethodResult(method.label, recipe.training.seed, summary, sim.rows, clients, sim, scored)
     if home is not None:
         found.save(home)
     return found
@@ -514,5 +521,8 @@ def claimed(folder: str | Path) -> Path:
 def _write_reports(folder: Path, done: list[MethodResult]) -> None:
     summaries = [m.summary for m in done]
     (folder / "table.md").write_text(report.markdown(summaries) + "\n")
-    curves = {f"{m.label}, seed {m.seed}" if len({d.seed for d in done}) > 1 else m.label: m.rows for m in done}
-    (folder / "report.html").write_text(report.html(summaries, curves, title=folder.name))
+    several = len({m.seed for m in done}) > 1
+    named = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in done}
+    curves = {name: m.rows for name, m in named.items()}
+    squares = {n: m.evaluations["client_accuracy"] for n, m in named.items() if "client_accuracy" in m.evaluations}
+    (folder / "report.html").write_text(report.html(summaries, curves, title=folder.name, squares=squares))

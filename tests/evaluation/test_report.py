@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from personafl.evaluation import report
@@ -58,3 +59,35 @@ def test_latex_and_html_escape_what_they_print() -> None:
     assert "theirs &amp; &lt;ours&gt;" in page
     assert "<title>x &lt; y</title>" in page
     assert page.count("<svg") == 2
+
+
+CURVES = {"ditto": [{"round": 0, "personal": {"mean": 0.5}}]}
+
+
+def corrupted(*means: float) -> dict[str, Any]:
+    cells = {str(s): {"mean": m, "std": 0.1} for s, m in enumerate(means, 1)}
+    return {"corruptions": {"fog": cells}, "corruption_average": {"mean": sum(means) / len(means), "std": 0.1}}
+
+
+def test_corruptions_are_summed_up_below_the_table_and_shown_on_the_page() -> None:
+    runs = [summary("ditto", s, 0.9, 0.5, robustness=corrupted(0.5 + s / 10, 0.25)) for s in (0, 1)]
+    runs.append(summary("local", 0, 0.9, 0.5))
+    (line,) = report.remarks(runs)
+    # 0.375 and 0.425: mean 0.4, deviation 0.05 / sqrt(2), half width 12.71 * 0.05 / 2
+    assert line == "Mean over corruptions and severities: ditto 40.0 ± 31.8."
+    assert report.markdown(runs).endswith(line)
+    page = report.html(runs, CURVES, title="x")
+    # 0.55 over seeds at severity 1: 255 - 0.55 * (164, 100, 42) = 165, 200, 232
+    assert '<td style="background: rgb(165, 200, 232)">55.0</td>' in page
+    assert "ditto, by severity" in page
+    assert "local, by severity" not in page
+    assert report.remarks(runs[2:]) == []
+    assert "Corrupted images" not in report.html(runs[2:], CURVES, title="x")
+
+
+def test_rotations_and_matrices_are_drawn() -> None:
+    turned = {"rotations": {a: {"mean": 0.5, "std": 0.1} for a in ("-15.0", "0.0", "15.0")}}
+    one = [summary("ditto", 0, 0.9, 0.5, robustness=turned)]
+    page = report.html(one, CURVES, title="x", squares={"ditto": np.eye(4)})
+    assert page.count("<svg") == 4
+    assert "Every model on every client" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -65,35 +66,35 @@ class _Ignoring:
 
 def with_shift(federation: Federation, shift: Shift, ids: Tensor) -> Examples:
     """Clients' own test rows followed by the rows of every draw: one pass gives the scores of all degrees."""
-    own, count = federation.splits["test"].padded(ids)
-    total = count * (1 + len(shift.rows))
-    rows = own.new_zeros(len(ids), int(total.max()))
+    data = federation.examples("test", ids)
+    total = data.count * (1 + shift.draws)
+    rows = data.rows.new_zeros(len(ids), int(total.max()))
     for i, c in enumerate(ids.tolist()):
-        n = int(count[i])
-        parts = [own[i, :n], *(r.flat[int(r.first[c]) : int(r.first[c + 1])].to(own.device) for r in shift.rows)]
-        rows[i, : n * len(parts)] = torch.cat(parts)
-    return Examples(federation.source.x, federation.source.y, rows, total, ids)
+        n = int(data.count[i])
+        drawn = [shift.of(d, c)[0].to(rows.device) for d in range(shift.draws)]
+        rows[i, : n * (1 + len(drawn))] = torch.cat([data.rows[i, :n], *drawn])
+    return dataclasses.replace(data, rows=rows, count=total)
 
 
 def at_degree(federation: Federation, shift: Shift, ids: Tensor, draw: int, degree: float) -> Examples:
     """The shifted test sets themselves, for models that look at a batch as a whole."""
-    rows, count = federation.splits["test"].padded(ids)
-    rows = rows.clone()
+    data = federation.examples("test", ids)
+    rows = data.rows.clone()
     for i, c in enumerate(ids.tolist()):
-        part = slice(int(shift.rows[draw].first[c]), int(shift.rows[draw].first[c + 1]))
-        foreign, places = shift.rows[draw].flat[part].to(rows.device), shift.places[draw].flat[part].to(rows.device)
-        rows[i, : int(count[i])] = mixed(rows[i, : int(count[i])], foreign, places, degree)
-    return Examples(federation.source.x, federation.source.y, rows, count, ids)
+        foreign, places = (t.to(rows.device) for t in shift.of(draw, c))
+        n = int(data.count[i])
+        rows[i, :n] = mixed(rows[i, :n], foreign, places, degree)
+    return dataclasses.replace(data, rows=rows)
 
 
-def by_degree(found: list[Tensor], shift: Shift, ids: Tensor, degrees: tuple[float, ...]) -> Tensor:
-    """Accuracy per draw, degree and client `[draws, degrees, C]`, from the scores of `with_shift`."""
-    draws = len(shift.rows)
-    out = torch.zeros(draws, len(degrees), len(ids), dtype=torch.float64)
+def shifted(found: list[Tensor], shift: Shift, ids: Tensor, degrees: tuple[float, ...]) -> list[Tensor]:
+    """Per client the scores of its shifted test sets `[n, draws, degrees]`, from those of `with_shift`."""
+    out = []
     for i, c in enumerate(ids.tolist()):
-        parts = found[i].double().view(1 + draws, -1)  # [1 + draws, n]
-        for d in range(draws):
-            places = shift.places[d].flat[int(shift.places[d].first[c]) : int(shift.places[d].first[c + 1])]
-            for j, degree in enumerate(degrees):
-                out[d, j, i] = mixed(parts[0], parts[1 + d], places, degree).mean()
+        own, *drawn = found[i].view(1 + shift.draws, -1)
+        curves = [
+            torch.stack([mixed(own, foreign, shift.of(d, c)[1], p) for p in degrees], 1)
+            for d, foreign in enumerate(drawn)
+        ]
+        out.append(torch.stack(curves, 1))
     return out

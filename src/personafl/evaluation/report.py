@@ -7,7 +7,13 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Summary = Mapping[str, Any]
 
@@ -78,7 +84,17 @@ def markdown(summaries: Sequence[Summary]) -> str:
     widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:], "", NOTE])
+    return "\n".join([lines[0], rule, *lines[1:], "", NOTE, *remarks(summaries)])
+
+
+def remarks(summaries: Sequence[Summary]) -> list[str]:
+    """What a run that was asked for more has to say below the table."""
+    found = []
+    for label, seeds in groups(summaries).items():
+        averages = [s["robustness"]["corruption_average"] for s in seeds if "corruptions" in s.get("robustness", {})]
+        if averages:
+            found.append(f"{label} {_cell([a['mean'] for a in averages], averages[0]['std'])}")
+    return [f"Mean over corruptions and severities: {', '.join(found)}."] if found else []
 
 
 def latex(summaries: Sequence[Summary]) -> str:
@@ -134,19 +150,29 @@ _PAGE = """<!doctype html>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222; }}
 table {{ border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }}
 th, td {{ padding: .35rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }}
-th:first-child, td:first-child, th:last-child, td:last-child {{ text-align: left; }}
-td:last-child {{ white-space: normal; min-width: 14rem; }}
+th:first-child, td:first-child, .methods th:last-child, .methods td:last-child, caption {{ text-align: left; }}
+.methods td:last-child {{ white-space: normal; min-width: 14rem; }} caption {{ font-weight: bold; }}
 .curves {{ display: flex; flex-wrap: wrap; gap: 1rem; }} .curves svg {{ width: 34rem; max-width: 100%; height: auto; }}
+.maps {{ display: flex; flex-wrap: wrap; gap: 0 2rem; }} .heat {{ font-size: 13px; }}
+.heat th, .heat td {{ padding: .1rem .5rem; }} .square svg {{ max-width: 100%; height: auto; }}
 p.note, p.concern {{ color: #555; }} p.concern {{ color: #a33; }}
 </style></head><body><h1>{title}</h1>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+<table class="methods"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
 <p class="note">{note}</p>{concerns}
-<div class="curves">{rounds}{degrees}</div></body></html>
+<div class="curves">{rounds}{degrees}{angles}</div>{corruptions}{clients}</body></html>
 """
 
 
-def html(summaries: Sequence[Summary], curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> str:
-    """A page of its own: the table, accuracy over rounds, accuracy over degrees of shift."""
+def html(
+    summaries: Sequence[Summary],
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    title: str,
+    squares: Mapping[str, NDArray[np.float64]] | None = None,
+) -> str:
+    """A page of its own: the table, accuracy over rounds and degrees of shift, and what else the run was asked for.
+
+    `curves` are rows of metrics.jsonl, `squares` accuracies of every model on every client's test set, both by name.
+    """
     esc = escaping.escape
     by_round = {
         name: (
@@ -155,21 +181,89 @@ def html(summaries: Sequence[Summary], curves: Mapping[str, Sequence[Mapping[str
         )
         for name, rows in curves.items()
     }
-    by_degree = {}
+    by_degree, by_angle = {}, {}
     for label, seeds in groups(summaries).items():
         if all(s["shift"] for s in seeds):
-            degrees = list(seeds[0]["shift"]["degrees"])
-            means = [mean(s["shift"]["degrees"][d]["mean"] for s in seeds) for d in degrees]
-            by_degree[label] = ([100 * float(d) for d in degrees], means)
+            x, y = _curve([s["shift"]["degrees"] for s in seeds])
+            by_degree[label] = ([100 * d for d in x], y)
+        if all("rotations" in s.get("robustness", {}) for s in seeds):
+            by_angle[label] = _curve([s["robustness"]["rotations"] for s in seeds])
     return _PAGE.format(
         title=esc(title),
         head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
         body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries)),
-        note=esc(NOTE),
+        note=esc(" ".join([NOTE, *remarks(summaries)])),
         concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),
         rounds=_svg(by_round, "round", "Accuracy without shift, over rounds"),
         degrees=_svg(by_degree, "degree of shift, %", "Accuracy over the degree of shift") if by_degree else "",
+        angles=_svg(by_angle, "rotation, degrees", "Accuracy on turned images") if by_angle else "",
+        corruptions=_corruptions(summaries),
+        clients=_squares(squares) if squares else "",
     )
+
+
+def _curve(seeds: Sequence[Mapping[str, Mapping[str, float]]]) -> tuple[list[float], list[float]]:
+    """Places in order, and the mean over seeds at each."""
+    places = sorted(seeds[0], key=float)
+    return [float(p) for p in places], [mean(s[p]["mean"] for s in seeds) for p in places]
+
+
+def _corruptions(summaries: Sequence[Summary]) -> str:
+    """Methods side by side, kind by kind; then each method's accuracy by kind and severity."""
+    found: dict[str, dict[str, dict[str, float]]] = {}  # method, kind, severity
+    for label, seeds in groups(summaries).items():
+        cells = [s["robustness"]["corruptions"] for s in seeds if "corruptions" in s.get("robustness", {})]
+        if cells:
+            found[label] = {k: {s: mean(c[k][s]["mean"] for c in cells) for s in v} for k, v in cells[0].items()}
+    if not found:
+        return ""
+    every = {label: {k: mean(v.values()) for k, v in kinds.items()} for label, kinds in found.items()}
+    kinds = list(dict.fromkeys(k for v in found.values() for k in v))
+    rows = {k: [every[label].get(k) for label in found] for k in kinds}
+    rows["mean"] = [mean(every[label].values()) for label in found]
+    out = "<h2>Corrupted images</h2>" + _heat("Mean over severities", list(found), rows)
+    maps = []
+    for label, by_kind in found.items():
+        severities = list(next(iter(by_kind.values())))
+        maps.append(_heat(f"{label}, by severity", severities, {k: list(v.values()) for k, v in by_kind.items()}))
+    return f'{out}<div class="maps">{"".join(maps)}</div>'
+
+
+def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> str:
+    """A table of accuracies on a ground that darkens from 0 to 100 %."""
+    esc = escaping.escape
+
+    def cell(value: float | None) -> str:
+        if value is None:
+            return "<td>–</td>"
+        ground = ", ".join(str(round(255 + (full - 255) * value)) for full in (91, 155, 213))
+        return f'<td style="background: rgb({ground})">{100 * value:.1f}</td>'
+
+    body = "".join(
+        f"<tr><td>{esc(name.replace('_', ' '))}</td>{''.join(map(cell, values))}</tr>" for name, values in rows.items()
+    )
+    top = "".join(f"<th>{esc(h)}</th>" for h in head)
+    head_row = f"<caption>{esc(caption)}</caption><thead><tr><th></th>{top}</tr></thead>"
+    return f'<table class="heat">{head_row}<tbody>{body}</tbody></table>'
+
+
+def _squares(squares: Mapping[str, NDArray[np.float64]]) -> str:
+    """Every model on every client's test set, as pictures on one scale."""
+    from matplotlib.figure import Figure  # slow to import
+
+    across = min(3, len(squares))
+    down = -(-len(squares) // across)
+    figure = Figure(figsize=(3.4 * across + 0.8, 3.2 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flatten()
+    for axes in grid[len(squares) :]:
+        axes.set_axis_off()
+    for axes, (name, square) in zip(grid, squares.items(), strict=False):
+        image = axes.imshow(100 * square, vmin=0, vmax=100, aspect="auto", interpolation="nearest", cmap="viridis")
+        axes.set_title(name, fontsize=9)
+        axes.set(xlabel="test set of client", ylabel="model of client")
+        axes.locator_params(integer=True)
+    figure.colorbar(image, ax=grid.tolist(), label="accuracy, %")
+    return f'<h2>Every model on every client\'s test set</h2><div class="square">{_drawn(figure)}</div>'
 
 
 def _svg(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], across: str, title: str) -> str:
@@ -182,6 +276,11 @@ def _svg(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], across: s
     axes.set(xlabel=across, ylabel="accuracy, %", title=title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+    return _drawn(figure)
+
+
+def _drawn(figure: Figure) -> str:
+    """A figure as a piece of HTML."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()[out.getvalue().index("<svg") :]

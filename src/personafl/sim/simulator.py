@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import time
@@ -33,8 +34,8 @@ from personafl.core.types import (
 )
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import metrics
-from personafl.evaluation.evaluate import at_degree, by_degree, deployed, scores, with_shift
+from personafl.evaluation import final, metrics, shifts
+from personafl.evaluation.evaluate import deployed, scores
 from personafl.models.stacked import StackedModel
 from personafl.sim import network
 from personafl.sim.layout import choose, each
@@ -86,6 +87,7 @@ class Simulation:
     ) -> None:
         """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload."""
         self.evaluation = evaluation or Evaluation()
+        shifts.check(self.evaluation, federation.source)
         self.device = torch.device(device)
         dtype = {"float32": torch.float32, "float64": torch.float64}[training.precision]
         self.federation = federation.to(self.device, dtype)
@@ -346,50 +348,24 @@ class Simulation:
             return None
         return draw(self.federation, self.evaluation.shift, self.training.seed, self.evaluation.draws)
 
-    def _curve(self, model: StackedModel, ids: Tensor, shift: Shift, degrees: tuple[float, ...]) -> Tensor:
-        """Accuracy per draw, degree and client `[draws, degrees, C]`."""
-        if not model.looks_at_batches:  # each example is scored once, whatever stands beside it
-            return by_degree(self._scores(model, ids, with_shift(self.federation, shift, ids)), shift, ids, degrees)
-        out = torch.zeros(len(shift.rows), len(degrees), len(ids), dtype=torch.float64)
-        for d in range(len(shift.rows)):
-            for j, degree in enumerate(degrees):
-                found = self._scores(model, ids, at_degree(self.federation, shift, ids, d, degree))
-                out[d, j] = torch.stack([s.double().mean() for s in found])
-        return out
+    def evaluations(self) -> final.Arrays:
+        """The scores of all scored clients under all that was asked for; `evaluation/final.py` has the names."""
+        per_sample = not self.model.looks_at_batches
 
-    def clients_table(self) -> tuple[list[Row], Row | None]:
+        def work(model: StackedModel, ids: Tensor) -> list[final.Arrays]:
+            task, ready = dataclasses.replace(self.task, model=model), self.judged(model, ids)
+            score = functools.partial(scores, self.algorithm.predict, task, ready)
+            asked = (self.shift, self.evaluation, self.training.seed)
+            return final.measured(score, self.federation, ids, *asked, per_sample=per_sample)
+
+        clients = [c for part in self._each(self.scored(self.now.stage), work) for c in part]
+        return final.joined(clients, self.shift, self.evaluation, per_sample=per_sample)
+
+    def clients_table(self, found: final.Arrays | None = None) -> tuple[list[Row], Row | None]:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
-        ids, shift, degrees = self.scored(self.now.stage), self.shift, self.evaluation.degrees
-        if shift is None:
-            own, curve = torch.stack([s.double().mean() for s in self._personal_scores(ids, "test")]), None
-        else:
-            degrees = tuple(dict.fromkeys((0.0, *degrees)))
-            curve = torch.cat(list(self._each(ids, lambda m, p: self._curve(m, p, shift, degrees))), 2)
-            own = curve[0, 0]
-        order = ids.argsort()
-        sizes = {s: self.federation.sizes(s)[ids] for s in ("train", "test")}
-        table = [
-            {
-                "client": int(ids[i]),
-                "train": int(sizes["train"][i]),
-                "test": int(sizes["test"][i]),
-                "accuracy": float(own[i]),
-            }
-            | ({} if curve is None else {f"shift_{d:g}": float(curve[:, j, i].mean()) for j, d in enumerate(degrees)})
-            for i in order.tolist()
-        ]
-        if curve is None:
-            return table, None
-        asked = [degrees.index(d) for d in self.evaluation.degrees]
-        cells = {
-            str(float(degrees[j])): {
-                "mean": float(curve[:, j].mean()),
-                "std": float(curve[:, j].std(1, unbiased=False).mean()),
-            }
-            for j in asked
-        }
-        average = sum(c["mean"] for c in cells.values()) / len(cells)
-        return table, {"protocol": self.evaluation.shift, "degrees": cells, "average": average}
+        found = self.evaluations() if found is None else found
+        train = self.federation.sizes("train")[torch.from_numpy(found["ids"])]
+        return final.table(found, train.numpy()), final.shift_summary(found, self.evaluation)
 
     # A run
 

@@ -1,0 +1,193 @@
+"""What a run is judged by in the end: scores of its clients' models as named arrays, and what those come to.
+
+Clients come first, in the order of `ids`; a sample's place in `scores` is the same in `shift_scores`.
+
+| name | shape | what |
+|---|---|---|
+| `ids` | `[C]` | the clients that were scored, ascending |
+| `edges` | `[C + 1]` | the samples of the i-th of them are `edges[i]` to `edges[i + 1]` |
+| `rows` | `[N]` | which example of the data set each sample is |
+| `scores` | `[N]` | of the clients' own test sets |
+| `degrees` | `[D]` | of shift; none first |
+| `shift_scores` | `[N, draws, D]` | of the shifted test sets, place by place |
+| `shift_accuracy` | `[C, draws, D]` | their means |
+| `donors` | `[C, draws]` | who gave the samples; -1 where nobody in particular |
+| `kinds`, `severities` | `[K]`, `[S]` | of corruption |
+| `corruption_accuracy` | `[C, K, S]` | on the client's own test set, corrupted |
+| `angles` | `[A]` | of rotation, in degrees |
+| `rotation_accuracy` | `[C, A]` | on the client's own test set, turned |
+| `client_accuracy` | `[C, clients]` | on every client's test set |
+| `expected_accuracy` | `[C, D]` | under `donor` shift, from the row before, where answers depend on the sample alone |
+
+What a run was not asked for is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.core.types import Evaluation
+from personafl.data.federated import Federation
+from personafl.data.shift import Shift
+from personafl.evaluation import matrix, shifts
+from personafl.evaluation.evaluate import at_degree, shifted, with_shift
+from personafl.evaluation.matrix import Score
+
+Arrays = dict[str, NDArray[Any]]
+Row = dict[str, Any]
+
+
+def degrees(evaluation: Evaluation) -> tuple[float, ...]:
+    """Degrees of shift that are scored: none, and those asked for."""
+    return tuple(dict.fromkeys((0.0, *evaluation.degrees)))
+
+
+def measured(
+    score: Score,
+    federation: Federation,
+    ids: Tensor,
+    shift: Shift | None,
+    evaluation: Evaluation,
+    seed: int,
+    *,
+    per_sample: bool,
+) -> list[Arrays]:
+    """Everything asked for, of each client of a stack; `per_sample` where an answer does not depend on its batch."""
+    data = federation.examples("test", ids)
+    if shift is None:
+        found = [s.view(-1, 1, 1) for s in score(data)]
+    elif per_sample:  # each example is scored once, whatever stands beside it
+        found = shifted(score(with_shift(federation, shift, ids)), shift, ids, degrees(evaluation))
+    else:
+        cells = [
+            [score(at_degree(federation, shift, ids, d, p)) for p in degrees(evaluation)] for d in range(shift.draws)
+        ]
+        found = [torch.stack([torch.stack([p[i] for p in d]) for d in cells]).movedim(2, 0) for i in range(len(ids))]
+    more: dict[str, Tensor] = {}  # [C, ...]
+    if names := shifts.kinds(evaluation):
+        more["corruption_accuracy"] = torch.stack(
+            [
+                torch.stack([_means(score(shifts.corrupted(data, k, s, seed))) for s in evaluation.severities], 1)
+                for k in names
+            ],
+            1,
+        )
+    if evaluation.rotations:
+        more["rotation_accuracy"] = torch.stack(
+            [_means(score(shifts.rotated(data, a))) for a in evaluation.rotations], 1
+        )
+    if evaluation.matrix:
+        more["client_accuracy"] = matrix.against_all(score, federation, ids, per_sample=per_sample)
+    return [
+        {
+            "ids": ids[i : i + 1].numpy(),
+            "rows": data.rows[i, : int(data.count[i])].cpu().numpy(),
+            "shift_scores": found[i].numpy(),
+            **{n: t[i : i + 1].numpy() for n, t in more.items()},
+        }
+        for i in range(len(ids))
+    ]
+
+
+def _means(scores: list[Tensor]) -> Tensor:
+    return torch.stack([s.double().mean() for s in scores])
+
+
+def joined(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluation, *, per_sample: bool) -> Arrays:
+    """The arrays of a run from those of its clients, in any order."""
+    clients = sorted(clients, key=lambda c: int(c["ids"][0]))
+    out = {n: np.concatenate([c[n] for c in clients]) for n in clients[0]}
+    sizes = np.array([len(c["rows"]) for c in clients])
+    scores = out.pop("shift_scores")
+    out |= {"edges": np.concatenate([[0], sizes.cumsum()]), "scores": scores[:, 0, 0].copy()}
+    if shift is not None:
+        means = [c["shift_scores"].mean(0, dtype=np.float64, keepdims=True) for c in clients]
+        out |= {"degrees": np.array(degrees(evaluation)), "shift_scores": scores}
+        out |= {"shift_accuracy": np.concatenate(means), "donors": shift.donors.T[out["ids"]].numpy()}
+    if "corruption_accuracy" in out:
+        out |= {"kinds": np.array(shifts.kinds(evaluation)), "severities": np.array(evaluation.severities)}
+    if "rotation_accuracy" in out:
+        out["angles"] = np.array(evaluation.rotations)
+    if per_sample and "client_accuracy" in out and out["client_accuracy"].shape[1] > 1:
+        wanted = degrees(evaluation)
+        out |= {"degrees": np.array(wanted)}
+        out["expected_accuracy"] = matrix.expected(out["client_accuracy"], out["ids"], sizes, wanted)
+    return out
+
+
+# What they come to
+
+
+def own_accuracy(found: Arrays) -> NDArray[np.float64]:
+    """Of each client on its own test set: `[C]`."""
+    parts = np.split(found["scores"], found["edges"][1:-1])
+    return np.array([p.mean(dtype=np.float64) for p in parts])
+
+
+def table(found: Arrays, train: NDArray[np.int64]) -> list[Row]:
+    """A row for each scored client: its sizes (`train` `[C]`), its accuracy, and that at each degree of shift."""
+    own, sizes = own_accuracy(found), np.diff(found["edges"])
+    curve = found["shift_accuracy"].mean(1) if "shift_accuracy" in found else np.zeros((len(own), 0))
+    return [
+        {"client": int(c), "train": int(train[i]), "test": int(sizes[i]), "accuracy": float(own[i])}
+        | {f"shift_{d:g}": float(a) for d, a in zip(found.get("degrees", ()), curve[i], strict=False)}
+        for i, c in enumerate(found["ids"])
+    ]
+
+
+def shift_summary(found: Arrays, evaluation: Evaluation) -> Row | None:
+    """Mean accuracy at each degree asked for, and the deviation over clients within a draw; None without shift."""
+    if "shift_accuracy" not in found:
+        return None
+    curve, known = found["shift_accuracy"], found["degrees"].tolist()  # [C, draws, D]
+    cells = {}
+    for degree in evaluation.degrees:
+        at = curve[:, :, known.index(degree)]
+        cells[str(float(degree))] = {"mean": float(at.mean()), "std": float(at.std(0).mean())}
+    average = sum(c["mean"] for c in cells.values()) / len(cells)
+    return {"protocol": evaluation.shift, "degrees": cells, "average": average}
+
+
+def robustness(found: Arrays, evaluation: Evaluation) -> Row:
+    """Mean and deviation over clients of accuracy under corruption and rotation, and on others' test sets."""
+    out: Row = {}
+    if "corruption_accuracy" in found:
+        cells = found["corruption_accuracy"]
+        out["corruptions"] = {
+            str(kind): {str(s): _cell(cells[:, k, j]) for j, s in enumerate(found["severities"])}
+            for k, kind in enumerate(found["kinds"])
+        }
+        out["corruption_average"] = _cell(cells.mean((1, 2)))
+    if "rotation_accuracy" in found:
+        out["rotations"] = {
+            str(float(a)): _cell(found["rotation_accuracy"][:, j]) for j, a in enumerate(found["angles"])
+        }
+    if "expected_accuracy" in found:
+        known = found["degrees"].tolist()
+        out["expected"] = {
+            str(float(d)): _cell(found["expected_accuracy"][:, known.index(d)]) for d in evaluation.degrees
+        }
+    return out
+
+
+def _cell(values: NDArray[np.float64]) -> dict[str, float]:
+    return {"mean": float(values.mean()), "std": float(values.std())}
+
+
+# To disk and back
+
+
+def save(found: Arrays, path: Path) -> None:
+    np.savez_compressed(path, **cast(dict[str, Any], found))
+
+
+def load(path: Path) -> Arrays:
+    with np.load(path, allow_pickle=False) as file:
+        return {n: file[n] for n in file.files}
