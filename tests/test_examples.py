@@ -40,6 +40,15 @@ def test_quickstart_gives_every_client_a_better_model_than_the_common_one() -> N
     assert own["Ditto"] > own["FedAvg"] + 10
 
 
+def test_ones_own_data_run_from_memory_from_files_and_by_a_saved_split() -> None:
+    out = run_example("own_data.py")
+    (made,) = re.findall(r"6 clients, 540 samples, hash (\w{16})", out)
+    assert f"used again: {{'{made}'}}" in out  # by every method and seed
+    assert [re.match(r"\| (\w+)", line)[1] for line in out.splitlines() if line.startswith("| ")] == [
+        "Method", "local", "fedavg", "ditto",
+    ]  # fmt: skip
+
+
 def test_the_readmes_combination_of_methods_runs() -> None:
     block = re.search(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert block is not None
