@@ -905,6 +905,8 @@ def test_real_cifar100():
     y = got.y.numpy()
     assert np.bincount(y[~got.test]).tolist() == [500] * 100 and np.bincount(y[got.test]).tolist() == [100] * 100
     assert got.x.shape == (60000, 3, 32, 32)
+    # of both parts together, which copies made of pooled data have too: (5 * training mean + test mean) / 6
+    assert np.allclose(got.x.numpy().mean((0, 2, 3)) / 255, [0.5074, 0.4867, 0.4411], atol=1e-4)
 
 
 def test_real_mnist_with_writers():
@@ -915,6 +917,8 @@ def test_real_mnist_with_writers():
     assert np.bincount(y[got.test]).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert sha256(got.x[:60000].numpy()) == "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757"
     assert sha256(got.x[60000:].numpy()) == "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161"
+    assert sha256(y[:60000].astype(np.uint8)) == "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13"
+    assert sha256(y[60000:].astype(np.uint8)) == "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5"
     if got.clients is None:
         pytest.skip("the writers do not lie beside MNIST")
     train, test = (np.unique(got.clients[m], return_counts=True) for m in (~got.test, got.test))
