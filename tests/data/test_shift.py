@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from personafl.core import rng
-from personafl.data import shift
+from personafl.data import federated, shift
 from personafl.data.federated import Federation, Source
 
 SIZES = (40, 8, 20, 12)  # a quarter of each is for testing: 10, 2, 5, 3
@@ -187,3 +187,56 @@ def test_mixing_leaves_its_inputs_alone():
     scores = OWN.clone()
     shift.mixed(scores, FOREIGN, PLACES, 1.0)
     assert torch.equal(scores, OWN)
+
+
+# Client by client
+
+
+def slow(federation, protocol, seed, draws):
+    """All draws in plain loops: replacements and places per draw and client."""
+    tests = [own(federation, c) for c in range(federation.num_clients)]
+    pool = np.array([row for rows in tests for row in rows])
+    labels = federation.source.y.numpy()
+    kinds = [pool[labels[pool] == k] for k in np.unique(labels[pool])]
+    out = []
+    for d in range(draws):
+        for c, mine in enumerate(tests):
+            key, size = rng.generator(seed, "shift", d, c), len(mine)
+            if protocol == "donor":
+                other = int(key.integers(len(tests) - 1))
+                theirs = np.array(tests[other + (other >= c)])
+                new = key.choice(theirs, size, replace=len(theirs) < size)
+            elif protocol == "pool":
+                new = key.choice(pool, size, replace=len(pool) < size)
+            else:
+                which = key.choice(len(kinds), size, p=key.dirichlet(np.ones(len(kinds))))
+                new = np.zeros(size, int)
+                for k in np.unique(which):
+                    count = int((which == k).sum())
+                    new[which == k] = key.choice(kinds[k], count, replace=len(kinds[k]) < count)
+            out.append((new.tolist(), key.permutation(size).tolist()))
+    return out
+
+
+@pytest.mark.parametrize("protocol", ["donor", "pool", "label"])
+@pytest.mark.parametrize("later", [False, True])
+def test_draws_of_one_client_are_those_of_all(labelled, protocol, later, monkeypatch):
+    expected, built = slow(labelled, protocol, 5, 3), labelled
+    if later:
+        monkeypatch.setattr(federated, "LAZY", 1)
+        built = Federation.build(labelled.source, np.split(np.arange(8012), [4000, 8000]), seed=0)
+        assert isinstance(built.splits["test"], federated.Later)
+    drawn = shift.draw(built, protocol, seed=5, draws=3)
+    asked = [(d, c) for d in range(3) for c in range(labelled.num_clients)]
+    found = {at: tuple(t.tolist() for t in drawn.of(*at)) for at in reversed(asked)}  # in any order
+    assert [found[at] for at in asked] == expected
+    assert [of(drawn.rows[d], c) for d, c in asked] == [new for new, _ in expected]
+    assert torch.equal(drawn.donors_of(torch.tensor([2, 0])), drawn.donors[:, [2, 0]])
+
+
+def test_the_hash_of_very_many_clients_draws_tells_protocols_and_seeds_apart(federation, monkeypatch):
+    monkeypatch.setattr(federated, "LAZY", 1)
+    total = sum(SIZES)
+    many = Federation.build(federation.source, np.split(np.arange(total), np.cumsum(SIZES)[:-1]), seed=0)
+    asked = (("donor", 0, 5), ("pool", 0, 5), ("donor", 1, 5), ("donor", 0, 4))
+    assert len({shift.draw(many, p, seed=s, draws=d).digest() for p, s, d in asked}) == 4

@@ -10,72 +10,134 @@ larger one. All methods and degrees of a run see the same draws.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from personafl.core import rng
-from personafl.data.federated import Federation, Indices, Ragged
+from personafl.data.federated import Federation, Indices, Later, Ragged
 
 PROTOCOLS = ("donor", "pool", "label", "none")
+KEPT = 100_000  # draws of single clients, for evaluators that ask again
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The draws of a protocol. Per draw and client: where replacements come from, and in which order places go."""
+    """The draws of a protocol. A client's are made when they are asked for; each is a function of its key alone."""
 
+    federation: Federation
     protocol: str
-    rows: list[Ragged]  # per draw: the row that would replace each test place, in the order they are replaced
-    places: list[Ragged]  # per draw: the test places in that order
-    donors: Tensor  # [draws, clients]; -1 where nobody in particular gives
-
-    @property
-    def draws(self) -> int:
-        return len(self.donors)
+    seed: int
+    draws: int
+    made: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, draw: int, client: int) -> tuple[Tensor, Tensor]:
         """The rows that replace a client's samples in a draw, and the places they go to, in that order."""
-        rows, places = self.rows[draw], self.places[draw]
-        part = slice(int(rows.first[client]), int(rows.first[client + 1]))
-        return rows.flat[part], places.flat[part]
+        found = self.made.get((draw, client))
+        if found is None:
+            if len(self.made) >= KEPT:
+                self.made.clear()
+            new, order = self._drawn(draw, client)
+            found = self.made[draw, client] = torch.from_numpy(new), torch.from_numpy(order)
+        return found
+
+    def _drawn(self, draw: int, client: int) -> tuple[Indices, Indices]:
+        key = rng.generator(self.seed, "shift", draw, client)
+        size = int(self._first[client + 1] - self._first[client])
+        if self.protocol == "donor":
+            new = _choice(key, self._test(self._donor(key, client)), size)
+        elif self.protocol == "pool":
+            new = self._at(key.choice(self._pool, size, replace=self._pool < size))
+        else:
+            new = _remixed(key, self._by_class, size)
+        return new, key.permutation(size)
+
+    def _donor(self, key: np.random.Generator, client: int) -> int:
+        other = int(key.integers(self.federation.num_clients - 1))
+        return other + (other >= client)
+
+    def donors_of(self, ids: Tensor) -> Tensor:
+        """Who gives to these clients, `[draws, C]`; -1 where nobody in particular does."""
+        if self.protocol != "donor":
+            return torch.full((self.draws, len(ids)), -1)
+        keys = ((rng.generator(self.seed, "shift", d, c), c) for d in range(self.draws) for c in ids.tolist())
+        return torch.tensor([self._donor(key, c) for key, c in keys]).view(self.draws, len(ids))
+
+    @property
+    def donors(self) -> Tensor:
+        """Those of everybody, `[draws, clients]`."""
+        return self.donors_of(torch.arange(self.federation.num_clients))
+
+    @cached_property
+    def rows(self) -> list[Ragged]:
+        """Per draw the rows of everybody."""
+        return [Ragged.of([self._drawn(d, c)[0] for c in self._everybody]) for d in range(self.draws)]
+
+    @cached_property
+    def places(self) -> list[Ragged]:
+        """Per draw the places of everybody."""
+        return [Ragged.of([self._drawn(d, c)[1] for c in self._everybody]) for d in range(self.draws)]
 
     def digest(self) -> str:
-        """A short hash of all draws."""
+        """A short hash of all draws, or of what decides them where there are very many clients."""
         h = hashlib.sha256(self.protocol.encode())
-        for ragged in (*self.rows, *self.places):
-            h.update(ragged.flat.cpu().numpy().tobytes())
+        if isinstance(self.federation.splits["train"], Later):
+            h.update(f"{self.federation.digest()} {self.seed} {self.draws}".encode())
+        else:
+            for ragged in (*self.rows, *self.places):
+                h.update(ragged.flat.numpy().tobytes())
         return h.hexdigest()[:16]
+
+    # Everybody's test rows, those of clients held out aside
+
+    @property
+    def _everybody(self) -> range:
+        return range(self.federation.num_clients)
+
+    @cached_property
+    def _first(self) -> Indices:
+        return self.federation.splits["test"].first.numpy()
+
+    @property
+    def _pool(self) -> int:
+        return int(self._first[self.federation.num_clients])
+
+    @cached_property
+    def _flat(self) -> Indices | None:
+        """On the host; None where clients' are drawn one by one."""
+        test = self.federation.splits["test"]
+        return None if isinstance(test, Later) else test.flat.cpu().numpy()
+
+    @cached_property
+    def _by_class(self) -> list[Indices]:
+        rows = self.federation.drawn("test").flat.cpu().numpy()
+        return _by_class(rows[: self._pool], self.federation.source.y.cpu().numpy())
+
+    def _test(self, client: int) -> Indices:
+        test = self.federation.splits["test"]
+        if isinstance(test, Later):
+            return test.client(client)
+        assert self._flat is not None
+        return self._flat[self._first[client] : self._first[client + 1]]
+
+    def _at(self, places: Indices) -> Indices:
+        """The rows at these places of all test sets behind one another."""
+        if self._flat is not None:
+            return self._flat[places]
+        who = np.searchsorted(self._first, places, side="right") - 1
+        return np.array([self._test(c)[p - self._first[c]] for c, p in zip(who, places, strict=True)], np.int64)
 
 
 def draw(federation: Federation, protocol: str, seed: int, draws: int = 5) -> Shift:
-    """Draw the shifted test sets of a run."""
+    """The shifted test sets of a run."""
     if protocol not in ("donor", "pool", "label"):
         raise ValueError(f"evaluation.shift={protocol!r}: possible are {', '.join(PROTOCOLS)}")
-    test, clients = federation.drawn("test"), federation.num_clients
-    if protocol == "donor" and clients < 2:
+    if protocol == "donor" and federation.num_clients < 2:
         raise ValueError("evaluation.shift='donor': one client alone has no donor; use shift='none'")
-    flat, first = test.flat.cpu().numpy(), test.first.numpy()
-    everybody = flat[: first[clients]]  # not those held out
-    by_class = _by_class(everybody, federation.source.y.cpu().numpy()) if protocol == "label" else []
-    rows, places = [], []
-    donors = np.full((draws, clients), -1)
-    for d in range(draws):
-        new, order = [], []
-        for c in range(clients):
-            draw_c = rng.generator(seed, "shift", d, c)
-            size = int(first[c + 1] - first[c])
-            pool = everybody
-            if protocol == "donor":
-                other = int(draw_c.integers(clients - 1))
-                donors[d, c] = other + (other >= c)
-                pool = flat[first[donors[d, c]] : first[donors[d, c] + 1]]
-            new.append(_choice(draw_c, pool, size) if protocol != "label" else _remixed(draw_c, by_class, size))
-            order.append(draw_c.permutation(size))
-        rows.append(Ragged.of(new))
-        places.append(Ragged.of(order))
-    return Shift(protocol, rows, places, torch.from_numpy(donors))
+    return Shift(federation, protocol, seed, draws)
 
 
 def _by_class(rows: Indices, labels: Indices) -> list[Indices]:
