@@ -110,7 +110,10 @@ def joined(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluatio
     if shift is not None:
         means = [c["shift_scores"].mean(0, dtype=np.float64, keepdims=True) for c in clients]
         out |= {"degrees": np.array(degrees(evaluation)), "shift_scores": scores}
-        out |= {"shift_accuracy": np.concatenate(means), "donors": shift.donors.T[out["ids"]].numpy()}
+        out |= {
+            "shift_accuracy": np.concatenate(means),
+            "donors": shift.donors_of(torch.from_numpy(out["ids"])).T.numpy(),
+        }
     if "corruption_accuracy" in out:
         out |= {"kinds": np.array(shifts.kinds(evaluation)), "severities": np.array(evaluation.severities)}
     if "rotation_accuracy" in out:
