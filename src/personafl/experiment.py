@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,7 +64,7 @@ def _npz(path: Path) -> Source:
     try:
         with np.load(path, allow_pickle=False) as file:
             held = {n: file[n] for n in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as e:
+    except Exception as e:  # a damaged file may raise anything
         raise ConfigError(f"data.dataset={str(path)!r}: not a readable .npz file: {e}") from None
     if not {"x", "y"} <= held.keys():
         raise ConfigError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")

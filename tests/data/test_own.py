@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 from personafl import config, experiment
 from personafl.data import own
 from personafl.data.federated import Federation, Source
+from personafl.data.pfllib import read_npz
 
 
 def numbers(n: int, start: int = 0, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -370,7 +372,7 @@ def edited(path: Path, change: Any) -> None:
         (lambda raw: raw[:100], "npz"),
         (lambda raw: raw[: raw.index(b"\x80")] + pickle.dumps({"x": 1, "y": 2}), "must be a dict of x and y"),
         (lambda raw: raw[: raw.index(b"\x80")] + pickle.dumps(Calls()), "npz"),
-        (lambda raw: raw.replace(b"f4", b"O8"), "not a readable .npz file: an array of shape"),
+        (lambda raw: raw.replace(b"f4", b"O8"), "not a readable .npz file: a damaged array"),
         (lambda raw: raw.replace(b"f4", b"f8"), "not a readable .npz file: an array of shape"),
         (lambda raw: raw.replace(b"f4", b"V4"), "not of numbers"),
         (lambda raw: raw.replace(b"K\x03K\x02K\x02K\x02", b"K\x03K\xffK\x02K\x02"), "an array of shape"),
@@ -384,6 +386,25 @@ def test_a_damaged_pickle_is_refused_in_one_line(tmp_path: Path, change: Any, me
     with pytest.raises(ValueError, match=message) as refused:
         own.pfllib(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_whatever_is_changed_in_a_file_it_is_read_or_refused(tmp_path: Path) -> None:
+    path, draw = tmp_path / "0.npz", np.random.default_rng(0)
+    pfllib_file(path, {"x": images(3, 0)["x"], "y": [np.int64(0), 1, 2]})
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        raw = archive.read("data.npy")
+    for i in range(1000):
+        changed = bytearray(raw if i % 2 else whole)
+        for place in draw.integers(0, len(changed), draw.integers(1, 4)):
+            changed[place] = draw.integers(256)
+        path.write_bytes(changed)
+        if i % 2:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("data.npy", bytes(changed))
+        with contextlib.suppress(ValueError):
+            x, y = read_npz(path)
+            assert x.dtype.kind in "fiub" and y.dtype.kind in "fiub"
 
 
 def test_an_incomplete_folder_is_named(tmp_path: Path) -> None:
