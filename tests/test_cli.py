@@ -74,7 +74,8 @@ def test_a_run_writes_its_folder_and_prints_a_table(call, tmp_path: Path) -> Non
     for label in ("local", "fedavg-ft", "dm-pfl"):
         for seed in ("seed-1", "seed-2"):
             home = here / label / seed
-            assert {p.name for p in home.iterdir()} == {"metrics.jsonl", "clients.csv", "summary.json", "checkpoint"}
+            files = {"metrics.jsonl", "clients.csv", "evaluations.npz", "summary.json", "checkpoint"}
+            assert {p.name for p in home.iterdir()} == files
     rows = [json.loads(line) for line in (here / "fedavg-ft" / "seed-1" / "metrics.jsonl").read_text().splitlines()]
     assert [r["round"] for r in rows] == [0, 1, 2, 3, 4]  # four rounds and the fine-tuning stage
     with (here / "local" / "seed-1" / "clients.csv").open() as f:
