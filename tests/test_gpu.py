@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from personafl import ALGORITHMS, Simulation
+from personafl.core import batches, rng
+from personafl.core.types import Batch
 from personafl.models import MODELS, StackedModel
 from tests import worlds
 from tests.algorithms.test_contract import BUSY
@@ -40,3 +44,27 @@ def test_grouped_convolution_is_each_clients_own() -> None:
     for c in range(3):
         alone = model({n: t[c : c + 1] for n, t in params.items()}, x[c : c + 1])
         torch.testing.assert_close(together[c : c + 1], alone, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", ["fedavg", "dm-pfl", "fedpac"])
+def test_examples_on_the_host_give_the_same_numbers(name: str, kind: str) -> None:
+    shown = dataclasses.replace(worlds.QUIET, shift="donor")
+    runs = []
+    for where in ("device", "host"):
+        algorithm = ALGORITHMS[name](**BUSY.get(name, {}))
+        fed, train = worlds.federation(kind), worlds.training()
+        sim = Simulation(fed, worlds.model(kind), algorithm, train, shown, device="cuda", data_on=where)  # type: ignore[arg-type]
+        assert sim.federation.source.x.is_cuda == (where == "device")
+        sim.run()
+        runs.append((sim, sim.clients_table()))
+    (device, table), (host, same) = runs
+    assert table == same
+    assert all(torch.equal(device.server[n], t) for n, t in host.server.items())
+
+
+def test_augmented_images_are_the_same_on_a_gpu() -> None:
+    keys = rng.key(0, "noise", torch.arange(3))
+    batch = Batch(torch.rand(3, 5, 3, 32, 32), torch.zeros(3, 5), None, torch.full((3,), 5), keys)
+    moved = dataclasses.replace(batch, x=batch.x.cuda(), keys=keys.cuda())
+    assert torch.equal(batches.augmented(moved).x.cpu(), batches.augmented(batch).x)

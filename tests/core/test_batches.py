@@ -230,3 +230,56 @@ def test_one_pass_reaches_every_example_of_clients_in_any_order():
     )
     assert total["n"].tolist() == list(counts)
     assert total["x"].tolist() == pytest.approx([sum(v) for v in seen.values()])
+
+
+# Data on the host
+
+
+def test_rows_fetched_from_the_host_are_the_same(monkeypatch):
+    data = examples()
+    plan = batches.plan(data, 3, keys(), epochs=1)
+    there = [batches.minibatch(data, plan, s, keys()[:k], torch.float64) for s, k in enumerate(plan.active)]
+    there += [b for b, _ in batches.in_order(data, 3, torch.float64)]
+    monkeypatch.setattr(batches, "_lies_on", lambda x, device: False)
+    fetched = [batches.minibatch(data, plan, s, keys()[:k], torch.float64) for s, k in enumerate(plan.active)]
+    fetched += [b for b, _ in batches.in_order(data, 3, torch.float64)]
+    for a, b in zip(there, fetched, strict=True):
+        torch.testing.assert_close(a.x, b.x, rtol=0, atol=0, equal_nan=True)  # padding points at no number
+        assert torch.equal(a.y, b.y) and torch.equal(a.count, b.count)
+
+
+# Augmentation
+
+
+def pictures(stack=3, size=5, channels=2, height=6, width=7):
+    x = torch.rand(stack, size, channels, height, width, generator=torch.Generator().manual_seed(0))
+    return Batch(x, torch.zeros(stack, size), None, torch.full((stack,), size), keys()[:stack])
+
+
+def test_augmented_images_are_cut_and_turned_one_by_one():
+    batch = pictures()
+    found = batches.augmented(batch)
+    moved = flipped = 0
+    for c, key in enumerate(batch.keys):
+        words = rng.uniform(rng.extend(key, "augment"), 15).tolist()
+        for i, image in enumerate(batch.x[c]):
+            down, right = (int(9 * words[3 * i + j]) for j in (0, 1))  # nine places in a padding of four
+            padded = torch.zeros(2, 14, 15)
+            padded[:, 4:10, 4:11] = image
+            expected = padded[:, down : down + 6, right : right + 7]
+            if words[3 * i + 2] < 0.5:
+                expected = expected.flip(2)
+                flipped += 1
+            moved += (down, right) != (4, 4)
+            assert torch.equal(found.x[c, i], expected)
+    assert moved > 10 and 3 < flipped < 12
+    assert found.y is batch.y and found.keys is batch.keys
+
+
+def test_augmentation_does_not_depend_on_the_stack_or_the_width_of_a_batch():
+    whole = pictures()
+    for c in range(3):
+        part = Batch(
+            whole.x[c : c + 1, :3], whole.y[c : c + 1, :3], None, whole.count[c : c + 1], whole.keys[c : c + 1]
+        )
+        assert torch.equal(batches.augmented(part).x[0], batches.augmented(whole).x[c, :3])

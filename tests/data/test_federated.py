@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 
@@ -5,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from personafl import config, experiment
+from personafl import FedAvg, Simulation, config, experiment
+from personafl.core import batches
 from personafl.data import federated
 from personafl.data.federated import Federation, Ragged, Source, arrays
 from personafl.data.partition import Rows
+from tests import worlds
 
 PARTS = [np.arange(0, 40), np.arange(40, 52), np.arange(52, 60)]  # 40, 12 and 8 samples
 
@@ -414,3 +417,54 @@ def test_a_hundred_thousand_clients_fit_into_a_gibibyte(rule):
     done = subprocess.run([sys.executable, "-c", MANY, "100000", "synthetic-1m", rule], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[0]) < 1024  # MiB above what the imports take
+
+
+# Where examples are, and what becomes of them
+
+
+def outcome(sim):
+    sim.run()
+    return sim.server, [{k: v for k, v in r.items() if k != "seconds"} for r in sim.rows], sim.clients_table()
+
+
+def same(a, b):
+    return all(torch.equal(a[0][n], b[0][n]) for n in a[0]) and a[1:] == b[1:]
+
+
+def test_a_run_is_the_same_with_examples_on_the_host(monkeypatch):
+    shown = dataclasses.replace(worlds.QUIET, shift="donor", eval_every=3)
+    runs = []
+    for where in ("device", "host", "auto"):
+        monkeypatch.setattr(batches, "_lies_on", lambda x, device, where=where: where != "host")
+        train = worlds.training(num_rounds=3)
+        sim = Simulation(worlds.federation("cnn"), worlds.model("cnn"), FedAvg(), train, shown, data_on=where)
+        runs.append(outcome(sim))
+    assert same(runs[0], runs[1]) and same(runs[0], runs[2])
+
+
+def test_examples_too_large_for_a_device_stay_on_the_host(monkeypatch):
+    gpu = torch.device("cuda")
+    for free, large in ((8 * 240 - 1, True), (8 * 240, False)):  # 60 rows of one float32: 240 bytes, 480 as float64
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**40))
+        assert federated._too_large(source().x, gpu, torch.float64) is large
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * 60 - 1, 2**40))
+    assert federated._too_large(source().x.to(torch.uint8), gpu, torch.float64)  # bytes stay bytes: 60
+    assert not federated._too_large(source().x, torch.device("cpu"), torch.float64)
+
+
+def test_augmented_training_is_the_same_in_a_stack_and_alone():
+    plain, together, alone = (
+        worlds.simulation(FedAvg(), "cnn", num_rounds=2, augment=how, chunk=c)
+        for how, c in (("none", 100), ("crop-flip", 100), ("crop-flip", 1))
+    )
+    for sim in (plain, together, alone):
+        sim.run()
+    for n, t in together.server.items():
+        torch.testing.assert_close(alone.server[n], t, rtol=1e-10, atol=1e-10)
+        assert not torch.allclose(plain.server[n], t)
+    assert plain.totals == together.totals  # not charged
+
+
+def test_what_are_no_images_is_not_augmented():
+    with pytest.raises(ValueError, match=r"training.augment='crop-flip': toy is no set of images, .* shape \(6,\)"):
+        worlds.simulation(FedAvg(), "mlp", augment="crop-flip")

@@ -8,7 +8,7 @@ those who have finished. The last, short batch of a client's epoch is padded; `v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from personafl.core import rng
 from personafl.core.types import Batch, Examples, Params
 
 SWEEP = 256  # examples of a client at a time in passes without training
+PADDING = 4  # pixels on each side, of augmented images
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Plan:
     """The minibatches of one turn."""
 
     rows: Tensor  # [C, S, B] int64 into the data
+    there: Tensor  # the same where the data are, on the host or on the device
     real: Tensor  # [C, S] int64: examples in each minibatch
     steps: Tensor  # [C] int64 on the host, never rising
     active: list[int]  # clients still at work, per step
@@ -71,13 +73,15 @@ def plan(
     active = going.sum(0).tolist()
     full = [bool((real[:k, s] == size).all()) for s, k in enumerate(active)]
     examples = (real * going).sum(1).double()
-    return Plan(rows.view(len(keys), longest, size), real.to(device), total, active, full, examples)
+    rows = rows.view(len(keys), longest, size)
+    return Plan(rows, rows.to(data.x.device), real.to(device), total, active, full, examples)
 
 
 def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.dtype) -> Batch:
     """A step of a plan, for the clients active in it; `keys` `[k]` are their streams for this step."""
     k = plan.active[step]
-    return gather(data, plan.rows[:k, step], plan.real[:k, step], plan.full[step], keys, dtype)
+    real, full, there = plan.real[:k, step], plan.full[step], plan.there[:k, step]
+    return gather(data, plan.rows[:k, step], real, full, keys, dtype, there)
 
 
 def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -87,23 +91,75 @@ def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() else x.long()
 
 
-def gather(data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, dtype: torch.dtype) -> Batch:
-    """The minibatch at these rows `[k, B]`, of which each client has `real` `[k]` examples."""
-    x, y = data.x[rows], data.y[rows]
-    x = inputs(x, dtype)
+def gather(
+    data: Examples,
+    rows: Tensor,
+    real: Tensor,
+    full: bool,
+    keys: Tensor,
+    dtype: torch.dtype,
+    there: Tensor | None = None,
+) -> Batch:
+    """The minibatch at these rows `[k, B]`, of which each client has `real` `[k]` examples; augmented where asked.
+
+    `there` are the same rows where the data are.
+    """
+    batch = _picked(data, rows, real, full, keys, dtype, there)
+    return augmented(batch) if data.augment else batch
+
+
+def _picked(
+    data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, dtype: torch.dtype, there: Tensor | None
+) -> Batch:
+    x = _taken(data.x, rows, there)
     real = real.to(rows.device)
     valid = None if full else torch.arange(rows.shape[1], device=rows.device) < real.unsqueeze(1)
-    return Batch(x, y, valid, real, keys)
+    return Batch(inputs(x, dtype), data.y[rows], valid, real, keys)
+
+
+def _taken(x: Tensor, rows: Tensor, there: Tensor | None) -> Tensor:
+    """Rows of the data on the device; those that stay on the host go there while it works on what came before."""
+    device = rows.device
+    if _lies_on(x, device):
+        return x[rows]
+    flat = (rows if there is None else there).flatten().to(x.device)
+    picked = torch.empty(len(flat), *x.shape[1:], dtype=x.dtype, pin_memory=device.type == "cuda")
+    torch.index_select(x, 0, flat, out=picked)
+    return picked.view(*rows.shape, *x.shape[1:]).to(device, non_blocking=True)
+
+
+def _lies_on(x: Tensor, device: torch.device) -> bool:
+    return x.device == device
+
+
+def augmented(batch: Batch) -> Batch:
+    """Images cut out anew after padding by four pixels, and turned left to right half of the time.
+
+    Three words of the client's stream decide about each place of its minibatch.
+    """
+    x = batch.x
+    stack, size, channels, height, width = x.shape
+    drawn = rng.uniform(rng.extend(batch.keys, "augment"), 3 * size).view(stack, size, 3)
+    down, right = (drawn[..., i : i + 1].mul(2 * PADDING + 1).long() for i in (0, 1))
+    flip = drawn[..., 2:] < 0.5
+    row = torch.arange(height, device=x.device) + down  # [k, B, H], in the padded image
+    column = torch.arange(width, device=x.device).expand(stack, size, width)
+    column = torch.where(flip, width - 1 - column, column) + right
+    padded = torch.nn.functional.pad(x, (PADDING,) * 4).flatten(3)  # [k, B, c, (H + 8) * (W + 8)]
+    at = (row.unsqueeze(3) * (width + 2 * PADDING) + column.unsqueeze(2)).flatten(2)  # [k, B, H * W]
+    cut = padded.gather(3, at.unsqueeze(2).expand(-1, -1, channels, -1))
+    return replace(batch, x=cut.view_as(x))
 
 
 def in_order(data: Examples, batch_size: int, dtype: torch.dtype) -> Iterator[tuple[Batch, int]]:
     """Every client's examples once, unshuffled; with each minibatch the place its first example stands at."""
+    held = data.rows.to(data.x.device)  # to the host once, where the data are there
     for first in range(0, int(data.count.max()), batch_size):
         k = int((data.count > first).nonzero().max()) + 1  # test sets need not be sorted as training sets are
-        rows = data.rows[:k, first : first + batch_size]
+        rows, there = (r[:k, first : first + batch_size] for r in (data.rows, held))
         real = (data.count[:k] - first).clamp(0, rows.shape[1])
         full = bool((real == rows.shape[1]).all())
-        yield gather(data, rows, real, full, data.ids[:k].to(rows.device), dtype), first
+        yield _picked(data, rows, real, full, data.ids[:k].to(rows.device), dtype, there), first
 
 
 def sums(data: Examples, batch_size: int, dtype: torch.dtype, measure: Callable[[Batch], Params]) -> Params:

@@ -76,11 +76,12 @@ class Batch:
 class Examples:
     """The local data of a stack of clients: rows of one tensor, never copied."""
 
-    x: Tensor  # [N, ...]
+    x: Tensor  # [N, ...], on the device or on the host
     y: Tensor  # [N, ...]
     rows: Tensor  # [C, M] int64 into x and y, padded with 0
     count: Tensor  # [C] int64 on the host: how many of a client's M places are real
     ids: Tensor  # [C] int64 on the host: client ids, they key the random streams
+    augment: bool = False  # images of training minibatches are cut out and turned anew
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Training:
     grad_clip: float = 0.0
     loss: str = "cross_entropy"
     server_lr: float = 1.0
-    augment: Literal["none"] = "none"
+    augment: Literal["none", "crop-flip"] = "none"
     precision: Literal["float32", "float64"] = "float32"
     seed: int = 0
 

@@ -19,6 +19,7 @@ from personafl.data.partition import Rows
 
 Indices = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
+Place = Literal["auto", "device", "host"]
 LAZY = 20_000  # from so many clients on, splits are drawn when they are asked for
 
 
@@ -220,10 +221,15 @@ class Federation:
         """How many clients there are, those held out included."""
         return self.num_clients + self.unseen
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
-        """The same on a device, its examples in the precision of the model (bytes stay bytes)."""
-        s = self.source
-        x = s.x.to(device, dtype) if s.x.is_floating_point() else s.x.to(device)
+    def to(self, device: torch.device, dtype: torch.dtype, data_on: Place = "auto") -> Federation:
+        """The same on a device, its examples in the precision of the model (bytes stay bytes).
+
+        On the host they stay as they are and go to the device minibatch by minibatch. `auto` leaves them there when
+        they would take more than a quarter of the device's free memory.
+        """
+        s, x = self.source, self.source.x
+        if data_on == "device" or (data_on == "auto" and not _too_large(x, device, dtype)):
+            x = x.to(device, dtype) if x.is_floating_point() else x.to(device)
         moved = {n: split.to(device) for n, split in self.splits.items()}
         rest = None if self.official is None else self.official.to(device)
         s = dataclasses.replace(s, x=x, y=s.y.to(device))
@@ -267,6 +273,13 @@ class Federation:
         ragged = [self.splits[n] for n in sorted(self.splits)]
         drawn = [Rows(s.flat.cpu().numpy(), s.first.numpy()) for s in ragged if isinstance(s, Ragged)]
         return drawn + [s.held for s in ragged if isinstance(s, Later)][:1]
+
+
+def _too_large(x: Tensor, device: torch.device, dtype: torch.dtype) -> bool:
+    if device.type != "cuda":
+        return False
+    width = dtype.itemsize if x.is_floating_point() else x.element_size()
+    return x.numel() * width > torch.cuda.mem_get_info(device)[0] / 4
 
 
 def _cut(

@@ -32,7 +32,7 @@ from personafl.core.types import (
     Task,
     Training,
 )
-from personafl.data.federated import Federation, Split
+from personafl.data.federated import Federation, Place, Split
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, metrics, shifts
 from personafl.evaluation.evaluate import deployed, scores
@@ -84,13 +84,22 @@ class Simulation:
         device: str | torch.device = "cpu",
         chunk: int = 0,
         through_wire: bool = False,
+        data_on: Place = "auto",
     ) -> None:
-        """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload."""
+        """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload.
+
+        `data_on` says where examples are: on the device, on the host, or there only if they are too large (`auto`).
+        """
         self.evaluation = evaluation or Evaluation()
         shifts.check(self.evaluation, federation.source)
         self.device = torch.device(device)
         dtype = {"float32": torch.float32, "float64": torch.float64}[training.precision]
-        self.federation = federation.to(self.device, dtype)
+        if training.augment != "none" and federation.source.x.dim() != 4:
+            raise ValueError(
+                f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
+                f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
+            )
+        self.federation = federation.to(self.device, dtype, data_on)
         self.model = model.copy().to(self.device, dtype)
         self.task = Task(self.model, criterion, metric)
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients))
@@ -211,7 +220,7 @@ class Simulation:
     def _client_side(self, model: StackedModel, ids: Tensor, rnd: Round) -> _Part:
         """What a stack of clients does in a round, and the server with their uploads as far as it can."""
         task = dataclasses.replace(self.task, model=model)
-        data = self.federation.examples("train", ids)
+        data = self._training_data(ids)
         down = self.download(ids, rnd) if rnd.stage.down else Download()
         received = network.delivered(down, len(ids), self.device) if self.through_wire else down
         kept = self.store.gather(ids)
@@ -232,6 +241,9 @@ class Simulation:
             trained = deployed(self.algorithm, task, own, payload, data)
         traffic = cost.traffic(rnd.stage, down, upload, len(ids))
         return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
+
+    def _training_data(self, ids: Tensor) -> Examples:
+        return dataclasses.replace(self.federation.examples("train", ids), augment=self.training.augment != "none")
 
     def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
         """The sums over these clients that the server works with; what it will know of them."""
@@ -264,7 +276,7 @@ class Simulation:
     def joined(self, model: StackedModel, ids: Tensor) -> Params:
         """What newcomers predict with: what they are given, after the session their method has for them."""
         task = dataclasses.replace(self.task, model=model)
-        data = self.federation.examples("train", ids)
+        data = self._training_data(ids)
         known = self.algorithm.init_known(self.model.initial, ids)
         down = self.algorithm.download(self.server, known, self.now)
         kept = self.algorithm.newcomer(self.model.initial, down, ids)
