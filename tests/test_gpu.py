@@ -56,6 +56,7 @@ def test_examples_on_the_host_give_the_same_numbers(name: str, kind: str) -> Non
         fed, train = worlds.federation(kind), worlds.training()
         sim = Simulation(fed, worlds.model(kind), algorithm, train, shown, device="cuda", data_on=where)  # type: ignore[arg-type]
         assert sim.federation.source.x.is_cuda == (where == "device")
+        vars(sim)["recorder"] = None  # replayed steps round differently in their last bits
         sim.run()
         runs.append((sim, sim.clients_table()))
     (device, table), (host, same) = runs
