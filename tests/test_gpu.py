@@ -48,7 +48,8 @@ def test_grouped_convolution_is_each_clients_own() -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 @pytest.mark.parametrize("name", ["fedavg", "dm-pfl", "fedpac"])
-def test_examples_on_the_host_give_the_same_numbers(name: str, kind: str) -> None:
+def test_examples_on_the_host_give_the_same_numbers(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # two runs alike differ without it
     shown = dataclasses.replace(worlds.QUIET, shift="donor")
     runs = []
     for where in ("device", "host"):
