@@ -109,6 +109,9 @@ class Layer:
 
 
 BufferPolicy = Literal["average", "local", "drop"]
+Arithmetic = Literal["float64", "float32", "tf32", "bf16"]
+"""How products are taken. Weights are float32 under the last two, which differ from float32 on a GPU only: tf32 rounds
+the factors of every product, bf16 those of convolutions more coarsely."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,7 @@ class Training:
     loss: str = "cross_entropy"
     server_lr: float = 1.0
     augment: Literal["none", "crop-flip"] = "none"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Arithmetic = "float32"
     seed: int = 0
 
     def cohort(self, clients: int) -> int:
@@ -224,6 +227,7 @@ class Evaluation:
     when: Literal["after_aggregation", "after_local"] = "after_aggregation"
     clients: Literal["all", "selected"] | int = "all"
     metric: str = "accuracy"
+    train_loss: bool = False  # also the loss of the same models on all of the clients' training data
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from personafl.models.layers import conv_relu
+
 
 class CNN(nn.Module):
     """Convolutions, each with ReLU and 2x2 max-pooling, then linear layers with ReLU between them.
@@ -58,8 +60,12 @@ class CNN(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         for place, (conv, pooled) in enumerate(zip(self.convs, self.pooled, strict=True), 1):
+            last = place == len(self.convs)
+            if self.activation is F.relu and not (last and self.map_drop is not None):
+                x = conv_relu(conv, x, pooled=pooled, inner=not last)
+                continue
             x = self.activation(conv(x))
-            if self.map_drop is not None and place == len(self.convs):
+            if self.map_drop is not None and last:
                 x = self.map_drop(x)
             if pooled:
                 x = F.max_pool2d(x, 2)

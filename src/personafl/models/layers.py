@@ -17,7 +17,12 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from personafl.core import rng
-from personafl.core.types import ModelInfo, Params
+from personafl.core.types import Arithmetic, ModelInfo, Params
+
+try:
+    from personafl.models import kernels
+except ImportError:  # no Triton, so no GPU it would run on
+    kernels = None  # type: ignore[assignment]
 
 CONVS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: F.conv1d,
@@ -54,6 +59,7 @@ class Context:
     keys: Tensor | None  # [C], None outside training
     count: int  # C
     calls: int  # of dropout, in this forward pass
+    arithmetic: Arithmetic = "float32"  # of convolutions on a GPU
 
 
 class Stacked(nn.Module):
@@ -105,7 +111,7 @@ class _Linear(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.get("weight"), self.get("bias")
         assert weight is not None
-        rows = x.reshape(self.context.count, -1, x.shape[-1])  # [C, B, in]
+        rows = x.reshape(self.context.count, -1, x.shape[-1]).to(weight.dtype)  # [C, B, in]
         out = cast(Tensor, _BatchedLinear.apply(rows, weight, bias))  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], weight.shape[1])
 
@@ -117,15 +123,53 @@ class _Conv(Stacked):
         assert weight is not None
         call = CONVS[type(self.original)]
         rest = (conv.stride, conv.padding, conv.dilation)
-        if self.context.count == 1:
+        if self.context.count == 1 and not x.is_cuda:
             return call(x, weight[0], None if bias is None else bias[0], *rest, conv.groups)
         rows = self.split(x)
+        if x.is_cuda and self.fast(weight):
+            return self._launched(x, kernels.PLAIN, weight.dtype)
         if not x.is_cuda:  # grouped convolution is slower than a loop there
             parts = zip(rows, weight, [None] * len(rows) if bias is None else bias, strict=True)
             return torch.cat([call(r, w, b, *rest, conv.groups) for r, w, b in parts])
         wide = rows.transpose(0, 1).flatten(1, 2)  # [B, C * in, ...]
         out = call(wide, weight.flatten(0, 1), None if bias is None else bias.flatten(), *rest, len(rows) * conv.groups)
         return out.view(out.shape[0], len(rows), -1, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
+
+    def fast(self, weight: Tensor) -> bool:
+        """Whether there is a kernel for it (float64 has none)."""
+        conv = self.original
+        return (
+            kernels is not None
+            and weight.is_cuda
+            and weight.dtype == torch.float32
+            and type(conv) is nn.Conv2d
+            and kernels.fits(conv)
+        )
+
+    def _launched(self, x: Tensor, mode: int, dtype: torch.dtype) -> Tensor:
+        weight, bias, pad = self.get("weight"), self.get("bias"), cast(nn.Conv2d, self.original).padding[0]
+        assert weight is not None and isinstance(pad, int)
+        return kernels.convolution(x, weight, bias, pad, mode, self.context.arithmetic, dtype)
+
+    def with_relu(self, x: Tensor, *, pooled: bool, inner: bool) -> Tensor | None:
+        """ReLU and pooling in the same kernel; None where there is none. `inner`: another of these follows."""
+        weight = self.get("weight")
+        assert weight is not None
+        if not self.fast(weight):
+            return None
+        half = inner and self.context.arithmetic == "bf16"
+        return self._launched(x, kernels.POOL if pooled else kernels.RELU, torch.bfloat16 if half else weight.dtype)
+
+
+def conv_relu(conv: nn.Module, x: Tensor, *, pooled: bool, inner: bool = False) -> Tensor:
+    """A convolution, ReLU and, where `pooled`, 2x2 max-pooling: one kernel where the stacked form has one.
+
+    `inner` says that its output goes into another such block and nowhere else: it may then be of lower precision.
+    """
+    if isinstance(conv, _Conv) and (out := conv.with_relu(x, pooled=pooled, inner=inner)) is not None:
+        return out
+    x = F.relu(conv(x))
+    return F.max_pool2d(x, 2) if pooled else x
 
 
 class _BatchNorm(Stacked):

@@ -5,7 +5,8 @@ run on it once. Whatever has no parameters (activations, pooling, reshapes) work
 it is; every module that has some is replaced by one that knows which examples are whose:
 
     Linear, Embedding, norms     batched over clients
-    Conv1d, 2d, 3d               one grouped convolution on a GPU, one call per client on a CPU
+    Conv1d, 2d, 3d               one kernel for all clients on a GPU (`kernels`, or a grouped convolution),
+                                 one call per client on a CPU
     Dropout                      drawn from each client's own stream
     anything else                called once per client with that client's parameters (LSTM, attention, your own)
 
@@ -28,7 +29,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from personafl.core import rng
-from personafl.core.types import BufferPolicy, Layer, ModelInfo, Params
+from personafl.core.types import Arithmetic, BufferPolicy, Layer, ModelInfo, Params
 from personafl.models.layers import BATCH_NORMS, CONVS, RUNNING, Context, PerClient, Stacked, fold, tracks
 
 
@@ -125,8 +126,9 @@ class StackedModel:
         """Another one, for another thread."""
         return copy.deepcopy(self)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> StackedModel:
-        """Move what is shared by all clients: frozen parameters and constants."""
+    def to(self, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic = "float32") -> StackedModel:
+        """Move what is shared by all clients (frozen parameters and constants), and say how products are taken."""
+        self._context.arithmetic = arithmetic
         for part in (self.module, self._folded):
             part.to(device, dtype)
         self.initial = {n: t.to(device, dtype) for n, t in self.initial.items()}

@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from personafl.core.types import Training
+from personafl.core.types import Arithmetic, Training
 from personafl.models.stacked import StackedModel
 
 T = TypeVar("T")
@@ -90,6 +90,18 @@ def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[Stack
         threads = (layout.threads,)  # PyTorch's setting is partly per thread
         with ThreadPoolExecutor(layout.workers, initializer=torch.set_num_threads, initargs=threads) as pool:
             yield from pool.map(job, chunks)
+
+
+@contextmanager
+def products(precision: Arithmetic) -> Iterator[None]:
+    """Let a GPU round the factors of matrix products and convolutions, or not, as the precision says."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, conv.allow_tf32
+    matmul.allow_tf32 = conv.allow_tf32 = precision in ("tf32", "bf16")
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, conv.allow_tf32 = before
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, n
     """The expected cost to a client with this many training examples, drawn as often as the join ratio says."""
     algorithm = assembled(algorithm, Setup(model.info, training, num_clients))
     training = algorithm.setup.training
-    dtype = {"float32": torch.float32, "float64": torch.float64}[training.precision]
+    dtype = torch.float64 if training.precision == "float64" else torch.float32
     model = model.copy().to(torch.device("cpu"), dtype)
     task = Task(model, metrics.cross_entropy, metrics.accuracy)
     ids = torch.zeros(1, dtype=torch.int64)

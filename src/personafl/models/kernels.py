@@ -1,0 +1,340 @@
+"""Convolutions of many clients in one launch (Triton, for GPUs).
+
+Activations lie in memory as `[C, B, H, W, channels]`; a client's convolution is a matrix product of its image
+patches, gathered while they are loaded and never written, with its own weights. ReLU and 2x2 max-pooling may be
+part of it: then only what is left after the pooling is written, with one byte that says where it came from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from personafl.core.types import Arithmetic
+
+PLAIN, RELU, POOL = 0, 1, 2  # what follows the convolution: nothing, ReLU, ReLU and pooling
+_SIZES = ["B", "H", "W", "OH", "OW", "M", "splits", "per_split", "stride"]  # one compilation serves them all
+
+
+@triton.jit
+def _patch(
+    x, row, column, base, inside, k, H, W,
+    CI: tl.constexpr, KW: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """Numbers `k` of the patches at these places `[m, k]`: tap by tap, and in each tap channel by channel."""
+    tap = k // CI
+    kh = tap // KW
+    kw = tap % KW
+    offset = (kh * W + kw) * CI + k % CI
+    if CI % 16 == 0:
+        offset = tl.max_contiguous(tl.multiple_of(offset, 16), 16)
+    real = inside[:, None] & (k < K)[None, :]
+    if PAD > 0:
+        r = row[:, None] + kh[None, :]
+        c = column[:, None] + kw[None, :]
+        real = real & (r >= 0) & (r < H) & (c >= 0) & (c < W)
+    return tl.load(x + base[:, None] + offset[None, :], mask=real, other=0.0)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _forward(
+    x, weight, bias, out, origin, B, H, W, OH, OW,
+    CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
+    MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out[m, n] = sum over k of patch[m, k] * weight[k, n]; OH, OW are what is written (pooled, where it pools)."""
+    client = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    K: tl.constexpr = KH * KW * CI
+    S: tl.constexpr = 2 if MODE == 2 else 1
+    M = B * OH * OW
+    image = m // (OH * OW)
+    row = (m // OW) % OH * S - PAD
+    column = m % OW * S - PAD
+    base = ((image * H + row) * W + column) * CI
+    inside = m < M
+    x += client * B * H * W * CI
+    weight += client * K * CO
+    a0 = tl.zeros((BM, BN), dtype=tl.float32)
+    a1 = a0
+    a2 = a0
+    a3 = a0
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        w = tl.load(weight + k[:, None] * CO + n[None, :], mask=(k < K)[:, None] & (n < CO)[None, :], other=0.0)
+        p = _patch(x, row, column, base, inside, k, H, W, CI, KW, K, PAD)
+        a0 = tl.dot(p, w, a0, input_precision=PRECISION)
+        if MODE == 2:  # the other three places of the window
+            p = _patch(x, row, column + 1, base + CI, inside, k, H, W, CI, KW, K, PAD)
+            a1 = tl.dot(p, w, a1, input_precision=PRECISION)
+            p = _patch(x, row + 1, column, base + W * CI, inside, k, H, W, CI, KW, K, PAD)
+            a2 = tl.dot(p, w, a2, input_precision=PRECISION)
+            p = _patch(x, row + 1, column + 1, base + (W + 1) * CI, inside, k, H, W, CI, KW, K, PAD)
+            a3 = tl.dot(p, w, a3, input_precision=PRECISION)
+    if MODE > 0:
+        place = tl.zeros((BM, BN), dtype=tl.int32)
+    if MODE == 2:
+        place = tl.where(a1 > a0, 1, place)
+        a0 = tl.where(a1 > a0, a1, a0)
+        place = tl.where(a2 > a0, 2, place)
+        a0 = tl.where(a2 > a0, a2, a0)
+        place = tl.where(a3 > a0, 3, place)
+        a0 = tl.where(a3 > a0, a3, a0)
+    if BIASED:
+        a0 += tl.load(bias + client * CO + n, mask=n < CO, other=0.0)[None, :]
+    at = client * M * CO + m[:, None] * CO + n[None, :]
+    real = inside[:, None] & (n < CO)[None, :]
+    if MODE > 0:
+        dead = a0 <= 0  # not where it is no number: a diverged client is to be seen
+        tl.store(origin + at, tl.where(dead, 4, place).to(tl.uint8), mask=real)
+        a0 = tl.where(dead, 0.0, a0)
+    tl.store(out + at, a0, mask=real)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _spread(
+    grad, origin, out, M, H, W, OH, OW, CO: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """A gradient back to where it came from: through the pooling and the ReLU. H, W are the size before pooling."""
+    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    real = (m < M)[:, None] & (n < CO)[None, :]
+    at = m[:, None] * CO + n[None, :]
+    g = tl.load(grad + at, mask=real, other=0.0)
+    place = tl.load(origin + at, mask=real, other=4)
+    if MODE == 2:
+        image = m // (OH * OW)
+        base = (image * H + (m // OW) % OH * 2) * W + m % OW * 2
+        to = base[:, None] * CO + n[None, :]
+        tl.store(out + to, tl.where(place == 0, g, 0.0), mask=real)
+        tl.store(out + to + CO, tl.where(place == 1, g, 0.0), mask=real)
+        tl.store(out + to + W * CO, tl.where(place == 2, g, 0.0), mask=real)
+        tl.store(out + to + (W + 1) * CO, tl.where(place == 3, g, 0.0), mask=real)
+    else:
+        tl.store(out + at, tl.where(place == 0, g, 0.0), mask=real)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _for_weight(
+    x, grad, out, for_bias, B, H, W, OH, OW, splits, per_split,
+    CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
+    BIASED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the weights: out[k, n] = sum over places m of patch[m, k] * grad[m, n], in `splits` parts."""
+    client = (tl.program_id(2) // splits).to(tl.int64)
+    split = tl.program_id(2) % splits
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    K: tl.constexpr = KH * KW * CI
+    M = B * OH * OW
+    x += client * B * H * W * CI
+    grad += client * M * CO
+    total = tl.zeros((BK, BN), dtype=tl.float32)
+    sums = tl.zeros((BN,), dtype=tl.float32)
+    for first in range(0, per_split, BM):
+        m = split * per_split + first + tl.arange(0, BM)
+        image = m // (OH * OW)
+        row = (m // OW) % OH - PAD
+        column = m % OW - PAD
+        base = ((image * H + row) * W + column) * CI
+        p = _patch(x, row, column, base, m < M, k, H, W, CI, KW, K, PAD)
+        g = tl.load(grad + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
+        if BIASED:
+            sums += tl.sum(g.to(tl.float32), axis=0)
+        total = tl.dot(tl.trans(p), g, total, input_precision=PRECISION)
+    part = client * splits + split
+    tl.store(out + part * K * CO + k[:, None] * CO + n[None, :], total, mask=(k < K)[:, None] & (n < CO)[None, :])
+    if BIASED:
+        tl.store(for_bias + part * CO + n, sums, mask=(n < CO) & (tl.program_id(0) == 0))
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _pack(
+    weight, ahead, back, stride,
+    CI: tl.constexpr, CO: tl.constexpr, T: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each client's weights [O, I, T] as [T, I, O] for the way ahead; turned round, as [T, O, I], for the way back."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    N: tl.constexpr = CO * CI * T
+    w = tl.load(weight + client * stride + at, mask=at < N, other=0.0)
+    t = at % T
+    i = at // T % CI
+    o = at // (T * CI)
+    tl.store(ahead + client * N + (t * CI + i) * CO + o, w, mask=at < N)
+    if BACK:
+        tl.store(back + client * N + ((T - 1 - t) * CO + o) * CI + i, w, mask=at < N)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _collect(
+    parts, sums, for_weight, for_bias, splits,
+    CI: tl.constexpr, CO: tl.constexpr, T: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The parts [splits, T, I, O] of each client's gradient, added up as [O, I, T]; its bias's as well."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    N: tl.constexpr = CO * CI * T
+    o = at % CO  # in the order of the parts, which are read more often than the sum is written
+    i = at // CO % CI
+    t = at // (CO * CI)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    bias = tl.zeros((BLOCK,), dtype=tl.float32)
+    for split in range(splits):
+        total += tl.load(parts + (client * splits + split) * N + at, mask=at < N, other=0.0)
+        if BIASED:
+            bias += tl.load(sums + (client * splits + split) * CO + at, mask=at < CO, other=0.0)
+    tl.store(for_weight + client * N + (o * CI + i) * T + t, total, mask=at < N)
+    if BIASED:
+        tl.store(for_bias + client * CO + at, bias, mask=at < CO)
+
+
+def _power(n: int, low: int, high: int) -> int:
+    """The power of two at or above `n`, between bounds."""
+    return max(low, min(high, triton.next_power_of_2(n)))
+
+
+def _packed(weight: Tensor, dtype: torch.dtype, back: bool) -> tuple[Tensor, Tensor]:
+    """The weights `[C, O, I, K, K]` as the kernels want them: `[C, K, K, I, O]`, and `[C, K, K, O, I]` turned round."""
+    clients, co, ci, kh, kw = weight.shape
+    if not weight[0].is_contiguous():
+        weight = weight.contiguous()
+    ahead = torch.empty(clients, kh, kw, ci, co, dtype=dtype, device=weight.device)
+    turned = torch.empty(clients, kh, kw, co, ci, dtype=dtype, device=weight.device) if back else ahead
+    grid = (triton.cdiv(co * ci * kh * kw, 1024), clients)
+    _pack[grid](weight, ahead, turned, weight.stride(0), CI=ci, CO=co, T=kh * kw, BACK=back, BLOCK=1024)
+    return ahead, turned
+
+
+def _convolved(
+    x: Tensor,
+    packed: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    origin: Tensor | None,
+    pad: int,
+    mode: int,
+    precision: str,
+) -> None:
+    """x `[C * B, H, W, I]` under weights `[C, KH, KW, I, O]` into `out`."""
+    clients, kh, kw, ci, co = packed.shape
+    b, h, w = x.shape[0] // clients, x.shape[1], x.shape[2]
+    oh, ow = out.shape[1:3]
+    bn = _power(co, 16, 64)
+    others = clients * triton.cdiv(co, bn)
+    bm = 64 if mode == POOL or triton.cdiv(b * oh * ow, 128) * others < 264 else 128
+    if triton.cdiv(b * oh * ow, bm) * others < 132:
+        bm = 32
+    grid = (triton.cdiv(b * oh * ow, bm), triton.cdiv(co, bn), clients)
+    _forward[grid](
+        x, packed, packed if bias is None else bias, out, out if origin is None else origin, b, h, w, oh, ow,
+        CI=ci, CO=co, KH=kh, KW=kw, PAD=pad, MODE=mode, BIASED=bias is not None, PRECISION=precision,
+        BM=bm, BN=bn, BK=32, num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+class Convolution(Function):
+    """Stacked convolution with stride 1, then what `mode` says. x `[C * B, I, H, W]`, weight `[C, O, I, KH, KW]`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        pad: int,
+        mode: int,
+        how: Arithmetic,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        co, kh, kw = weight.shape[1], *weight.shape[3:]
+        precision, images = _prepared(x.permute(0, 2, 3, 1), how)
+        oh, ow = images.shape[1] + 2 * pad - kh + 1, images.shape[2] + 2 * pad - kw + 1
+        size = (oh // 2, ow // 2) if mode == POOL else (oh, ow)
+        out = images.new_empty(len(images), *size, co, dtype=dtype)
+        origin = images.new_empty(out.shape, dtype=torch.uint8) if mode else None
+        packed, turned = _packed(weight, images.dtype, ctx.needs_input_grad[0])
+        own = None if bias is None else bias.contiguous()  # clients may share one row
+        _convolved(images, packed, own, out, origin, pad, mode, precision)
+        ctx.save_for_backward(images, turned, origin)
+        ctx.rest = (weight.shape, bias is not None, pad, mode, precision, (oh, ow), x.dtype)
+        return out.permute(0, 3, 1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        images, turned, origin = ctx.saved_tensors
+        (clients, co, ci, kh, kw), biased, pad, mode, precision, (oh, ow), dtype = ctx.rest
+        g = grad.permute(0, 2, 3, 1).contiguous()
+        g = _returned(g, origin, mode, oh, ow, images.dtype) if mode else g.to(images.dtype)
+        for_x = for_weight = for_bias = None
+        if ctx.needs_input_grad[0]:
+            for_x = torch.empty_like(images, dtype=dtype)
+            _convolved(g, turned, None, for_x, None, kh - 1 - pad, PLAIN, precision)
+            for_x = for_x.permute(0, 3, 1, 2)
+        if ctx.needs_input_grad[1]:
+            b, h, w = images.shape[0] // clients, images.shape[1], images.shape[2]
+            k = kh * kw * ci
+            bn, bk = _power(co, 16, 64), _power(k, 32, 128)
+            tiles = clients * triton.cdiv(k, bk) * triton.cdiv(co, bn)
+            splits = max(1, min(triton.cdiv(264, tiles), b * oh * ow // 256))
+            per_split = triton.cdiv(b * oh * ow, 64 * splits) * 64
+            parts = images.new_empty(clients, splits, k, co, dtype=torch.float32)
+            sums = images.new_empty(clients, splits, co, dtype=torch.float32)
+            grid = (triton.cdiv(k, bk), triton.cdiv(co, bn), clients * splits)
+            _for_weight[grid](
+                images, g, parts, sums, b, h, w, oh, ow, splits, per_split,
+                CI=ci, CO=co, KH=kh, KW=kw, PAD=pad, BIASED=biased, PRECISION=precision,
+                BM=64, BN=bn, BK=bk, num_warps=4, num_stages=3,
+            )  # fmt: skip
+            for_weight = parts.new_empty(clients, co, ci, kh, kw)
+            for_bias = parts.new_empty(clients, co) if biased else None
+            _collect[(triton.cdiv(k * co, 512), clients)](
+                parts, sums, for_weight, parts if for_bias is None else for_bias, splits,
+                CI=ci, CO=co, T=kh * kw, BIASED=biased, BLOCK=512,
+            )  # fmt: skip
+        return for_x, for_weight, for_bias, None, None, None, None
+
+
+def _prepared(x: Tensor, how: Arithmetic) -> tuple[str, Tensor]:
+    """How products are taken, and the images in memory as the kernels want them."""
+    if how == "bf16":
+        half = torch.bfloat16
+        return "ieee", x.contiguous() if x.dtype == half else torch.empty(x.shape, dtype=half, device=x.device).copy_(x)
+    return ("tf32" if how == "tf32" else "ieee"), x.contiguous()
+
+
+def _returned(g: Tensor, origin: Tensor, mode: int, oh: int, ow: int, dtype: torch.dtype) -> Tensor:
+    """The gradient before ReLU and pooling."""
+    count, small_h, small_w, co = g.shape
+    odd = mode == POOL and (oh % 2 or ow % 2)
+    out = (g.new_zeros if odd else g.new_empty)(count, oh, ow, co, dtype=dtype)
+    places = count * small_h * small_w
+    bn = _power(co, 16, 64)
+    _spread[(triton.cdiv(places, 64), triton.cdiv(co, bn))](
+        g, origin, out, places, oh, ow, small_h, small_w, CO=co, MODE=mode, BM=64, BN=bn, num_warps=4
+    )
+    return out
+
+
+def fits(conv: nn.Conv2d) -> bool:
+    """Whether these kernels have this convolution: stride 1, square, evenly padded."""
+    kernel, pad = conv.kernel_size, conv.padding
+    usual = (conv.stride, conv.dilation, conv.groups, conv.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
+    return usual and kernel[0] == kernel[1] and pad[0] == pad[1] and isinstance(pad[0], int) and pad[0] < kernel[0]
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, pad: int, mode: int, how: Arithmetic, dtype: torch.dtype
+) -> Tensor:
+    """Every client's convolution of its own images, and what follows it, as this type of number."""
+    out: Tensor = Convolution.apply(x, weight, bias, pad, mode, how, dtype)
+    return out
