@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Self
 
 import torch
@@ -156,21 +156,17 @@ class WarmUp(Part):
 
     def _turn(self, usual: Turn) -> Turn:
         """The usual turn on the subnetwork that is on in each step."""
-        return replace(usual, loss=self._gated(usual.loss))
+        return replace(usual, loss=partial(self._gated, usual.loss))
 
-    def _gated(self, loss: Loss) -> Loss:
+    def _gated(self, loss: Loss, task: Task, local: Local, batch: Batch) -> Tensor:
         """The loss of the subnetwork that is on in this step."""
-
-        def gated(task: Task, local: Local, batch: Batch) -> Tensor:
-            drawn = self._units(local, batch.keys)
-            on = {n: u.to(batch.x.dtype) for n, u in drawn.items()}
-            if loss is not own_loss:  # what else it holds moves the subnetwork only, too
-                inside = units.positions(self.layers, drawn)
-                still = {n: torch.where(m, local.params[n], local.params[n].detach()) for n, m in inside.items()}
-                local = replace(local, params=local.params | still)
-            return loss(replace(task, model=Gated(task.model, self.layers, on)), local, batch)
-
-        return gated
+        drawn = self._units(local, batch.keys)
+        on = {n: u.to(batch.x.dtype) for n, u in drawn.items()}
+        if loss is not own_loss:  # what else it holds moves the subnetwork only, too
+            inside = units.positions(self.layers, drawn)
+            still = {n: torch.where(m, local.params[n], local.params[n].detach()) for n, m in inside.items()}
+            local = replace(local, params=local.params | still)
+        return loss(replace(task, model=Gated(task.model, self.layers, on)), local, batch)
 
     def upload(self, local: Local, rnd: Round) -> Payload:
         if rnd.phase != "warm-up":

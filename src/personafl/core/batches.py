@@ -62,16 +62,18 @@ def plan(
     number = torch.as_tensor(first).view(-1, 1) + torch.arange(rounds)  # of each epoch
     streams = rng.extend(keys.unsqueeze(1), number)  # [C, E]
     order = rng.order(streams.to(device), data.count.to(device).unsqueeze(1), width)  # [C, E, M]
-    step = torch.arange(longest)
-    epoch = (step // per_epoch.unsqueeze(1)).clamp(max=max(rounds - 1, 0))  # [C, S]
-    place = (step % per_epoch.unsqueeze(1)).unsqueeze(2) * batch_size + torch.arange(size)  # [C, S, B]
-    at = (epoch.unsqueeze(2) * width + place.clamp(max=width - 1)).flatten(1).to(device)
+    step, each = torch.arange(longest, device=device), per_epoch.to(device).unsqueeze(1)
+    epoch = (step // each).clamp(max=max(rounds - 1, 0))  # [C, S]
+    place = (step % each).unsqueeze(2) * batch_size + torch.arange(size, device=device)  # [C, S, B]
+    at = (epoch.unsqueeze(2) * width + place.clamp(max=width - 1)).flatten(1)
     rows = data.rows.gather(1, order.flatten(1).gather(1, at)) if longest else data.rows[:, :0]
-    real = (data.count.view(-1, 1, 1) - place[:, :, :1]).clamp(0, size).squeeze(2)  # [C, S]
 
-    going = step < total.unsqueeze(1)  # [C, S]
+    step = torch.arange(longest)  # what follows is needed on the host
+    passed = step % per_epoch.unsqueeze(1) * batch_size  # [C, S]: examples of the epoch behind each step
+    real = (data.count.unsqueeze(1) - passed).clamp(0, size)
+    going = step < total.unsqueeze(1)
     active = going.sum(0).tolist()
-    full = [bool((real[:k, s] == size).all()) for s, k in enumerate(active)]
+    full = ((real == size) | ~going).all(0).tolist()
     examples = (real * going).sum(1).double()
     rows = rows.view(len(keys), longest, size)
     return Plan(rows, rows.to(data.x.device), real.to(device), total, active, full, examples)
@@ -87,7 +89,7 @@ def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.
 def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Examples as a model takes them: bytes are pixels, other whole numbers (characters) stay what they are."""
     if x.dtype == torch.uint8:
-        return x.to(dtype) / 255
+        return x / 255 if dtype == torch.float32 else x.to(dtype) / 255
     return x.to(dtype) if x.is_floating_point() else x.long()
 
 

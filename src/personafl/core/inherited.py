@@ -14,6 +14,7 @@ travels, is taught and inherited.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -69,36 +70,32 @@ class Inherited(Part):
         if self.slot.transfer != "prox":
             extra = cost.forward_pass(self.info) * (1 if turn.loss is own_loss else 4)  # the HPM; the student once more
         then = None if turn.then is None else self._taught(turn.then)
-        return replace(turn, loss=self._loss(turn.loss), flops=turn.flops + extra, then=then)
+        return replace(turn, loss=partial(self._loss, turn.loss), flops=turn.flops + extra, then=then)
 
-    def _loss(self, loss: Loss) -> Loss:
+    def _loss(self, loss: Loss, task: Task, local: Local, batch: Batch) -> Tensor:
         share, transfer = self.slot.weight, self.slot.transfer
-
-        def taught(task: Task, local: Local, batch: Batch) -> Tensor:
-            teacher = tree.select(self.mine(local.fixed), self.info.shapes)
-            if transfer == "prox":
-                weights = tree.select(teacher, self.info.parameters)
-                pull = tree.squared_distance(tree.select(local.params, weights), weights)
-                return (1 - share) * loss(task, local, batch) + share * pull
-            if loss is own_loss:  # one forward pass gives the loss and what is compared
-                h, out = self._seen(task.model, local.params, batch, batch.keys)
-                own = batch.mean(per_example(task.criterion, out, batch.y))
-            else:
-                own = loss(task, local, batch)
-                statistics = {n: t.clone() for n, t in local.params.items() if n in self.info.buffers}
-                h, out = self._seen(task.model, local.params | statistics, batch, batch.keys)
-            with torch.no_grad():
-                h_p, out_p = self._seen(task.model, teacher, batch, None)
-            if transfer == "kd":
-                tau = self.slot.temperature
-                term = tau**2 * batch.mean(divergence(out_p / tau, out / tau))
-            elif transfer == "l2":
-                term = batch.mean((h - h_p).square().sum(-1)) / 2
-            else:
-                term = mmd(h, h_p, batch)
-            return (1 - share) * own + share * term
-
-        return taught
+        teacher = tree.select(self.mine(local.fixed), self.info.shapes)
+        if transfer == "prox":
+            weights = tree.select(teacher, self.info.parameters)
+            pull = tree.squared_distance(tree.select(local.params, weights), weights)
+            return (1 - share) * loss(task, local, batch) + share * pull
+        if loss is own_loss:  # one forward pass gives the loss and what is compared
+            h, out = self._seen(task.model, local.params, batch, batch.keys)
+            own = batch.mean(per_example(task.criterion, out, batch.y))
+        else:
+            own = loss(task, local, batch)
+            statistics = {n: t.clone() for n, t in local.params.items() if n in self.info.buffers}
+            h, out = self._seen(task.model, local.params | statistics, batch, batch.keys)
+        with torch.no_grad():
+            h_p, out_p = self._seen(task.model, teacher, batch, None)
+        if transfer == "kd":
+            tau = self.slot.temperature
+            term = tau**2 * batch.mean(divergence(out_p / tau, out / tau))
+        elif transfer == "l2":
+            term = batch.mean((h - h_p).square().sum(-1)) / 2
+        else:
+            term = mmd(h, h_p, batch)
+        return (1 - share) * own + share * term
 
     def _seen(self, model: Model, params: Params, batch: Batch, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Features and outputs; for `kd` outputs alone, so that any model will do."""

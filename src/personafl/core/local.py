@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from personafl.core import batches, cost, optim, rng, tree
-from personafl.core.algorithm import Algorithm, Change, Local, Play, Probe, Survey, Turn
+from personafl.core.algorithm import Algorithm, Change, Local, Loss, Play, Probe, Survey, Turn
+from personafl.core.replay import Recorder, Reel, capacity, copy, same, shapes
 from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, Task, Training
 
 
@@ -35,15 +36,25 @@ class Outcome:
 
 
 def session(
-    algorithm: Algorithm, task: Task, data: Examples, kept: Params, down: Download, rnd: Round, *, train: bool = True
+    algorithm: Algorithm,
+    task: Task,
+    data: Examples,
+    kept: Params,
+    down: Download,
+    rnd: Round,
+    *,
+    train: bool = True,
+    recorder: Recorder | None = None,
 ) -> Outcome:
     """The client's side of a round, for a stack of clients sorted by size, largest first.
 
-    Without `train` nothing is computed but the cost: hooks, payloads and masks are real.
+    Without `train` nothing is computed but the cost: hooks, payloads and masks are real. On a GPU a `recorder`
+    replays what was played before.
     """
     payload = tree.received(down, len(data.ids))
     local = algorithm.start(kept, payload, rnd)
-    local, work = play(task, local, algorithm.turns(local, rnd), data, algorithm.setup.training, rnd, train=train)
+    turns, training = algorithm.turns(local, rnd), algorithm.setup.training
+    local, work = play(task, local, turns, data, training, rnd, train=train, recorder=recorder)
     upload = algorithm.upload(local, rnd) if rnd.stage.up else {}
     return Outcome(algorithm.keep(kept, local, rnd), upload, local, work)
 
@@ -57,9 +68,10 @@ def play(
     rnd: Round,
     *,
     train: bool = True,
+    recorder: Recorder | None = None,
 ) -> tuple[Local, Work]:
     """Play a list of turns over a stack of clients; without `train`, only count what it would cost."""
-    at_work = _Session(task, local, data, training, rnd, train)
+    at_work = _Session(task, local, data, training, rnd, train, recorder)
     for turn in turns:
         match turn:
             case Turn():
@@ -76,8 +88,18 @@ def play(
 class _Session:
     """A stack of clients between its first and its last turn."""
 
-    def __init__(self, task: Task, local: Local, data: Examples, training: Training, rnd: Round, train: bool) -> None:
+    def __init__(
+        self,
+        task: Task,
+        local: Local,
+        data: Examples,
+        training: Training,
+        rnd: Round,
+        train: bool,
+        recorder: Recorder | None,
+    ) -> None:
         self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
+        self.recorder = recorder
         self.count, self.dtype = len(data.ids), floating(local.params)
         self.local = replace(local, ids=data.ids, keys=self._stream("draws").to(data.rows.device))
         self.steps: dict[str, Tensor] = {}  # [C] behind each client, per stream
@@ -96,21 +118,20 @@ class _Session:
         length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs, "least": turn.least}
         before, epoch = self.steps.get(turn.stream, self._none()), self.epochs.get(turn.stream, self._none())
         plan = batches.plan(self.data, size, self._stream(turn.stream), first=epoch, **length)
-        updates = self._updates(list(_chain(turn)), plan)
-        if updates:
+        parts = self._moving(list(_chain(turn)), plan)
+        if parts:
             name = "noise" if turn.stream == "batches" else f"noise {turn.stream}"
             passed = before.unsqueeze(1) + torch.arange(len(plan.active))
             noise = rng.extend(self._stream(name).unsqueeze(1), passed).to(plan.rows.device)  # [C, S]
-            for s, k in enumerate(plan.active):
-                batch = batches.minibatch(self.data, plan, s, noise[:k, s], self.dtype)
-                loss = updates[0].step(batch, k)
-                for i, update in enumerate(updates[1:], 1):
-                    loss = update.step(replace(batch, keys=rng.extend(rng.extend(batch.keys, "then"), i)), k)
-                self.loss[:k] += loss
+            if not self._replayed(parts, plan, noise):
+                update = self._update(parts, self.local)
+                for s, k in enumerate(plan.active):
+                    batch = batches.minibatch(self.data, plan, s, noise[:k, s], self.dtype)
+                    self.loss[:k] += update(batch, k)
         self.steps[turn.stream] = before + plan.steps
         self.epochs[turn.stream] = epoch + -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
 
-    def _updates(self, parts: list[Turn], plan: batches.Plan) -> list[_Steps]:
+    def _moving(self, parts: list[Turn], plan: batches.Plan) -> list[_Part]:
         """What is done with each minibatch, one after the other; nothing where nothing is to move."""
         moves = [part.moves(self.local) if callable(part.moves) else part.moves for part in parts]
         for part, names in zip(parts, moves, strict=True):
@@ -119,12 +140,51 @@ class _Session:
             return []
         moving = {n for names in moves for n in names}
         self.local = replace(self.local, params=self.local.params | self._writable(moving))
-        moments = [self._moments(part, names) for part, names in zip(parts, moves, strict=True)]
         return [
-            _Steps(self.task, self.local, part, names, self._rule(part), state, self.rnd.lr)
-            for part, names, state in zip(parts, moves, moments, strict=True)
+            _Part(
+                part.loss,
+                names,
+                self._rule(part),
+                self._moments(part, names),
+                self.rnd.lr if part.lr is None else part.lr,
+            )
+            for part, names in zip(parts, moves, strict=True)
             if names
         ]
+
+    def _update(self, parts: Sequence[_Part], local: Local) -> _Update:
+        return _Update([_Steps(self.task, local, part) for part in parts])
+
+    def _replayed(self, parts: list[_Part], plan: batches.Plan, noise: Tensor) -> bool:
+        """Play the plan from a recording, where there is one."""
+        recorder, data = self.recorder, self.data
+        if recorder is None or data.x.device != plan.rows.device or not plan.active:
+            return False
+        rules = tuple((same(p.loss), p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts)
+        held = tuple(shapes(t) for t in (self.local.params, self.local.fixed, *(p.state for p in parts)))
+        sizes = (len(data.ids), capacity(len(plan.active)), plan.rows.shape[2], data.x.data_ptr())
+        key = (self.task.model, self.task.criterion, rules, held, sizes)
+        split = [p.moves for p in parts], [p.state for p in parts]
+
+        def make(local: Local, masks: list[Moves], states: list[Params], rates: list[Tensor]) -> _Update:
+            own = zip(parts, masks, states, rates, strict=True)
+            return self._update([replace(p, moves=m, state=s, lr=r) for p, m, s, r in own], local)
+
+        reel = recorder.reel(key, lambda pool: Reel(pool, self.local, *split, data, plan, self.dtype, make))
+        if reel is None:
+            return False
+        reel.load(self.local, *split, [float(p.lr) for p in parts], plan, noise)
+        try:
+            reel.run(plan.active)
+        except RuntimeError as e:
+            recorder.refuse(key, e)
+            return False
+        moved = {n for p in parts for n in p.moves} | self._writable(()).keys()
+        copy({n: self.local.params[n] for n in moved}, reel.local.params)
+        for part, state in zip(parts, reel.states, strict=True):
+            copy(part.state, state)
+        self.loss += reel.loss
+        return True
 
     def _rule(self, turn: Turn) -> optim.Optimizer:
         return turn.optimizer or optim.default(self.training)
@@ -204,32 +264,55 @@ def _prefix(local: Local, k: int) -> Local:
     return Local(tree.take(local.params, slice(k)), tree.take(local.fixed, slice(k)), ids=ids, keys=keys)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One of the updates a turn makes on each minibatch."""
+
+    loss: Loss
+    moves: Moves
+    rule: optim.Optimizer
+    state: Params
+    lr: float | Tensor
+
+
+class _Update:
+    """All updates on a minibatch, one after the other, each with random streams of its own."""
+
+    def __init__(self, steps: list[_Steps]) -> None:
+        self.steps = steps
+
+    def __call__(self, batch: Batch, k: int) -> Tensor:
+        """The losses `[k]` of the last one."""
+        loss = self.steps[0].step(batch, k)
+        for i, after in enumerate(self.steps[1:], 1):
+            loss = after.step(replace(batch, keys=rng.extend(rng.extend(batch.keys, "then"), i)), k)
+        return loss
+
+
 class _Steps:
     """Optimiser steps over the active prefix of a stack; the views are made anew only when it shrinks."""
 
-    def __init__(
-        self, task: Task, local: Local, turn: Turn, moves: Moves, rule: optim.Optimizer, state: Params, lr: float
-    ) -> None:
-        self.task, self.local, self.loss, self.moves = task, local, turn.loss, moves
-        self.rule, self.state, self.lr = rule, state, lr if turn.lr is None else turn.lr
+    def __init__(self, task: Task, local: Local, part: _Part) -> None:
+        self.task, self.local, self.part = task, local, part
         self.active = -1
 
     def _shrink(self, k: int) -> None:
         self.active = k
         self.now = _prefix(self.local, k)
-        self.leaves = {n: self.now.params[n].detach().requires_grad_() for n in self.moves}
+        self.leaves = {n: self.now.params[n].detach().requires_grad_() for n in self.part.moves}
         self.seen = replace(self.now, params=self.now.params | self.leaves)
-        self.masks = {n: m if m is None else m[:k] for n, m in self.moves.items()}
-        self.slots = tree.take(self.state, slice(k))
+        self.masks = {n: m if m is None else m[:k] for n, m in self.part.moves.items()}
+        self.slots = tree.take(self.part.state, slice(k))
 
     def step(self, batch: Batch, k: int) -> Tensor:
         """One step of the first `k` clients; their losses `[k]`."""
         if k != self.active:
             self._shrink(k)
-        loss = self.loss(self.task, self.seen, batch)
-        grads = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
+        loss = self.part.loss(self.task, self.seen, batch)
+        found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
+        grads = dict(zip(self.leaves, found, strict=True))
         with torch.no_grad():
-            self.rule.step(self.now.params, dict(zip(self.leaves, grads, strict=True)), self.slots, self.masks, self.lr)
+            self.part.rule.step(self.now.params, grads, self.slots, self.masks, self.part.lr)
         return loss.detach()
 
 

@@ -24,8 +24,11 @@ class Optimizer(Protocol):
         """Fresh state for these stacked parameters."""
         ...
 
-    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float) -> None:
-        """Move `params` and `state` in place; only entries of `grads`, only positions of `moves`."""
+    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float | Tensor) -> None:
+        """Move `params` and `state` in place; only entries of `grads`, only positions of `moves`.
+
+        The rate is a tensor where the step is being recorded, to be replayed at other rates.
+        """
         ...
 
 
@@ -46,7 +49,7 @@ class SGD:
             return {}
         return {f"momentum/{n}": torch.zeros_like(p) for n, p in params.items()}
 
-    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float) -> None:
+    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float | Tensor) -> None:
         grads = _prepared(params, grads, moves, self.weight_decay, self.grad_clip)
         names = list(grads)
         if self.momentum:
@@ -58,7 +61,7 @@ class SGD:
                 else:
                     buffer.copy_(torch.where(mask, fresh, buffer))
                     grads[n] = torch.where(mask, fresh, 0)
-        torch._foreach_add_([params[n] for n in names], [grads[n] for n in names], alpha=-lr)
+        _descend([params[n] for n in names], [grads[n] for n in names], lr)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Adam:
             state[f"steps/{n}"] = torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)
         return state
 
-    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float) -> None:
+    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float | Tensor) -> None:
         grads = _prepared(params, grads, moves, self.weight_decay, self.grad_clip)
         for n, g in grads.items():
             first, second, mask = state[f"first/{n}"], state[f"second/{n}"], moves[n]
@@ -94,7 +97,17 @@ class Adam:
                 m, v = torch.where(mask, m, first), torch.where(mask, v, second)
             first.copy_(m)
             second.copy_(v)
-            params[n].add_(update, alpha=-lr)
+            _descend([params[n]], [update], lr)
+
+
+def _descend(params: list[Tensor], along: list[Tensor], lr: float | Tensor) -> None:
+    if not isinstance(lr, Tensor):
+        torch._foreach_add_(params, along, alpha=-lr)
+    elif lr.dtype == torch.float32:  # the one type this kernel has for a rate
+        plain = {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
+        torch._fused_sgd_(params, along, [], lr=lr, is_first_step=False, **plain)  # type: ignore[call-overload]
+    else:
+        torch._foreach_sub_(params, torch._foreach_mul(along, lr))
 
 
 def default(training: Training) -> Optimizer:

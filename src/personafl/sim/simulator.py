@@ -18,6 +18,7 @@ from personafl.core import cost, rng, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.compose import assembled
 from personafl.core.local import Work, session
+from personafl.core.replay import Recorder
 from personafl.core.store import Store
 from personafl.core.types import (
     Criterion,
@@ -38,7 +39,7 @@ from personafl.evaluation import final, metrics, shifts
 from personafl.evaluation.evaluate import deployed, scores
 from personafl.models.stacked import StackedModel
 from personafl.sim import network
-from personafl.sim.layout import choose, each
+from personafl.sim.layout import choose, each, products
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -84,27 +85,30 @@ class Simulation:
         device: str | torch.device = "cpu",
         chunk: int = 0,
         through_wire: bool = False,
+        record: bool = True,
         data_on: Place = "auto",
     ) -> None:
         """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload.
 
-        `data_on` says where examples are: on the device, on the host, or there only if they are too large (`auto`).
+        `record` replays training steps on a GPU. `data_on` says where examples are: on the device, on the host, or
+        there only if they are too large (`auto`).
         """
         self.evaluation = evaluation or Evaluation()
         shifts.check(self.evaluation, federation.source)
         self.device = torch.device(device)
-        dtype = {"float32": torch.float32, "float64": torch.float64}[training.precision]
+        dtype = torch.float64 if training.precision == "float64" else torch.float32
         if training.augment != "none" and federation.source.x.dim() != 4:
             raise ValueError(
                 f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
                 f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
             )
         self.federation = federation.to(self.device, dtype, data_on)
-        self.model = model.copy().to(self.device, dtype)
+        self.model = model.copy().to(self.device, dtype, training.precision)
         self.task = Task(self.model, criterion, metric)
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients))
         self.training = self.algorithm.setup.training
         self.through_wire = through_wire
+        self.recorder = Recorder() if record and self.device.type == "cuda" and self.model.parallel else None
         self.layout = choose(self.model, training, self.device, federation.sizes("train"), chunk)
 
         self.server = self.algorithm.init_server(self.model.initial)
@@ -154,7 +158,8 @@ class Simulation:
         return self._sorted(torch.from_numpy(pick))
 
     def _each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
-        return each(self.layout, self.model, ids, work)
+        with products(self.training.precision):
+            yield from each(self.layout, self.model, ids, work)
 
     # A round
 
@@ -224,7 +229,7 @@ class Simulation:
         down = self.download(ids, rnd) if rnd.stage.down else Download()
         received = network.delivered(down, len(ids), self.device) if self.through_wire else down
         kept = self.store.gather(ids)
-        done = session(self.algorithm, task, data, kept, received, rnd)
+        done = session(self.algorithm, task, data, kept, received, rnd, recorder=self.recorder)
         upload = done.upload
         if self.through_wire and rnd.stage.up:
             upload = network.returned(upload, received, len(ids), self.device)
@@ -317,6 +322,10 @@ class Simulation:
             row |= self._since(ids, before, own)
         if int(self.federation.splits["validation"].first[-1]):
             row["validation"] = _stats(self._personal_scores(ids, "validation"))
+        if self.evaluation.train_loss:
+            row["train_loss"] = float(
+                torch.cat(self._personal_scores(ids, "train", self.task.criterion)).double().mean()
+            )
         common = self.common()
         row["global"] = None if common is None else _stats(self._global_scores(common, ids))
         return row
@@ -330,12 +339,16 @@ class Simulation:
         self.left |= left
         return {"before": _stats(before), "delta": sum(gained) / len(gained) if gained else None}
 
-    def _personal_scores(self, ids: Tensor, split: Split) -> list[Tensor]:
-        parts = self._each(ids, lambda model, part: self._scores(model, part, self.federation.examples(split, part)))
-        return [s for part in parts for s in part]
+    def _personal_scores(self, ids: Tensor, split: Split, metric: Criterion | None = None) -> list[Tensor]:
+        def work(model: StackedModel, part: Tensor) -> list[Tensor]:
+            return self._scores(model, part, self.federation.examples(split, part), metric)
 
-    def _scores(self, model: StackedModel, ids: Tensor, data: Examples) -> list[Tensor]:
-        task = dataclasses.replace(self.task, model=model)
+        return [s for part in self._each(ids, work) for s in part]
+
+    def _scores(
+        self, model: StackedModel, ids: Tensor, data: Examples, metric: Criterion | None = None
+    ) -> list[Tensor]:
+        task = dataclasses.replace(self.task, model=model, metric=metric or self.task.metric)
         return scores(self.algorithm.predict, task, self.judged(model, ids), data)
 
     def common(self) -> Params | None:
@@ -345,15 +358,16 @@ class Simulation:
 
     def _global_scores(self, common: Params, ids: Tensor) -> list[Tensor]:
         """Scores of the server's model on these clients' test data, or on a test part that belongs to nobody."""
-        source, official = self.federation.source, self.federation.official
-        if official is not None:
-            whole = Examples(source.x, source.y, official[None], torch.tensor([len(official)]), ids[:1])
-            return scores(self.algorithm.common_answer, self.task, common, whole)
-        rows, count = self.federation.splits["test"].padded(ids)
-        flat = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)])
-        data = Examples(source.x, source.y, flat[None], count.sum()[None], ids[:1])
-        found = scores(self.algorithm.common_answer, self.task, common, data)
-        return list(torch.split(found[0], count.tolist()))
+        source, flat = self.federation.source, self.federation.official
+        if flat is None:
+            rows, count = self.federation.splits["test"].padded(ids)
+            flat, sizes = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)]), count.tolist()
+        else:
+            sizes = [len(flat)]
+        data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
+        with products(self.training.precision):
+            found = scores(self.algorithm.common_answer, self.task, common, data)
+        return list(torch.split(found[0], sizes))
 
     def _shift(self) -> Shift | None:
         if self.evaluation.shift == "none":
