@@ -105,10 +105,11 @@ class Ragged:
     def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
         count = self.lengths(ids)
-        place = torch.arange(int(count.max()))
-        at = (self.first[ids].unsqueeze(1) + place).clamp(max=len(self.flat) - 1).to(self.flat.device)
-        rows = self.flat[at].masked_fill((place >= count.unsqueeze(1)).to(self.flat.device), 0)
-        return rows, count
+        device = self.flat.device
+        place = torch.arange(int(count.max()), device=device)
+        first, last = (t.to(device).unsqueeze(1) for t in (self.first[ids], count))
+        at = (first + place).clamp(max=len(self.flat) - 1)
+        return self.flat[at].masked_fill(place >= last, 0), count
 
 
 @dataclass(frozen=True)

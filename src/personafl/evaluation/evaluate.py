@@ -19,6 +19,8 @@ from personafl.data.shift import Shift, mixed
 Predict = Callable[[Model, Params, Tensor], Tensor]
 """Outputs `[C, B, K]` of a stack of clients, from a model, what they hold and inputs."""
 
+ROOM = 2.0**30  # bytes of activations of a forward pass
+
 
 @torch.no_grad()
 def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train: Examples) -> Params:
@@ -35,13 +37,21 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train
 @torch.no_grad()
 def scores(predict: Predict, task: Task, ready: Params, data: Examples) -> list[Tensor]:
     """Per client the score of each of its examples, in order, on the host."""
-    out = torch.zeros(data.rows.shape, dtype=torch.float32)
-    for batch, first in batches.in_order(data, batches.SWEEP, floating(ready)):
+    out = torch.zeros(data.rows.shape, dtype=torch.float32, device=data.rows.device)
+    for batch, first in batches.in_order(data, _at_a_time(task.model, data), floating(ready)):
         k, size = batch.x.shape[:2]
         model = _Ignoring(task.model, batch.valid)
         logits = predict(model, tree.take(ready, slice(k)), batch.x)
-        out[:k, first : first + size] = per_example(task.metric, logits, batch.y).cpu()
-    return [row[: int(n)] for row, n in zip(out, data.count, strict=True)]
+        out[:k, first : first + size] = per_example(task.metric, logits, batch.y)
+    return [row[: int(n)] for row, n in zip(out.cpu(), data.count, strict=True)]
+
+
+def _at_a_time(model: Model, data: Examples) -> int:
+    """Examples of a client in one forward pass: on a GPU as many as fill it, where they do not look at one another."""
+    if not data.rows.is_cuda or getattr(model, "looks_at_batches", True):
+        return batches.SWEEP
+    each = 4 * max(model.info.activations, 1) * len(data.ids)
+    return max(16, min(16384 // len(data.ids) + 1, int(ROOM / each)))
 
 
 class _Ignoring:
