@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,15 @@ from personafl.core import batches, cost, optim, rng, tree
 from personafl.core.algorithm import Algorithm, Change, Local, Loss, Play, Probe, Survey, Turn
 from personafl.core.replay import Recorder, Reel, capacity, copy, same, shapes
 from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, Task, Training
+
+Clock = Callable[[str], AbstractContextManager[None]]
+"""Told which part of a session is at work; time inside belongs to it."""
+
+_NOTHING = nullcontext()
+
+
+def untimed(part: str) -> AbstractContextManager[None]:
+    return _NOTHING
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ def session(
     *,
     train: bool = True,
     recorder: Recorder | None = None,
+    clock: Clock = untimed,
 ) -> Outcome:
     """The client's side of a round, for a stack of clients sorted by size, largest first.
 
@@ -54,7 +65,7 @@ def session(
     payload = tree.received(down, len(data.ids))
     local = algorithm.start(kept, payload, rnd)
     turns, training = algorithm.turns(local, rnd), algorithm.setup.training
-    local, work = play(task, local, turns, data, training, rnd, train=train, recorder=recorder)
+    local, work = play(task, local, turns, data, training, rnd, train=train, recorder=recorder, clock=clock)
     upload = algorithm.upload(local, rnd) if rnd.stage.up else {}
     return Outcome(algorithm.keep(kept, local, rnd), upload, local, work)
 
@@ -69,9 +80,10 @@ def play(
     *,
     train: bool = True,
     recorder: Recorder | None = None,
+    clock: Clock = untimed,
 ) -> tuple[Local, Work]:
     """Play a list of turns over a stack of clients; without `train`, only count what it would cost."""
-    at_work = _Session(task, local, data, training, rnd, train, recorder)
+    at_work = _Session(task, local, data, training, rnd, train, recorder, clock)
     for turn in turns:
         match turn:
             case Turn():
@@ -97,9 +109,10 @@ class _Session:
         rnd: Round,
         train: bool,
         recorder: Recorder | None,
+        clock: Clock,
     ) -> None:
         self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
-        self.recorder = recorder
+        self.recorder, self.clock = recorder, clock
         self.count, self.dtype = len(data.ids), floating(local.params)
         self.local = replace(local, ids=data.ids, keys=self._stream("draws").to(data.rows.device))
         self.steps: dict[str, Tensor] = {}  # [C] behind each client, per stream
@@ -117,7 +130,8 @@ class _Session:
         size = self.training.batch_size
         length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs, "least": turn.least}
         before, epoch = self.steps.get(turn.stream, self._none()), self.epochs.get(turn.stream, self._none())
-        plan = batches.plan(self.data, size, self._stream(turn.stream), first=epoch, **length)
+        with self.clock("data"):
+            plan = batches.plan(self.data, size, self._stream(turn.stream), first=epoch, **length)
         parts = self._moving(list(_chain(turn)), plan)
         if parts:
             name = "noise" if turn.stream == "batches" else f"noise {turn.stream}"
@@ -126,7 +140,8 @@ class _Session:
             if not self._replayed(parts, plan, noise):
                 update = self._update(parts, self.local)
                 for s, k in enumerate(plan.active):
-                    batch = batches.minibatch(self.data, plan, s, noise[:k, s], self.dtype)
+                    with self.clock("data"):
+                        batch = batches.minibatch(self.data, plan, s, noise[:k, s], self.dtype)
                     self.loss[:k] += update(batch, k)
         self.steps[turn.stream] = before + plan.steps
         self.epochs[turn.stream] = epoch + -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
