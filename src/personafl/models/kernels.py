@@ -7,6 +7,7 @@ part of it: then only what is left after the pooling is written, with one byte t
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,7 +20,10 @@ from torch.autograd.function import once_differentiable
 from personafl.core.types import Arithmetic
 
 PLAIN, RELU, POOL = 0, 1, 2  # what follows the convolution: nothing, ReLU, ReLU and pooling
-_SIZES = ["B", "H", "W", "OH", "OW", "M", "splits", "per_split", "stride"]  # one compilation serves them all
+_SIZES = [  # one compilation serves them all
+    *("B", "H", "W", "OH", "OW", "M", "N", "splits", "per_split", "stride"),
+    *("threshold", "CI", "CO", "T", "BIASED"),
+]
 
 
 @triton.jit
@@ -100,9 +104,7 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _spread(
-    grad, origin, out, M, H, W, OH, OW, CO: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
-):  # fmt: skip
+def _spread(grad, origin, out, M, H, W, OH, OW, CO, MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """A gradient back to where it came from: through the pooling and the ReLU. H, W are the size before pooling."""
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -157,44 +159,56 @@ def _for_weight(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _pack(
-    weight, ahead, back, stride,
-    CI: tl.constexpr, CO: tl.constexpr, T: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _pack(weight, ahead, back, stride, CI, CO, T, BLOCK: tl.constexpr):
     """Each client's weights [O, I, T] as [T, I, O] for the way ahead; turned round, as [T, O, I], for the way back."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    N: tl.constexpr = CO * CI * T
+    N = CO * CI * T
     w = tl.load(weight + client * stride + at, mask=at < N, other=0.0)
     t = at % T
     i = at // T % CI
     o = at // (T * CI)
     tl.store(ahead + client * N + (t * CI + i) * CO + o, w, mask=at < N)
-    if BACK:
-        tl.store(back + client * N + ((T - 1 - t) * CO + o) * CI + i, w, mask=at < N)
+    tl.store(back + client * N + ((T - 1 - t) * CO + o) * CI + i, w, mask=at < N)
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _collect(
-    parts, sums, for_weight, for_bias, splits,
-    CI: tl.constexpr, CO: tl.constexpr, T: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _collect(parts, sums, for_weight, for_bias, splits, CI, CO, T, BIASED, BLOCK: tl.constexpr):
     """The parts [splits, T, I, O] of each client's gradient, added up as [O, I, T]; its bias's as well."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    N: tl.constexpr = CO * CI * T
+    N = CO * CI * T
     o = at % CO  # in the order of the parts, which are read more often than the sum is written
     i = at // CO % CI
     t = at // (CO * CI)
+    of_bias = (at < CO) & (BIASED > 0)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     bias = tl.zeros((BLOCK,), dtype=tl.float32)
     for split in range(splits):
         total += tl.load(parts + (client * splits + split) * N + at, mask=at < N, other=0.0)
-        if BIASED:
-            bias += tl.load(sums + (client * splits + split) * CO + at, mask=at < CO, other=0.0)
+        bias += tl.load(sums + (client * splits + split) * CO + at, mask=of_bias, other=0.0)
     tl.store(for_weight + client * N + (o * CI + i) * T + t, total, mask=at < N)
-    if BIASED:
-        tl.store(for_bias + client * CO + at, bias, mask=at < CO)
+    tl.store(for_bias + client * CO + at, bias, mask=of_bias)
+
+
+@triton.jit
+def _mixed(z):
+    """The last step of SplitMix64, as `core/rng` has it."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _drop(x, keys, out, N, threshold, share, BLOCK: tl.constexpr):
+    """Keep a client's number where its stream's word for it, as 24 bits, is not below the threshold."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + client).to(tl.uint64, bitcast=True)
+    word = _mixed(key + (at + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    kept = (word >> 40).to(tl.int32) >= threshold
+    value = tl.load(x + client * N + at, mask=at < N, other=0.0)
+    tl.store(out + client * N + at, tl.where(kept, value / share, 0.0), mask=at < N)
 
 
 def _power(n: int, low: int, high: int) -> int:
@@ -202,15 +216,15 @@ def _power(n: int, low: int, high: int) -> int:
     return max(low, min(high, triton.next_power_of_2(n)))
 
 
-def _packed(weight: Tensor, dtype: torch.dtype, back: bool) -> tuple[Tensor, Tensor]:
+def _packed(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The weights `[C, O, I, K, K]` as the kernels want them: `[C, K, K, I, O]`, and `[C, K, K, O, I]` turned round."""
     clients, co, ci, kh, kw = weight.shape
     if not weight[0].is_contiguous():
         weight = weight.contiguous()
     ahead = torch.empty(clients, kh, kw, ci, co, dtype=dtype, device=weight.device)
-    turned = torch.empty(clients, kh, kw, co, ci, dtype=dtype, device=weight.device) if back else ahead
+    turned = torch.empty(clients, kh, kw, co, ci, dtype=dtype, device=weight.device)
     grid = (triton.cdiv(co * ci * kh * kw, 1024), clients)
-    _pack[grid](weight, ahead, turned, weight.stride(0), CI=ci, CO=co, T=kh * kw, BACK=back, BLOCK=1024)
+    _pack[grid](weight, ahead, turned, weight.stride(0), ci, co, kh * kw, BLOCK=1024)
     return ahead, turned
 
 
@@ -230,9 +244,7 @@ def _convolved(
     oh, ow = out.shape[1:3]
     bn = _power(co, 16, 64)
     others = clients * triton.cdiv(co, bn)
-    bm = 64 if mode == POOL or triton.cdiv(b * oh * ow, 128) * others < 264 else 128
-    if triton.cdiv(b * oh * ow, bm) * others < 132:
-        bm = 32
+    bm = 64 if triton.cdiv(b * oh * ow, 64) * others >= 132 else 32  # two sizes: each is compiled by itself
     grid = (triton.cdiv(b * oh * ow, bm), triton.cdiv(co, bn), clients)
     _forward[grid](
         x, packed, packed if bias is None else bias, out, out if origin is None else origin, b, h, w, oh, ow,
@@ -261,7 +273,7 @@ class Convolution(Function):
         size = (oh // 2, ow // 2) if mode == POOL else (oh, ow)
         out = images.new_empty(len(images), *size, co, dtype=dtype)
         origin = images.new_empty(out.shape, dtype=torch.uint8) if mode else None
-        packed, turned = _packed(weight, images.dtype, ctx.needs_input_grad[0])
+        packed, turned = _packed(weight, images.dtype)
         own = None if bias is None else bias.contiguous()  # clients may share one row
         _convolved(images, packed, own, out, origin, pad, mode, precision)
         ctx.save_for_backward(images, turned, origin)
@@ -299,7 +311,7 @@ class Convolution(Function):
             for_bias = parts.new_empty(clients, co) if biased else None
             _collect[(triton.cdiv(k * co, 512), clients)](
                 parts, sums, for_weight, parts if for_bias is None else for_bias, splits,
-                CI=ci, CO=co, T=kh * kw, BIASED=biased, BLOCK=512,
+                ci, co, kh * kw, int(biased), BLOCK=512,
             )  # fmt: skip
         return for_x, for_weight, for_bias, None, None, None, None
 
@@ -320,7 +332,7 @@ def _returned(g: Tensor, origin: Tensor, mode: int, oh: int, ow: int, dtype: tor
     places = count * small_h * small_w
     bn = _power(co, 16, 64)
     _spread[(triton.cdiv(places, 64), triton.cdiv(co, bn))](
-        g, origin, out, places, oh, ow, small_h, small_w, CO=co, MODE=mode, BM=64, BN=bn, num_warps=4
+        g, origin, out, places, oh, ow, small_h, small_w, co, MODE=mode, BM=64, BN=bn, num_warps=4
     )
     return out
 
@@ -337,4 +349,35 @@ def convolution(
 ) -> Tensor:
     """Every client's convolution of its own images, and what follows it, as this type of number."""
     out: Tensor = Convolution.apply(x, weight, bias, pad, mode, how, dtype)
+    return out
+
+
+class Dropout(Function):
+    """Each client's `[C, n]` numbers dropped with probability `p` by its own stream; the draws are made again on the
+    way back instead of being kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, p: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.p = p
+        return _dropped(x, keys, p)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _dropped(grad, ctx.saved_tensors[0], ctx.p), None, None
+
+
+def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
+    x, keys = x.contiguous(), keys.contiguous()
+    out = torch.empty_like(x)
+    threshold = math.ceil(torch.tensor(p).item() * 2**24)  # a draw of 24 bits is below p where it is below this
+    grid = (triton.cdiv(x.shape[1], 1024), x.shape[0])
+    _drop[grid](x, keys, out, x.shape[1], threshold, 1 - p, BLOCK=1024)
+    return out
+
+
+def dropout(x: Tensor, keys: Tensor, p: float) -> Tensor:
+    """`[C, n]` with some numbers zero and the others scaled up, drawn as `core.rng.uniform` draws in float32."""
+    out: Tensor = Dropout.apply(x, keys, p)
     return out

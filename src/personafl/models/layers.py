@@ -265,6 +265,8 @@ class _Dropout(Stacked):
         keys = rng.extend(self.context.keys, self.context.calls)
         rows = self.split(x)
         channels = _DROPOUTS[type(self.original)]
+        if channels is None and kernels is not None and x.is_cuda and x.dtype == torch.float32:
+            return kernels.dropout(rows.flatten(1), keys, drop.p).view(x.shape)
         shape = rows.shape[1:] if channels is None else rows.shape[1 : 2 + channels]
         draws = rng.uniform(keys, shape.numel(), torch.float32).view(rows.shape[0], *shape)
         kept = (draws >= drop.p).view(*draws.shape, *[1] * (rows.dim() - draws.dim()))
