@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+from torch import Tensor
 
-from personafl import ALGORITHMS, Simulation
+from personafl import ALGORITHMS, FedAvg, Simulation
 from personafl.core import batches, rng
-from personafl.core.types import Batch
+from personafl.core.algorithm import Local, Play, Turn
+from personafl.core.types import Batch, Round, Task
 from personafl.models import MODELS, StackedModel
 from tests import worlds
 from tests.algorithms.test_contract import BUSY
@@ -70,3 +72,42 @@ def test_augmented_images_are_the_same_on_a_gpu() -> None:
     batch = Batch(torch.rand(3, 5, 3, 32, 32), torch.zeros(3, 5), None, torch.full((3,), 5), keys)
     moved = dataclasses.replace(batch, x=batch.x.cuda(), keys=keys.cuda())
     assert torch.equal(batches.augmented(moved).x.cpu(), batches.augmented(batch).x)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_replayed_steps_are_the_steps(name: str) -> None:
+    """Rates differ from round to round, so a rate that was recorded would be seen."""
+    runs = []
+    for record in (True, False):
+        algorithm = ALGORITHMS[name](**BUSY.get(name, {}))
+        train = worlds.training(num_rounds=6, lr_decay=0.9)
+        sim = Simulation(
+            worlds.federation(), worlds.model(), algorithm, train, worlds.QUIET, device="cuda", record=record
+        )
+        sim.run()
+        runs.append(sim)
+    replayed, played = runs
+    assert replayed.recorder is not None and replayed.recorder.graphs() > 0
+    assert played.recorder is None
+    a, b = (s.ready(s.model, s.everybody) for s in runs)
+    for n, t in (replayed.server | a).items():
+        torch.testing.assert_close(t, (played.server | b)[n], rtol=1e-12, atol=1e-12)
+
+
+def test_a_step_that_cannot_be_recorded_is_played() -> None:
+    class Asking(FedAvg):
+        def turns(self, local: Local, rnd: Round) -> list[Play]:
+            return [dataclasses.replace(t, loss=self.asked) for t in super().turns(local, rnd) if isinstance(t, Turn)]
+
+        def asked(self, task: Task, local: Local, batch: Batch) -> Tensor:
+            loss = task.loss(local.params, batch)
+            return loss * (1 if float(loss.detach().sum()) > 0 else 2)  # the host must wait: no graph has that
+
+    train = worlds.training(num_rounds=4)
+    asked = Simulation(worlds.federation(), worlds.model(), Asking(), train, worlds.QUIET, device="cuda")
+    with pytest.warns(UserWarning, match="cannot be recorded"):
+        asked.run()
+    plain = Simulation(worlds.federation(), worlds.model(), FedAvg(), train, worlds.QUIET, device="cuda", record=False)
+    plain.run()
+    for n, t in plain.server.items():
+        torch.testing.assert_close(asked.server[n], t, rtol=1e-12, atol=1e-12)

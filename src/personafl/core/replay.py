@@ -63,6 +63,10 @@ class Recorder:
                 self._seen[old] = None
         return found
 
+    def graphs(self) -> int:
+        """How many have been recorded."""
+        return sum(len(reel.graphs) for reel in self._seen.values() if reel is not None)
+
     def refuse(self, key: Hashable, reason: Exception) -> None:
         """Play this turn unrecorded from now on."""
         self._refused.add(key)
