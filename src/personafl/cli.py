@@ -39,6 +39,8 @@ def main() -> None:
         sys.exit(code)
     except ValueError as e:
         _fail(str(e))
+    except ConnectionError as e:  # another rank is gone
+        _fail(str(e), 1)
     except OSError as e:
         _fail(f"{e.filename or 'file'}: {e.strerror or e}")
     except Exception as e:  # typer's own usage errors have a message and an exit code
@@ -47,13 +49,21 @@ def main() -> None:
         _fail(str(e.format_message()))
 
 
-def _fail(message: str) -> None:
+def _first() -> bool:
+    """Whether this is the process that speaks, of those torchrun may have started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _fail(message: str, code: int = 2) -> None:
+    if not _first():
+        time.sleep(2)  # if the first process failed as well, torchrun ends this one before it says so again
     errors.print(f"personafl: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    errors.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
+    if _first():
+        errors.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
 # run
@@ -68,6 +78,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<recipe>-<time>.")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; default the recipe's.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    profile: Annotated[bool, typer.Option("--profile", help="Tell where the time went.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON and nothing else.")] = False,
 ) -> None:
@@ -77,10 +88,14 @@ def run(
 
     name, changes = _split(recipe, overrides)
     chosen = config.load(name, changes)
-    folder = experiment.checked(out or Path("runs") / f"{chosen.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = out or Path("runs") / f"{chosen.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if _first():
+        experiment.checked(folder)
     numbers = _seeds(seeds)
-    with _Watch(chosen, numbers, silent=quiet or as_json) as watch:
-        result = experiment.run(chosen, out=folder, seeds=numbers, device=device, watch=watch)
+    with _Watch(chosen, numbers, silent=quiet or as_json or not _first()) as watch:
+        result = experiment.run(chosen, out=folder, seeds=numbers, device=device, watch=watch, timed=profile)
+    if not _first():
+        return
     summaries = [m.summary for m in result.methods.values()]
     if as_json:
         print(json.dumps(summaries))
@@ -88,9 +103,21 @@ def run(
     _table(summaries)
     for concern in report.concerns(summaries):
         console.print(f"note: {concern}", markup=False)
+    if profile:
+        _print_times(*result.times())
     console.print(
         f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)", markup=False
     )
+
+
+def _print_times(columns: list[str], rows: list[list[str]], note: str) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    console.print(note, markup=False, highlight=False)
 
 
 def _split(recipe: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:

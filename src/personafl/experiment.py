@@ -31,6 +31,7 @@ from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition
 from personafl.evaluation import final, matrix, report
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
+from personafl.sim import profile, ranks
 from personafl.sim.simulator import Row, Simulation
 
 Watch = Callable[[str, int, int, Row], None]
@@ -185,12 +186,14 @@ def simulation(
     )
 
 
-def resolved(recipe: Recipe, seeds: Sequence[int], device: str = "cpu") -> tuple[Recipe, dict[int, Federation]]:
+def resolved(
+    recipe: Recipe, seeds: Sequence[int], device: str = "cpu", data: Source | None = None
+) -> tuple[Recipe, dict[int, Federation]]:
     """The recipe with `auto` replaced by what it means, and its data divided for every seed.
 
     All of it is built once before anything is written, so that what cannot be built is said first.
     """
-    data = source(recipe)
+    data = data or source(recipe)
     name = data.model if recipe.model.name == "auto" else recipe.model.name
     recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
@@ -271,11 +274,14 @@ class MethodResult:
     clients: list[Row]
     simulation: Simulation
     evaluations: final.Arrays  # `evaluation/final.py` has the names
+    profile: Row | None = None  # where the time went, if that was asked; `sim/profile.py` has the parts
 
     def client(self, id: int) -> Client:
         sim = self.simulation
         if not 0 <= id < sim.federation.everybody:
             raise ValueError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
+        if sim.owners is not None and sim.ranks.rank not in (0, int(sim.owners[id])):
+            raise ValueError(f"client {id}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
         ready = sim.ready if id < sim.federation.num_clients else sim.joined
         return Client(id, sim, ready(sim.model, torch.tensor([id])))
 
@@ -300,6 +306,12 @@ class MethodResult:
         path = dataclasses.asdict(sim.layout) | {"module_per_client": sim.model.whole}
         (state / "engine.json").write_text(json.dumps(path) + "\n")
         (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
+        self.save_profile(folder)
+
+    def save_profile(self, folder: Path) -> None:
+        """Write where the time went, if that was asked."""
+        if self.profile is not None:
+            (folder / "profile.json").write_text(json.dumps(self.profile, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -325,6 +337,12 @@ class Result:
         if len({label for label, _ in self.methods}) > 1:
             raise ValueError(f"the run has several methods; choose one: result[label].client({id})")
         return next(iter(self.methods.values())).client(id)
+
+    def times(self) -> tuple[list[str], list[list[str]], str]:
+        """Where the time went: columns, a row for each method and seed that was timed, and a note."""
+        several = len({seed for _, seed in self.methods}) > 1
+        names = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in self.methods.values()}
+        return *profile.table({name: m.profile for name, m in names.items() if m.profile}), profile.NOTE
 
     def table(self) -> str:
         """The comparison as Markdown."""
@@ -377,36 +395,51 @@ def run(
     seeds: Sequence[int] = (),
     device: str = "auto",
     watch: Watch | None = None,
+    timed: bool = False,
 ) -> Result:
     """Run a recipe (a path, a shipped name, a dict; None: the demo) and return its results.
 
-    With `out`, a run folder is written as the run goes on.
+    With `out`, a run folder is written as the run goes on. `timed` keeps account of where the time goes. Processes
+    that `torchrun` started share the work; the first of them writes, watches and ends up with every client's model.
     """
     if not isinstance(recipe, Recipe):
         recipe = config.load(recipe, overrides)
     elif overrides:
         raise ValueError("overrides go with a path, a name or a dict, not with a finished Recipe")
-    place = chosen_device(device)
-    folder = None if out is None else checked(out)
-    recipe, feds = resolved(recipe, seeds or (recipe.training.seed,), place)
-    if folder is not None:
-        claimed(folder)
-        (folder / "recipe.toml").write_text(config.dump(recipe))
-    done: dict[tuple[str, int], MethodResult] = {}
-    for seed, fed in feds.items():
-        for method in recipe.algorithms:
-            home = None if folder is None else folder / method.label / f"seed-{seed}"
-            done[method.label, seed] = _play(recipe.with_seed(seed), method, fed, place, home, watch)
-            if folder is not None:
-                _write_reports(folder, list(done.values()))
+    place = ranks.device_of(chosen_device(device))
+    with ranks.joined(place) as world:
+        folder = None if out is None or world.rank else checked(out)
+        asked = recipe
+        data = world.in_turn(lambda: source(asked))
+        recipe, feds = resolved(recipe, seeds or (recipe.training.seed,), place, data)
+        if folder is not None:
+            claimed(folder)
+            (folder / "recipe.toml").write_text(config.dump(recipe))
+        done: dict[tuple[str, int], MethodResult] = {}
+        for seed, fed in feds.items():
+            for method in recipe.algorithms:
+                home = None if folder is None else folder / method.label / f"seed-{seed}"
+                clock = profile.Clock(place) if timed else profile.NoClock()
+                told = None if world.rank else watch
+                done[method.label, seed] = _play(recipe.with_seed(seed), method, fed, place, home, told, world, clock)
+                if folder is not None:
+                    _write_reports(folder, list(done.values()))
     return Result(recipe, done)
 
 
 def _play(
-    recipe: Recipe, method: Method, fed: Federation, place: str, home: Path | None, watch: Watch | None
+    recipe: Recipe,
+    method: Method,
+    fed: Federation,
+    place: str,
+    home: Path | None,
+    watch: Watch | None,
+    world: ranks.Alone,
+    clock: profile.NoClock,
 ) -> MethodResult:
     begun = time.perf_counter()
-    sim = simulation(recipe, method, device=place, fed=fed)
+    with clock("setup"):
+        sim = simulation(recipe, method, device=place, fed=fed, ranks=world, clock=clock)
     log = None
     if home is not None:
         home.mkdir(parents=True)
@@ -429,9 +462,16 @@ def _play(
     summary = _summary(recipe, method, sim, shift, time.perf_counter() - begun)
     if more := final.robustness(scored, recipe.evaluation):
         summary["robustness"] = more
+    with clock("waiting"):
+        sim.collect()
     found = MethodResult(method.label, recipe.training.seed, summary, sim.rows, clients, sim, scored)
     if home is not None:
-        found.save(home)
+        with clock("files"):
+            found.save(home)
+    if spent := clock.report():
+        found = replace(found, profile=profile.joined(world.gather(spent)))
+        if home is not None:
+            found.save_profile(home)
     return found
 
 
@@ -457,7 +497,8 @@ def _summary(recipe: Recipe, method: Method, sim: Simulation, shift: Row | None,
             "paper_mib_per_client": totals.paper_bytes / clients / 2**20,
         },
         "compute": {"flops_per_client": totals.flops / clients, "dense_flops_per_client": totals.dense_flops / clients},
-        "time": {"seconds": seconds, "seconds_per_round": seconds / recipe.training.num_rounds},
+        "time": {"seconds": seconds, "seconds_per_round": seconds / recipe.training.num_rounds}
+        | ({} if sim.ranks.size == 1 else {"ranks": sim.ranks.size, "balance": sim.balance}),
         "hashes": sim.hashes(),
     }
 

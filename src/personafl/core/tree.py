@@ -75,6 +75,21 @@ def gathered(payloads: Iterable[Payload]) -> Payload:
     return out
 
 
+def moved(payload: Payload, device: torch.device) -> Payload:
+    """A payload on another device."""
+    return {
+        n: view(t.values.to(device), t.mask.to(device), t.known) if isinstance(t, Masked) else t.to(device)
+        for n, t in payload.items()
+    }
+
+
+def rows_of(payload: Payload, rows: Tensor) -> Payload:
+    """The rows of these clients of a stacked payload."""
+    return {
+        n: view(t.values[rows], t.mask[rows], t.known) if isinstance(t, Masked) else t[rows] for n, t in payload.items()
+    }
+
+
 def values(payload: Payload) -> Params:
     """The tensors of a payload, masked ones with zeros outside their mask."""
     return {n: t.values if isinstance(t, Masked) else t for n, t in payload.items()}

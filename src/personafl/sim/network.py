@@ -11,7 +11,7 @@ from personafl.core.types import Download, Masked, Payload
 
 def delivered(down: Download, count: int, device: torch.device) -> Download:
     """A download after it went through the codec."""
-    shared = _moved(wire.unpack(wire.pack(down.shared)), device)
+    shared = tree.moved(wire.unpack(wire.pack(down.shared)), device)
     return Download(shared, _rows(down.own, count, {}, device))
 
 
@@ -35,11 +35,4 @@ def _rows(payload: Payload, count: int, known: dict[str, Tensor], device: torch.
             out[n] = Masked(torch.stack([t.values for t in masked]), torch.stack([t.mask for t in masked]), first.known)
         else:
             out[n] = torch.stack([t for t in column if isinstance(t, Tensor)])
-    return _moved(out, device)
-
-
-def _moved(payload: Payload, device: torch.device) -> Payload:
-    return {
-        n: Masked(t.values.to(device), t.mask.to(device), t.known) if isinstance(t, Masked) else t.to(device)
-        for n, t in payload.items()
-    }
+    return tree.moved(out, device)

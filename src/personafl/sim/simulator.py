@@ -16,6 +16,7 @@ from torch import Tensor
 
 from personafl.core import cost, rng, tree
 from personafl.core.algorithm import Algorithm
+from personafl.core.batches import steps_per_epoch
 from personafl.core.compose import assembled
 from personafl.core.local import Work, session
 from personafl.core.replay import Recorder
@@ -40,6 +41,8 @@ from personafl.evaluation.evaluate import deployed, scores
 from personafl.models.stacked import StackedModel
 from personafl.sim import network
 from personafl.sim.layout import choose, each, products
+from personafl.sim.profile import NoClock
+from personafl.sim.ranks import Alone, balanced
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -87,12 +90,16 @@ class Simulation:
         through_wire: bool = False,
         record: bool = True,
         data_on: Place = "auto",
+        ranks: Alone | None = None,
+        clock: NoClock | None = None,
     ) -> None:
         """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload.
 
         `record` replays training steps on a GPU. `data_on` says where examples are: on the device, on the host, or
-        there only if they are too large (`auto`).
+        there only if they are too large (`auto`). `ranks` are the processes that share the work, `clock` is told
+        what it consists of.
         """
+        self.ranks, self.clock = ranks or Alone(), clock or NoClock()
         self.evaluation = evaluation or Evaluation()
         shifts.check(self.evaluation, federation.source)
         self.device = torch.device(device)
@@ -114,6 +121,8 @@ class Simulation:
         self.server = self.algorithm.init_server(self.model.initial)
         self.store = Store(lambda ids: self.algorithm.init_clients(self.model.initial, ids))
         self.known = Store(lambda ids: self.algorithm.init_known(self.model.initial, ids))  # by the server
+        self.owners = self._owners()
+        self.loads = torch.zeros(2, dtype=torch.float64)  # steps of the busiest rank and of the mean one, so far
         self.schedule = self.algorithm.schedule()
         self.played = 0  # stages behind us
         self.totals = Totals()
@@ -161,33 +170,95 @@ class Simulation:
         with products(self.training.precision):
             yield from each(self.layout, self.model, ids, work)
 
+    # On which rank
+
+    def _owners(self) -> Tensor | None:
+        """The rank of each client `[clients]`, where something is kept of clients between rounds."""
+        one = torch.zeros(1, dtype=torch.int64)
+        if self.ranks.size == 1 or not (self.store.gather(one) or self.known.gather(one)):
+            return None
+        return balanced(self._steps(torch.arange(self.federation.everybody)), self.ranks.size)
+
+    def _steps(self, ids: Tensor) -> Tensor:
+        """Minibatches of an epoch of these clients, which is what their work goes by."""
+        if self.training.local_steps:
+            return torch.ones_like(ids)
+        return steps_per_epoch(self.federation.splits["train"].lengths(ids), self.training.batch_size)
+
+    def places(self, ids: Tensor) -> Tensor:
+        """The rank of each of these clients: its owner's, or where nothing is kept of clients, by work alone."""
+        return balanced(self._steps(ids), self.ranks.size) if self.owners is None else self.owners[ids]
+
+    def mine(self, ids: Tensor) -> Tensor:
+        """Those of these clients that are this rank's, in the same order."""
+        return ids if self.ranks.size == 1 else ids[self.places(ids) == self.ranks.rank]
+
+    def together(self, ids: Tensor, found: list[T]) -> list[T]:
+        """Something of each of these clients on every rank, from what each found of its own."""
+        if self.ranks.size == 1:
+            return found
+        with self.clock("waiting"):
+            parts = [iter(part) for part in self.ranks.gather(found)]
+        return [next(parts[r]) for r in self.places(ids).tolist()]
+
+    def _uploads(self, ids: Tensor, parts: list[_Part]) -> Payload:
+        """The uploads of a whole cohort as one stack, in its order."""
+        mine = tree.gathered(p.upload for p in parts) if parts else {}
+        if self.ranks.size == 1:
+            return mine
+        with self.clock("waiting"):
+            found = [p for p in self.ranks.gather(tree.moved(mine, torch.device("cpu"))) if p]
+        order = self.places(ids).argsort(stable=True).argsort()
+        return tree.moved(tree.rows_of(tree.gathered(found), order), self.device)
+
+    @property
+    def balance(self) -> float:
+        """How busy the ranks were beside the busiest of each round: 1 where all had as many steps."""
+        return float(self.loads[1] / self.loads[0]) if self.loads[0] else 1.0
+
+    def collect(self) -> None:
+        """Bring all that is kept of clients to the first rank, some rows at a time."""
+        if self.owners is None:
+            return
+        everywhere = self.algorithm.needs_uploads()  # then every rank remembered what the server knows
+        for store in (self.store,) if everywhere else (self.store, self.known):
+            ids = torch.tensor(sorted(store.ids) if self.ranks.rank else [], dtype=torch.int64)
+            parts = ((part, store.gather(part)) for part in torch.split(ids, 256) if len(part))
+            while any(self.ranks.gather((rows := next(parts, None)) is not None)):
+                sent = rows and (rows[0], {n: t.cpu() for n, t in rows[1].items()})
+                for came in filter(None, self.ranks.first(sent)):
+                    store.scatter(*came)
+
+    def _weigh_ranks(self, ids: Tensor) -> None:
+        if self.ranks.size > 1:
+            held = torch.zeros(self.ranks.size, dtype=torch.float64)
+            held.index_add_(0, self.places(ids), self._steps(ids).double())
+            self.loads += torch.stack([held.max(), held.mean()])
+
     # A round
 
     def step(self) -> Row:
         """Play the next stage."""
+        self.clock.lap()
         begun = time.perf_counter()
         stage = self.schedule[self.played]
         rnd = Round(stage, self.algorithm.rate(stage))
         ids = self.cohort(stage)
         parts: list[_Part] = []
         sums: Params = {}
-        for part in self._each(ids, lambda model, chunk: self._client_side(model, chunk, rnd)):
+        self._weigh_ranks(ids)
+        for part in self._each(self.mine(ids), lambda model, chunk: self._client_side(model, chunk, rnd)):
             parts.append(dataclasses.replace(part, sums={}))
-            for n, t in part.sums.items():
-                sums[n] = sums[n] + t if n in sums else t
-        if stage.up and parts:
-            if self.algorithm.needs_uploads():
-                sums = self._server_side(ids, tree.gathered(p.upload for p in parts), rnd)
-            self.server = self.algorithm.aggregate(self.server, sums, rnd)
-        if parts and parts[0].trained:
-            self.trained = ids, tree.join(p.trained for p in parts)
+            with self.clock("aggregation"):
+                for n, t in part.sums.items():
+                    sums[n] = sums[n] + t if n in sums else t
+        if stage.up and len(ids):
+            self._aggregate(ids, parts, sums, rnd)
+        judged = len(ids) > 0 and self._judged_next()
+        if judged:
+            self.trained = ids, tree.join(p.trained for p in parts) if parts else {}
         self.played += 1
-        self.totals.up_bytes += sum(p.traffic.up for p in parts)
-        self.totals.down_bytes += sum(p.traffic.down for p in parts)
-        self.totals.paper_bytes += sum(p.traffic.paper for p in parts)
-        self.totals.flops += sum(float(p.work.flops.sum()) for p in parts)
-        self.totals.dense_flops += sum(float(p.work.dense_flops.sum()) for p in parts)
-        losses = torch.cat([p.work.loss[p.work.steps > 0] for p in parts]) if parts else torch.zeros(0)
+        losses = self._count(parts)
         diverged = int((~losses.isfinite()).sum())
         row: Row = {
             "round": stage.number,
@@ -202,10 +273,40 @@ class Simulation:
             **self.algorithm.notes(self.server),
         }
         if self._due(self.played - 1):
-            row |= self.evaluate([s for p in parts for s in p.before])
+            with self.clock("evaluation"):
+                before = [s for p in parts for s in p.before]
+                row |= self.evaluate(self.together(ids, before) if judged else [])
         row["seconds"] = time.perf_counter() - begun
         self.rows.append(row)
+        self.clock.lap(row)
         return row
+
+    def _aggregate(self, ids: Tensor, parts: list[_Part], sums: Params, rnd: Round) -> None:
+        """The server's new state, from what came from each chunk."""
+        with self.clock("aggregation"):
+            if self.algorithm.needs_uploads():
+                sums = self._server_side(ids, self._uploads(ids, parts), rnd)
+            else:
+                with self.clock("waiting"):
+                    sums = self.ranks.sum(sums)
+            self.server = self.algorithm.aggregate(self.server, sums, rnd)
+
+    def _count(self, parts: list[_Part]) -> Tensor:
+        """Add up what a round cost; the losses of the clients that trained."""
+        mine = Totals(
+            up_bytes=sum(p.traffic.up for p in parts),
+            down_bytes=sum(p.traffic.down for p in parts),
+            paper_bytes=sum(p.traffic.paper for p in parts),
+            flops=sum(float(p.work.flops.sum()) for p in parts),
+            dense_flops=sum(float(p.work.dense_flops.sum()) for p in parts),
+        )
+        losses = torch.cat([torch.zeros(0), *(p.work.loss[p.work.steps > 0] for p in parts)])
+        with self.clock("waiting"):
+            found = self.ranks.gather((mine, losses))
+        for totals, _ in found:
+            for f in dataclasses.fields(Totals):
+                setattr(self.totals, f.name, getattr(self.totals, f.name) + getattr(totals, f.name))
+        return torch.cat([part for _, part in found])
 
     def _due(self, place: int) -> bool:
         """Whether the stage at this place of the schedule is followed by an evaluation."""
@@ -224,27 +325,35 @@ class Simulation:
 
     def _client_side(self, model: StackedModel, ids: Tensor, rnd: Round) -> _Part:
         """What a stack of clients does in a round, and the server with their uploads as far as it can."""
-        task = dataclasses.replace(self.task, model=model)
-        data = self._training_data(ids)
-        down = self.download(ids, rnd) if rnd.stage.down else Download()
-        received = network.delivered(down, len(ids), self.device) if self.through_wire else down
-        kept = self.store.gather(ids)
-        done = session(self.algorithm, task, data, kept, received, rnd, recorder=self.recorder)
-        upload = done.upload
-        if self.through_wire and rnd.stage.up:
-            upload = network.returned(upload, received, len(ids), self.device)
-        self.store.scatter(ids, done.kept)
+        task, clock = dataclasses.replace(self.task, model=model), self.clock
+        with clock("data"):
+            data = self._training_data(ids)
+        with clock("wire"):
+            down = self.download(ids, rnd) if rnd.stage.down else Download()
+            received = network.delivered(down, len(ids), self.device) if self.through_wire else down
+        with clock("store"):
+            kept = self.store.gather(ids)
+        with clock("training"):
+            done = session(self.algorithm, task, data, kept, received, rnd, recorder=self.recorder, clock=clock)
+        with clock("wire"):
+            upload = done.upload
+            if self.through_wire and rnd.stage.up:
+                upload = network.returned(upload, received, len(ids), self.device)
+            traffic = cost.traffic(rnd.stage, down, upload, len(ids))
+        with clock("store"):
+            self.store.scatter(ids, done.kept)
         together = self.algorithm.needs_uploads()
-        sums = self._server_side(ids, upload, rnd) if rnd.stage.up and not together else {}
+        with clock("aggregation"):
+            sums = self._server_side(ids, upload, rnd) if rnd.stage.up and not together else {}
         before: list[Tensor] = []
         trained: Params = {}
         if self._judged_next():
-            payload = tree.received(received, len(ids))
-            came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, data)
-            before = scores(self.algorithm.predict, task, came, self.federation.examples("test", ids))
-            own = self.algorithm.trained(done.kept, done.local, payload, rnd)
-            trained = deployed(self.algorithm, task, own, payload, data)
-        traffic = cost.traffic(rnd.stage, down, upload, len(ids))
+            with clock("evaluation"):
+                payload = tree.received(received, len(ids))
+                came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, data)
+                before = scores(self.algorithm.predict, task, came, self.federation.examples("test", ids))
+                own = self.algorithm.trained(done.kept, done.local, payload, rnd)
+                trained = deployed(self.algorithm, task, own, payload, data)
         return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
 
     def _training_data(self, ids: Tensor) -> Examples:
@@ -303,14 +412,15 @@ class Simulation:
             data = self.federation.examples("test", part)
             return scores(self.algorithm.predict, task, self.joined(model, part), data)
 
-        return _stats([s for part in self._each(ids, work) for s in part])
+        with self.clock("evaluation"):
+            return _stats(self._of_each(ids, work))
 
     def judged(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients are scored with: what they predict with, or what their last training gave."""
         if self.trained is None:
             return self.ready(model, ids)
         have, rows = self.trained
-        place = {c: i for i, c in enumerate(have.tolist())}
+        place = {c: i for i, c in enumerate(self.mine(have).tolist())}
         return tree.take(rows, torch.tensor([place[c] for c in ids.tolist()], device=self.device))
 
     def evaluate(self, before: list[Tensor] | None = None) -> Row:
@@ -343,7 +453,11 @@ class Simulation:
         def work(model: StackedModel, part: Tensor) -> list[Tensor]:
             return self._scores(model, part, self.federation.examples(split, part), metric)
 
-        return [s for part in self._each(ids, work) for s in part]
+        return self._of_each(ids, work)
+
+    def _of_each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], list[T]]) -> list[T]:
+        """What is found of each of these clients, stack by stack and rank by rank, in their order."""
+        return self.together(ids, [found for part in self._each(self.mine(ids), work) for found in part])
 
     def _scores(
         self, model: StackedModel, ids: Tensor, data: Examples, metric: Criterion | None = None
@@ -359,15 +473,19 @@ class Simulation:
     def _global_scores(self, common: Params, ids: Tensor) -> list[Tensor]:
         """Scores of the server's model on these clients' test data, or on a test part that belongs to nobody."""
         source, flat = self.federation.source, self.federation.official
+        split = flat is None and self.ranks.size > 1 and not self.model.looks_at_batches
+        mine = self.mine(ids) if split else ids
+        if split and not len(mine):
+            return self.together(ids, [])
         if flat is None:
-            rows, count = self.federation.splits["test"].padded(ids)
+            rows, count = self.federation.splits["test"].padded(mine)
             flat, sizes = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)]), count.tolist()
         else:
             sizes = [len(flat)]
         data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
         with products(self.training.precision):
-            found = scores(self.algorithm.common_answer, self.task, common, data)
-        return list(torch.split(found[0], sizes))
+            found = list(torch.split(scores(self.algorithm.common_answer, self.task, common, data)[0], sizes))
+        return self.together(ids, found) if split else found
 
     def _shift(self) -> Shift | None:
         if self.evaluation.shift == "none":
@@ -384,7 +502,8 @@ class Simulation:
             asked = (self.shift, self.evaluation, self.training.seed)
             return final.measured(score, self.federation, ids, *asked, per_sample=per_sample)
 
-        clients = [c for part in self._each(self.scored(self.now.stage), work) for c in part]
+        with self.clock("evaluation"):
+            clients = self._of_each(self.scored(self.now.stage), work)
         return final.joined(clients, self.shift, self.evaluation, per_sample=per_sample)
 
     def clients_table(self, found: final.Arrays | None = None) -> tuple[list[Row], Row | None]:

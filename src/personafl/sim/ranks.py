@@ -1,0 +1,146 @@
+"""Several processes for one simulation: who plays which client, and how they put their parts together.
+
+Every rank draws the same cohorts, plays its own clients and ends a round with the same server. One process alone
+is `Alone`: it has no process group and sends nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import heapq
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from personafl.core.types import Params
+
+T = TypeVar("T")
+PATIENCE = datetime.timedelta(minutes=30)  # how long a rank waits for the others
+
+
+class LostError(ConnectionError):
+    """Another rank is gone, or silent for too long."""
+
+
+class Alone:
+    """One process."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, mine: T) -> list[T]:
+        """What every rank has, in the order of ranks; tensors must be on the host."""
+        return [mine]
+
+    def first(self, mine: T) -> list[T]:
+        """The same on the first rank, nothing on the others."""
+        return [mine]
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """The same work everywhere, on each machine by one process before the others."""
+        return work()
+
+    def sum(self, mine: Params) -> Params:
+        """The sums over ranks, in float64; a rank may have nothing to add."""
+        return mine
+
+
+class Ranks(Alone):
+    """The processes of a group, as one of them sees it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
+
+    def gather(self, mine: T) -> list[T]:
+        out: list[T | None] = [None] * self.size
+        with self._watched():
+            dist.all_gather_object(out, mine)
+        return out  # type: ignore[return-value]
+
+    def first(self, mine: T) -> list[T]:
+        out: list[T | None] | None = None if self.rank else [None] * self.size
+        with self._watched():
+            dist.gather_object(mine, out, dst=0)
+        return out or []  # type: ignore[return-value]
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            self.gather(None)
+            return work()
+        done = work()
+        self.gather(None)
+        return done
+
+    def sum(self, mine: Params) -> Params:
+        shapes = next(filter(None, self.gather({n: t.shape for n, t in mine.items()})), {})
+        if not shapes:
+            return {}
+        terms = [mine[n] if n in mine else torch.zeros(s, device=self.device) for n, s in shapes.items()]
+        flat = torch.cat([t.double().flatten() for t in terms])
+        with self._watched():
+            dist.all_reduce(flat)
+        parts = torch.split(flat, [s.numel() for s in shapes.values()])
+        return {n: t.view(s) for (n, s), t in zip(shapes.items(), parts, strict=True)}
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as e:
+            reason = str(e).strip().splitlines()[0]
+            raise LostError(f"rank {self.rank} of {self.size}: another rank is gone or silent: {reason}") from e
+
+
+def balanced(work: Tensor, size: int) -> Tensor:
+    """Which rank takes each of these pieces of work: the largest first, each to the one with least so far."""
+    out = torch.zeros(len(work), dtype=torch.int64)
+    loads = [(0.0, r) for r in range(size)]
+    held = []
+    order = work.argsort(descending=True, stable=True)
+    for amount in work[order].tolist():
+        load, rank = loads[0]
+        heapq.heapreplace(loads, (load + amount, rank))
+        held.append(rank)
+    out[order] = torch.tensor(held, dtype=torch.int64)
+    return out
+
+
+def launched() -> int:
+    """How many processes `torchrun` started, here and on other machines; 1 without it."""
+    there = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    return int(os.environ["WORLD_SIZE"]) if there else 1
+
+
+def device_of(name: str) -> str:
+    """The device of this process, where all were told the same: each takes a GPU of its machine."""
+    if launched() == 1 or name == "cpu":
+        return name
+    if ":" in name:
+        raise ValueError(f"--device {name}: {launched()} processes take a GPU each; use cuda")
+    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+
+
+@contextmanager
+def joined(device: str, patience: datetime.timedelta = PATIENCE) -> Iterator[Alone]:
+    """The ranks `torchrun` started, joined while this lasts; one alone without it.
+
+    They speak over gloo, and over NCCL where each has a GPU of its own.
+    """
+    if launched() == 1 or not dist.is_available():
+        yield Alone()
+        return
+    place = torch.device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
+    backend = "gloo" if place.type == "cpu" or shared else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=patience)
+    try:
+        yield Ranks(place)
+    finally:
+        dist.destroy_process_group()
