@@ -246,17 +246,19 @@ def test_torchrun_gives_the_run_folder_of_one_process(tmp_path: Path) -> None:
 SCRIPT = """
 import datetime, os, sys, time, torch
 from personafl.sim import ranks
-with ranks.joined("cpu", datetime.timedelta(seconds=4)) as world:
+def played(world):
     rank = torch.tensor(float(world.rank), dtype=torch.float64)
     print(world.size, world.gather(world.rank), world.first(world.rank), flush=True)
     print(float(world.sum({"a": rank + 1, "b": torch.ones(2)} if world.rank else {})["a"]), flush=True)
     if world.rank == 1:
         os._exit(7) if sys.argv[1] == "gone" else time.sleep(100)
-    try:
-        world.gather(None)
-    except ConnectionError as e:
-        print(e, flush=True)
-        os._exit(1)
+    world.gather(None)
+try:
+    with ranks.joined("cpu", datetime.timedelta(seconds=4)) as world:
+        played(world)
+except ConnectionError as e:
+    print(e, flush=True)
+    sys.exit(1)
 """
 
 

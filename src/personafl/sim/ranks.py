@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import heapq
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -92,7 +93,7 @@ class Ranks(Alone):
         try:
             yield
         except RuntimeError as e:
-            reason = str(e).strip().splitlines()[0]
+            reason = re.sub(r"^\[[^]]*] ?", "", str(e).strip().splitlines()[0]).split(". ")[0]  # without gloo's file
             raise LostError(f"rank {self.rank} of {self.size}: another rank is gone or silent: {reason}") from e
 
 
