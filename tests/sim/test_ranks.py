@@ -80,7 +80,8 @@ def together(size: int, work: Callable[[Alone], T]) -> list[T]:
 def simulated(algorithm: Algorithm, world: Alone | None = None, **options: Any) -> Simulation:
     evaluation = options.pop("evaluation", Evaluation(eval_every=2, draws=2, degrees=(0.5, 1.0)))
     fed = options.pop("fed", FEDERATION)
-    own = worlds.training(**({"num_rounds": 8 if isinstance(algorithm, DMPFL) else 4} | options))
+    rounds = 8 if isinstance(algorithm, DMPFL) else 4
+    own = worlds.training(**({"num_rounds": rounds, "local_epochs": 1} | options))
     sim = Simulation(fed, MODEL, algorithm, own, evaluation, ranks=world)
     sim.run()
     return sim
