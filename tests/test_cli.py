@@ -102,7 +102,7 @@ def test_summary_has_the_agreed_names(call, tmp_path: Path) -> None:
     assert set(s["communication"]) == {"up_bytes", "down_bytes", "mib_per_client", "paper_mib_per_client"}
     assert set(s["compute"]) == {"flops_per_client", "dense_flops_per_client"}
     assert set(s["time"]) == {"seconds", "seconds_per_round"}
-    assert set(s["hashes"]) == {"split", "cohorts", "init", "shift"}
+    assert set(s["hashes"]) == {"split", "cohorts", "init", "shift", "data"}
     total = s["communication"]["up_bytes"] + s["communication"]["down_bytes"]
     assert s["communication"]["mib_per_client"] == pytest.approx(total / 5 / 2**20)
     assert s["settings"]["sparsity"] == 0.5

@@ -468,3 +468,22 @@ def test_augmented_training_is_the_same_in_a_stack_and_alone():
 def test_what_are_no_images_is_not_augmented():
     with pytest.raises(ValueError, match=r"training.augment='crop-flip': toy is no set of images, .* shape \(6,\)"):
         worlds.simulation(FedAvg(), "mlp", augment="crop-flip")
+
+
+def test_the_hash_of_data_tells_examples_labels_names_and_corruption_apart(monkeypatch):
+    plain = source()
+    moved = dataclasses.replace(plain, x=plain.x + (torch.arange(60) == 30).unsqueeze(1))
+    others = [
+        dataclasses.replace(plain, name="other"),
+        dataclasses.replace(plain, y=plain.y.flip(0)),
+        dataclasses.replace(plain, x=plain.x.double()),
+        dataclasses.replace(plain, x=plain.x.view(60, 1, 1)),
+        dataclasses.replace(plain, corruption=("fog", 5)),
+        moved,
+    ]
+    assert plain.digest == source().digest
+    assert len({s.digest for s in (plain, *others)}) == 7
+    for limit, seen in ((60, False), (56, True)):  # of 240 bytes: every fourth row, or every fifth, which 30 is
+        monkeypatch.setattr(federated, "HASHED", limit)
+        again, far = (dataclasses.replace(s) for s in (plain, moved))
+        assert (again.digest != far.digest) is seen

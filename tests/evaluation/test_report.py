@@ -50,6 +50,11 @@ def test_missing_baselines_and_different_worlds_are_pointed_out() -> None:
     assert "no local" in report.concerns(fine[1:])[0]
     other = summary("ditto", 0, 0.9, 0.5, hashes={"split": "z", "cohorts": "b", "init": "c", "shift": "d"})
     assert "did not see the same split" in report.concerns([*fine, other])[0]
+    blurred, clean = (summary("ditto", 0, 0.9, 0.5, hashes=fine[0]["hashes"] | {"data": d}) for d in "ab")
+    assert report.concerns([*fine, clean]) == []  # the others do not say
+    assert report.concerns([*fine, clean, blurred]) == [
+        "seed 0: the methods did not see the same data; their numbers are not comparable"
+    ]
 
 
 def test_latex_and_html_escape_what_they_print() -> None:

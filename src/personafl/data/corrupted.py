@@ -64,7 +64,7 @@ def corrupted(federation: Federation, kind: str, severity: int = 5) -> Federatio
             for ids in torch.split(torch.arange(place, federation.everybody, len(names)), CLIENTS):
                 rows = torch.cat([_rows(federation, split, ids) for split in SPLITS])
                 x[rows] = _corrupt(x[rows], rows, name, severity)
-    return dataclasses.replace(federation, source=dataclasses.replace(source, x=x))
+    return dataclasses.replace(federation, source=dataclasses.replace(source, x=x, corruption=(kind, severity)))
 
 
 def _corrupt(x: Tensor, rows: Tensor, kind: str, severity: int) -> Tensor:

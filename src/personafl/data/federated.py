@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ Indices = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
 Place = Literal["auto", "device", "host"]
 LAZY = 20_000  # from so many clients on, splits are drawn when they are asked for
+HASHED = 4 * 2**20  # bytes of examples a hash is taken of
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Source:
     groups: NDArray[np.int64] | None = None  # [N] examples of one group share raw data and are never split apart
     test: NDArray[np.bool_] | None = None  # [N] in the test part the data came with
     names: tuple[str, ...] | None = None  # of the natural clients, by their number
+    corruption: tuple[str, int] | None = None  # of its images: kind and severity
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -62,6 +65,20 @@ class Source:
         if wrong.any():
             at = int(wrong.nonzero()[0, 0])
             raise ValueError(f"{self.name}: label {int(self.y[at])} of example {at} is not in 0..{self.classes - 1}")
+
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of name, labels, corruption, shape and kind of number, and of every k-th example.
+
+        All examples count up to `HASHED` bytes of them; of larger data sets as many as make that.
+        """
+        each = self.x[0].numel() * self.x.element_size()
+        step = max(1, -(-len(self.x) * each // HASHED))
+        what = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
+        h = hashlib.sha256(repr(what).encode())
+        h.update(self.y.cpu().numpy().tobytes())
+        h.update(self.x[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return h.hexdigest()[:16]
 
 
 def arrays(x: object, y: object, clients: object = None, *, classes: int = 0, name: str = "arrays") -> Source:

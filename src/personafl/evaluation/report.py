@@ -138,8 +138,8 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
     for s in summaries:
         seeds.setdefault(s["seed"], []).append(s)
     for seed, same in seeds.items():
-        for what in ("split", "cohorts", "init", "shift"):
-            if len({s["hashes"][what] for s in same}) > 1:
+        for what in ("split", "cohorts", "init", "shift", "data"):
+            if len({s["hashes"][what] for s in same if what in s["hashes"]}) > 1:
                 found.append(f"seed {seed}: the methods did not see the same {what}; their numbers are not comparable")
     return found
 

@@ -109,6 +109,7 @@ class Simulation:
                 f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
                 f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
             )
+        self.data_hash = federation.source.digest
         self.federation = federation.to(self.device, dtype, data_on)
         self.model = model.copy().to(self.device, dtype, training.precision)
         self.task = Task(self.model, criterion, metric)
@@ -533,11 +534,8 @@ class Simulation:
             "cohorts": cohorts.hexdigest()[:16],
             "init": init.hexdigest()[:16],
             "shift": None if self.shift is None else self.shift.digest(),
+            "data": self.data_hash,
         }
-
-
-def _mean(scores: Tensor) -> float:
-    return float(scores.double().mean())
 
 
 def _finite(losses: Tensor) -> float | None:
