@@ -11,6 +11,7 @@ import torch
 
 import personafl
 from personafl import config, experiment
+from personafl.data import artefact
 
 RECIPE = {
     "data": {"dataset": "digits", "num_clients": 5},
@@ -49,6 +50,58 @@ def test_saved_and_loaded_results_predict_the_same(result: personafl.Result, tmp
         assert again[label].clients == result[label].clients
         for c in range(5):
             assert torch.equal(again[label].client(c).predict(x), result[label].client(c).predict(x))
+
+
+QUICK = {
+    "training": {"num_rounds": 1, "local_epochs": 1, "batch_size": 64},
+    "evaluation": {"draws": 1},
+    "algorithms": [{"name": "local"}],
+}
+
+
+def test_a_run_folder_keeps_its_partition_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    feds = [experiment.federation(config.load(RECIPE).with_seed(s)) for s in (0, 1)]
+    artefact.save(feds[0], tmp_path / "mine.json")
+    made = personafl.run(QUICK | {"data": {"partition": "mine.json"}}, out=tmp_path / "run")
+    made.save(tmp_path / "again")
+    artefact.save(feds[1], tmp_path / "mine.json")  # no longer the same
+    monkeypatch.chdir("/")
+    for folder in ("run", "again"):
+        back = personafl.Result.load(tmp_path / folder)
+        assert back["local"].simulation.federation.digest() == made["local"].summary["hashes"]["split"]
+        assert back.recipe.data.partition == "mine.json"  # as it was asked for
+    artefact.save(feds[1], tmp_path / "run" / "split.json")
+    with pytest.raises(ValueError, match=r"seed-0: the split of this run had hash \w{16}, now it is \w{16}: what "):
+        personafl.Result.load(tmp_path / "run")
+
+
+def test_a_run_on_ones_own_data_is_found_from_elsewhere_and_refused_where_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    held = {n: (draw.normal(size=(20, 3)), np.arange(20) % 2) for n in ("anna", "ben")}
+    (tmp_path / "homes").mkdir()
+    for n, (x, y) in held.items():
+        np.savez(tmp_path / "homes" / f"{n}.npz", x=x, y=y)
+    np.savez(tmp_path / "all.npz", x=held["anna"][0], y=held["anna"][1])
+    personafl.run(QUICK | {"data": {"dataset": "homes/", "partition": "natural"}}, out=tmp_path / "run")
+    personafl.run(QUICK | {"data": {"dataset": "all.npz", "num_clients": 2}}, out=tmp_path / "one")
+    monkeypatch.chdir("/")
+    for folder in ("run", "one"):
+        assert len(personafl.Result.load(tmp_path / folder)["local"].clients) == 2
+    np.savez(tmp_path / "homes" / "ben.npz", x=-held["ben"][0], y=held["ben"][1])  # the same labels, so the same split
+    with pytest.raises(ValueError, match="the data of this run had hash"):
+        personafl.Result.load(tmp_path / "run")
+
+
+def test_images_that_are_corrupted_alike_are_made_once_for_all_seeds() -> None:
+    asked = config.load("demo", ["data.corruption=fog", "algorithms=local"])
+    _, feds = experiment.resolved(asked, (0, 1))
+    assert feds[0].source.x is feds[1].source.x
+    assert feds[0].digest() != feds[1].digest()
+    assert torch.equal(feds[0].source.x, experiment.federation(asked).source.x)
 
 
 def test_predict_takes_arrays_too(result: personafl.Result) -> None:

@@ -474,6 +474,14 @@ def unknown(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], 
 # Out again
 
 
+def anchored(recipe: Recipe) -> Recipe:
+    """The recipe with the place of data of one's own written out, so that it means the same from anywhere."""
+    name = recipe.data.dataset
+    if name in DATASETS or (":" in name and not Path(name).exists()):
+        return recipe
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, dataset=str(Path(name).resolve())))
+
+
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML: everything that was used, nothing that was not."""
     uses = frozenset[str]() if recipe.data.from_file else PARTITIONS[recipe.data.partition].uses

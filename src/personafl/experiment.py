@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -26,7 +27,7 @@ from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.core.types import Params
 from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
-from personafl.data.corrupted import corrupted
+from personafl.data.corrupted import corrupted, whole
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
 from personafl.evaluation import final, matrix, report
 from personafl.evaluation.metrics import LOSSES, METRICS
@@ -193,7 +194,7 @@ def resolved(
 
     All of it is built once before anything is written, so that what cannot be built is said first.
     """
-    data = data or source(recipe)
+    data = whole(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
     name = data.model if recipe.model.name == "auto" else recipe.model.name
     recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
@@ -351,7 +352,7 @@ class Result:
     def save(self, folder: str | Path) -> None:
         """Write a run folder."""
         out = claimed(folder)
-        (out / "recipe.toml").write_text(config.dump(self.recipe))
+        _begin(out, self.recipe, next((m.simulation.federation for m in self.methods.values()), None))
         for (label, seed), m in self.methods.items():
             m.save(out / label / f"seed-{seed}")
         _write_reports(out, list(self.methods.values()))
@@ -363,18 +364,50 @@ class Result:
         if not (out / "recipe.toml").is_file():
             raise ConfigError(f"{out}: not a run folder, it has no recipe.toml")
         recipe = config.load(out / "recipe.toml")
+        divided = _divisions(recipe, out / SPLIT)
         methods = {}
         for method in recipe.algorithms:
             for path in sorted((out / method.label).glob("seed-*"), key=lambda p: int(p.name.removeprefix("seed-"))):
                 if (path / "summary.json").is_file():
-                    found = _loaded(recipe, method, path, device)
+                    found = _loaded(recipe, method, path, device, divided)
                     methods[found.label, found.seed] = found
         return cls(recipe, methods)
 
 
-def _loaded(recipe: Recipe, method: Method, path: Path, device: str) -> MethodResult:
+SPLIT = "split.json"  # a partition that came from a file, in the run folder
+
+
+def _begin(folder: Path, recipe: Recipe, fed: Federation | None) -> None:
+    """Write what a run folder begins with: the recipe, and the partition where that came from a file."""
+    (folder / "recipe.toml").write_text(config.dump(config.anchored(recipe)))
+    if recipe.data.from_file and fed is not None:
+        artefact.save(fed, folder / SPLIT, {"partition": recipe.data.partition})
+
+
+def _divisions(recipe: Recipe, split: Path) -> Callable[[int], Federation]:
+    """The federation of each seed, on one copy of the data, by the run folder's own partition file if it has one."""
+    if recipe.data.from_file and split.is_file():
+        recipe = replace(recipe, data=replace(recipe.data, partition=str(split)))
+
+    @functools.cache
+    def data() -> Source:
+        return whole(source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
+
+    return functools.cache(lambda seed: federation(recipe.with_seed(seed), data()))
+
+
+def _loaded(
+    recipe: Recipe, method: Method, path: Path, device: str, divided: Callable[[int], Federation]
+) -> MethodResult:
     summary = json.loads((path / "summary.json").read_text())
-    sim = simulation(recipe.with_seed(summary["seed"]), method, device=device)
+    fed = divided(summary["seed"])
+    for what, now in (("split", fed.digest()), ("data", fed.source.digest)):
+        if (then := summary["hashes"].get(what, now)) != now:
+            raise ConfigError(
+                f"{path}: the {what} of this run had hash {then}, now it is {now}: what data.dataset="
+                f"{recipe.data.dataset!r} or data.partition={recipe.data.partition!r} names has changed since"
+            )
+    sim = simulation(recipe.with_seed(summary["seed"]), method, device=device, fed=fed)
     sim.server = load_file(path / "checkpoint" / "server.safetensors", device=device)
     for name, store in (("clients", sim.store), ("known", sim.known)):
         held = load_file(path / "checkpoint" / f"{name}.safetensors", device=device)
@@ -413,8 +446,7 @@ def run(
         data = world.in_turn(lambda: source(asked))
         recipe, feds = resolved(recipe, seeds or (recipe.training.seed,), place, data)
         if folder is not None:
-            claimed(folder)
-            (folder / "recipe.toml").write_text(config.dump(recipe))
+            _begin(claimed(folder), recipe, next(iter(feds.values())))
         done: dict[tuple[str, int], MethodResult] = {}
         for seed, fed in feds.items():
             for method in recipe.algorithms:

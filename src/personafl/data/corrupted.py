@@ -46,24 +46,32 @@ def _halves(labels: Indices, classes: int) -> NDArray[np.bool_]:
     return out
 
 
+def whole(source: Source, kind: str, severity: int = 5) -> Source:
+    """A data set with all its images corrupted by one kind, if that is asked for and not done already.
+
+    An image's draws are keyed by its row alone, so they are the same for every seed.
+    """
+    if kind in ("none", PER_CLIENT) or source.corruption == (kind, severity):
+        return source
+    require_images(source.x, f"data.corruption={kind!r} on {source.name}")
+    x = _corrupt(source.x, torch.arange(len(source.x)), kind, severity)
+    return dataclasses.replace(source, x=x, corruption=(kind, severity))
+
+
 def corrupted(federation: Federation, kind: str, severity: int = 5) -> Federation:
     """A federation with corrupted images: all by one kind, or client c by kind c of the fifteen, which then begin anew.
 
-    An image's draws are keyed by its row alone, so they are the same for every seed. Rows of no client stay as they
-    are when every client has a kind of its own.
+    Rows of no client stay as they are when every client has a kind of its own.
     """
-    if kind == "none":
-        return federation
     source = federation.source
+    if kind != PER_CLIENT:
+        return dataclasses.replace(federation, source=whole(source, kind, severity))
     require_images(source.x, f"data.corruption={kind!r} on {source.name}")
     x, names = source.x.clone(), list(CORRUPTIONS)
-    if kind != PER_CLIENT:
-        x = _corrupt(x, torch.arange(len(x)), kind, severity)
-    else:
-        for place, name in enumerate(names[: federation.everybody]):
-            for ids in torch.split(torch.arange(place, federation.everybody, len(names)), CLIENTS):
-                rows = torch.cat([_rows(federation, split, ids) for split in SPLITS])
-                x[rows] = _corrupt(x[rows], rows, name, severity)
+    for place, name in enumerate(names[: federation.everybody]):
+        for ids in torch.split(torch.arange(place, federation.everybody, len(names)), CLIENTS):
+            rows = torch.cat([_rows(federation, split, ids) for split in SPLITS])
+            x[rows] = _corrupt(x[rows], rows, name, severity)
     return dataclasses.replace(federation, source=dataclasses.replace(source, x=x, corruption=(kind, severity)))
 
 
