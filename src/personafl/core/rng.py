@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -34,14 +35,22 @@ def _mix(z: Tensor) -> Tensor:
 
 def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
     """The key of a stream: a 64-bit integer, or one per client where a part is a tensor of ids."""
-    word = _purpose(purpose)
     rest: list[int | Tensor] = [seed, *parts]
+    known: list[int] = []
     while rest and isinstance(first := rest[0], int):  # the round's part costs nothing beside the clients'
-        word, rest = _mix_int((word ^ first) + _GOLDEN), rest[1:]
-    out = torch.tensor(word)
+        known, rest = [*known, first], rest[1:]
+    out = torch.tensor(_word(purpose, known))
     for part in rest:
         out = extend(out, part)
     return out
+
+
+def _word(purpose: str, parts: Sequence[int]) -> int:
+    """A key of numbers alone."""
+    word = _purpose(purpose)
+    for part in parts:
+        word = _mix_int((word ^ int(part)) + _GOLDEN)
+    return word
 
 
 @functools.cache
@@ -84,4 +93,4 @@ def order(keys: Tensor, counts: Tensor, width: int) -> Tensor:
 
 def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:
     """A NumPy generator for what is drawn once on the host: partitions, cohorts, donors."""
-    return np.random.Generator(np.random.PCG64(int(key(seed, purpose, *parts)) & ((1 << 64) - 1)))
+    return np.random.Generator(np.random.PCG64(_word(purpose, (seed, *parts)) & _WORD))

@@ -310,7 +310,7 @@ def _cut(
 ) -> tuple[Indices, int, int]:
     """A client's rows in a random order, and how many of the first are for testing, then for validation."""
     draw = rng.generator(seed, "split", client)
-    test, validation = (int(_shares(share, len(rows))) for share in (test_share, validation_share))
+    test, validation = (max(1, round(share * len(rows))) if share else 0 for share in (test_share, validation_share))
     mixed = draw.permutation(rows)
     if groups is not None and (wanted := [n for n in (test, validation) if n]):
         mixed, ends = _by_group(client, rows, groups[rows], draw, wanted)
@@ -346,7 +346,7 @@ def _by_group(
     return np.concatenate(pieces), np.diff(ends[places], prepend=0).tolist()
 
 
-def _shares(share: float, sizes: Indices | int) -> Indices:
+def _shares(share: float, sizes: Indices) -> Indices:
     """How many samples of clients of these sizes a share is."""
-    asked: Indices = np.rint(share * np.asarray(sizes)).astype(np.int64)
+    asked: Indices = np.rint(share * sizes).astype(np.int64)
     return asked.clip(min=1) if share else asked
