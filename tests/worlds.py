@@ -43,7 +43,11 @@ def training(**changes: object) -> Training:
 
 def simulation(algorithm: Algorithm, kind: str = "mlp", fed: Federation | None = None, **options: object) -> Simulation:
     """A quiet float64 simulation; `training` fields and Simulation options may be changed."""
-    own = {k: options.pop(k) for k in ("chunk", "through_wire", "criterion", "metric", "clock") if k in options}
+    own = {
+        k: options.pop(k)
+        for k in ("chunk", "through_wire", "criterion", "metric", "clock", "store", "memory")
+        if k in options
+    }
     evaluation = options.pop("evaluation", QUIET)
     stacked = options.pop("model", None) or model(kind)
     return Simulation(fed or federation(kind), stacked, algorithm, training(**options), evaluation, **own)  # type: ignore[arg-type]

@@ -79,6 +79,8 @@ def run(
     seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; default the recipe's.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     profile: Annotated[bool, typer.Option("--profile", help="Tell where the time went.")] = False,
+    store: Annotated[str, typer.Option(help="What clients keep: auto, device, host or disk.")] = "auto",
+    memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory to use, in GiB.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON and nothing else.")] = False,
 ) -> None:
@@ -93,7 +95,8 @@ def run(
         experiment.checked(folder)
     numbers = _seeds(seeds)
     with _Watch(chosen, numbers, silent=quiet or as_json or not _first()) as watch:
-        result = experiment.run(chosen, out=folder, seeds=numbers, device=device, watch=watch, timed=profile)
+        where: dict[str, Any] = {"device": device, "store": store, "memory": memory}
+        result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
     if not _first():
         return
     summaries = [m.summary for m in result.methods.values()]

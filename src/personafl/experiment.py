@@ -25,6 +25,7 @@ import personafl
 from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
+from personafl.core.store import HOST, Store
 from personafl.core.types import Params
 from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
 from personafl.data.corrupted import corrupted, whole
@@ -33,10 +34,13 @@ from personafl.evaluation import final, matrix, report
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
 from personafl.sim import profile, ranks
+from personafl.sim.layout import temporary
 from personafl.sim.simulator import Row, Simulation
 
 Watch = Callable[[str, int, int, Row], None]
 """Told after every stage: label, seed, number of stages, and the row of metrics.jsonl."""
+
+STORES = ("auto", "device", "host", "disk")
 
 
 def source(recipe: Recipe) -> Source:
@@ -301,10 +305,9 @@ class MethodResult:
         sim = self.simulation
         save_file({n: t.cpu().contiguous() for n, t in sim.server.items()}, state / "server.safetensors")
         for name, store in (("clients", sim.store), ("known", sim.known)):  # what they keep; what the server knows
-            ids = torch.tensor(sorted(store.ids), dtype=torch.int64)
-            rows = store.gather(ids) if len(ids) else {}
-            save_file({n: t.cpu().contiguous() for n, t in rows.items()} | {"ids": ids}, state / f"{name}.safetensors")
-        path = dataclasses.asdict(sim.layout) | {"module_per_client": sim.model.whole}
+            if store.home != folder / "store" / name:
+                store.save(state / f"{name}.safetensors")
+        path = dataclasses.asdict(sim.layout) | {"module_per_client": sim.model.whole, "store": _housed(sim)}
         (state / "engine.json").write_text(json.dumps(path) + "\n")
         (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
         self.save_profile(folder)
@@ -313,6 +316,21 @@ class MethodResult:
         """Write where the time went, if that was asked."""
         if self.profile is not None:
             (folder / "profile.json").write_text(json.dumps(self.profile, indent=1) + "\n")
+
+
+def _housed(sim: Simulation) -> Row:
+    """Where rows of clients are kept, of how many, and how much that is."""
+    homes = {s.home for s in (sim.store, sim.known)}
+    disk = any(isinstance(h, Path) for h in homes)
+    count = max(len(sim.store), len(sim.known))
+    return {
+        "home": "disk" if disk else "host" if HOST in homes else "device",
+        "clients": count,
+        "bytes_per_client": sim.store.row_bytes + sim.known.row_bytes,
+        **(
+            {"disk_bytes_per_client": (sim.store.disk_bytes() + sim.known.disk_bytes()) / max(count, 1)} if disk else {}
+        ),
+    }
 
 
 @dataclass(frozen=True)
@@ -409,9 +427,9 @@ def _loaded(
             )
     sim = simulation(recipe.with_seed(summary["seed"]), method, device=device, fed=fed)
     sim.server = load_file(path / "checkpoint" / "server.safetensors", device=device)
-    for name, store in (("clients", sim.store), ("known", sim.known)):
-        held = load_file(path / "checkpoint" / f"{name}.safetensors", device=device)
-        store.scatter(held.pop("ids").cpu(), held)
+    sim.store, sim.known = (
+        _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))
+    )
     sim.played = len(sim.schedule)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     sim.rows = rows
@@ -419,6 +437,15 @@ def _loaded(
         clients = [{k: float(v) if "." in v or "e" in v else int(v) for k, v in r.items()} for r in csv.DictReader(f)]
     scored = final.load(path / "evaluations.npz")
     return MethodResult(method.label, summary["seed"], summary, rows, clients, sim, scored)
+
+
+def _reopened(store: Store, path: Path, name: str, device: torch.device) -> Store:
+    """The rows of a finished run: its own files, or what was written of them."""
+    if (path / "store" / name / "store.json").is_file():
+        return Store.opened(store.fresh, path / "store" / name, device=device)
+    if (file := path / "checkpoint" / f"{name}.safetensors").is_file():
+        store.load(file)
+    return store
 
 
 def run(
@@ -429,12 +456,19 @@ def run(
     device: str = "auto",
     watch: Watch | None = None,
     timed: bool = False,
+    store: str = "auto",
+    memory: float | None = None,
 ) -> Result:
     """Run a recipe (a path, a shipped name, a dict; None: the demo) and return its results.
 
     With `out`, a run folder is written as the run goes on. `timed` keeps account of where the time goes. Processes
     that `torchrun` started share the work; the first of them writes, watches and ends up with every client's model.
+    `store` (auto, device, host, disk) and `memory` (GiB) are `Simulation`'s; on disk, rows are in the run folder.
     """
+    if store not in STORES:
+        raise ConfigError(f"--store {store}: possible are {', '.join(STORES)}")
+    if memory is not None and not memory > 0:
+        raise ConfigError(f"--memory {memory:g}: must be greater than 0")
     if not isinstance(recipe, Recipe):
         recipe = config.load(recipe, overrides)
     elif overrides:
@@ -453,7 +487,9 @@ def run(
                 home = None if folder is None else folder / method.label / f"seed-{seed}"
                 clock = profile.Clock(place) if timed else profile.NoClock()
                 told = None if world.rank else watch
-                done[method.label, seed] = _play(recipe.with_seed(seed), method, fed, place, home, told, world, clock)
+                done[method.label, seed] = _play(
+                    recipe.with_seed(seed), method, fed, place, home, told, world, clock, store, memory
+                )
                 if folder is not None:
                     _write_reports(folder, list(done.values()))
     return Result(recipe, done)
@@ -468,10 +504,14 @@ def _play(
     watch: Watch | None,
     world: ranks.Alone,
     clock: profile.NoClock,
+    store: str,
+    memory: float | None,
 ) -> MethodResult:
     begun = time.perf_counter()
+    spill = None if home is None else home / "store"
+    where: dict[str, Any] = {"store": spill or temporary() if store == "disk" else store, "spill": spill}
     with clock("setup"):
-        sim = simulation(recipe, method, device=place, fed=fed, ranks=world, clock=clock)
+        sim = simulation(recipe, method, device=place, fed=fed, ranks=world, clock=clock, memory=memory, **where)
     log = None
     if home is not None:
         home.mkdir(parents=True)

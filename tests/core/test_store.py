@@ -1,6 +1,15 @@
-import torch
+"""Rows of clients in each of their homes, and the files of a folder."""
 
-from personafl.core.store import Store
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from personafl.core import store as module
+from personafl.core.store import Store, row_bytes
 
 
 def fresh(ids):
@@ -15,13 +24,22 @@ def rows(ids, value):
     }
 
 
-def stored(*ids, value=1000.0):
-    store = Store(fresh)
-    store.scatter(torch.tensor(ids), rows(ids, value))
-    return store
+@pytest.fixture(params=["memory", "folder"])
+def home(request, tmp_path):
+    return torch.device("cpu") if request.param == "memory" else tmp_path / "store"
 
 
-def test_rows_survive_in_the_order_asked_for():
+@pytest.fixture
+def stored(home):
+    def make(*ids, value=1000.0):
+        store = Store(fresh, home)
+        store.scatter(torch.tensor(ids), rows(ids, value))
+        return store
+
+    return make
+
+
+def test_rows_survive_in_the_order_asked_for(stored):
     store = stored(4, 7, 2)
     out = store.gather(torch.tensor([2, 4]))
     assert out["w"].tolist() == [[1002, 1002], [1004, 1004]]
@@ -29,32 +47,32 @@ def test_rows_survive_in_the_order_asked_for():
     assert out["mask"].dtype == torch.bool
 
 
-def test_unseen_clients_are_fresh():
+def test_unseen_clients_are_fresh(stored):
     out = stored(4).gather(torch.tensor([8, 9]))
     assert out["w"].tolist() == [[8, 8], [9, 9]]
     assert out["mask"].all()
 
 
-def test_gathering_a_fresh_client_does_not_store_it():
+def test_gathering_a_fresh_client_does_not_store_it(stored):
     store = stored(4)
     store.gather(torch.tensor([8, 4, 9]))
     assert store.ids == [4]
 
 
-def test_seen_and_unseen_clients_mix_in_place():
+def test_seen_and_unseen_clients_mix_in_place(stored):
     out = stored(4, 7).gather(torch.tensor([9, 7, 1, 4]))
     assert out["w"].tolist() == [[9, 9], [1007, 1007], [1, 1], [1004, 1004]]
     assert out["mask"].any(1).tolist() == [True, False, True, False]
 
 
-def test_later_rows_replace_earlier_ones_and_leave_the_others():
+def test_later_rows_replace_earlier_ones_and_leave_the_others(stored):
     store = stored(4, 7)
     store.scatter(torch.tensor([7]), rows([7], 2000.0))
     assert store.gather(torch.tensor([4, 7]))["w"].tolist() == [[1004, 1004], [2007, 2007]]
 
 
-def test_the_store_grows_with_its_clients():
-    store = Store(fresh)
+def test_the_store_grows_with_its_clients(home):
+    store = Store(fresh, home)
     for c in range(20):
         store.scatter(torch.tensor([c]), rows([c], 1000.0))
     store.scatter(torch.arange(15, 40), rows(list(range(15, 40)), 2000.0))  # five known, twenty new
@@ -63,25 +81,26 @@ def test_the_store_grows_with_its_clients():
     assert sorted(store.ids) == list(range(40))
 
 
-def test_memory_depends_on_the_clients_seen_not_on_their_ids():
+def test_memory_depends_on_the_clients_seen_not_on_their_ids(stored):
     store = stored(10**6, 3)
     store.scatter(torch.tensor([999_999]), rows([999_999], 1000.0))
     assert store.ids == [10**6, 3, 999_999]
     assert store.gather(torch.tensor([999_999, 10**6]))["w"].tolist() == [[1_000_999] * 2, [1_001_000] * 2]
-    assert store._rows["w"].shape[0] <= 2 * 3
+    assert len(store) == 3
+    assert len(store._columns["w"].rows) <= max(2 * 3, module.FEWEST)
 
 
-def test_what_was_gathered_is_a_copy():
+def test_what_was_gathered_is_a_copy(stored):
     store = stored(4, 7)
     store.gather(torch.tensor([4, 7]))["w"].zero_()
     store.gather(torch.tensor([4, 9]))["w"].zero_()
     assert store.gather(torch.tensor([4, 7]))["w"].tolist() == [[1004, 1004], [1007, 1007]]
 
 
-def test_what_was_scattered_is_a_copy_without_a_graph():
+def test_what_was_scattered_is_a_copy_without_a_graph(home):
     kept = rows([4], 1000.0)
     kept["w"].requires_grad_()
-    store = Store(fresh)
+    store = Store(fresh, home)
     store.scatter(torch.tensor([4]), kept)
     kept["w"].detach().zero_()
     out = store.gather(torch.tensor([4]))["w"]
@@ -94,3 +113,162 @@ def test_a_method_that_keeps_nothing_stores_nothing():
     store.scatter(torch.tensor([1, 2]), {})
     assert store.ids == []
     assert store.gather(torch.tensor([1, 2])) == {}
+
+
+def test_a_row_is_its_values_and_a_bit_for_each_truth_value(stored):
+    store = stored(4, 7)
+    assert store.row_bytes == row_bytes(fresh(torch.tensor([0]))) == 2 * 8 + 1  # two float64; three bits are a byte
+    assert store._columns["mask"].rows.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (8,), (3, 5), (2, 3, 4)])
+def test_truth_values_of_every_shape_come_back(home, shape):
+    draw = torch.Generator().manual_seed(0)
+    mask = torch.rand(5, *shape, generator=draw) < 0.5
+    store = Store(lambda ids: {"m": torch.zeros(len(ids), *shape, dtype=torch.bool)}, home)
+    store.scatter(torch.arange(5), {"m": mask})
+    assert torch.equal(store.gather(torch.tensor([3, 0, 4]))["m"], mask[[3, 0, 4]])
+
+
+def test_bits_are_the_same_however_they_are_packed():
+    """The device packs by arithmetic, the host by NumPy; both must read what the other wrote."""
+    mask = torch.rand(4, 13, generator=torch.Generator().manual_seed(0)) < 0.5
+    powers = 2 ** torch.arange(8)
+    padded = torch.nn.functional.pad(mask.long(), (0, 3)).view(4, 2, 8)
+    assert torch.equal(module._packed(mask).long(), (padded * powers).sum(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64])
+def test_types_are_kept(home, dtype):
+    values = torch.arange(6).view(3, 2).to(dtype)
+    store = Store(lambda ids: {"v": torch.zeros(len(ids), 2, dtype=dtype)}, home)
+    store.scatter(torch.tensor([5, 1, 3]), {"v": values})
+    out = store.gather(torch.tensor([1, 5]))["v"]
+    assert out.dtype == dtype
+    assert torch.equal(out, values[[1, 0]])
+
+
+def test_rows_come_in_parts_by_rising_id(stored):
+    store = stored(9, 2, 7, 5, 4)
+    parts = list(store.parts(2 * store.row_bytes))
+    assert [ids.tolist() for ids, _ in parts] == [[2, 4], [5, 7], [9]]
+    assert [t["w"][:, 0].tolist() for _, t in parts] == [[1002, 1004], [1005, 1007], [1009]]
+    assert list(Store(fresh).parts()) == []
+
+
+def test_a_store_is_written_as_safetensors_a_part_at_a_time(stored, tmp_path, monkeypatch):
+    store = stored(9, 2, 7)
+    monkeypatch.setattr(module, "PART", 20)  # one row of two float64
+    store.save(tmp_path / "all.safetensors")
+    held = load_file(tmp_path / "all.safetensors")
+    assert held["ids"].tolist() == [2, 7, 9]
+    assert held["w"].tolist() == [[1002, 1002], [1007, 1007], [1009, 1009]]
+    assert held["mask"].shape == (3, 3)
+    assert held["mask"].dtype == torch.bool
+    Store(fresh).save(tmp_path / "none.safetensors")
+    assert load_file(tmp_path / "none.safetensors")["ids"].tolist() == []
+
+
+def test_expected_rows_are_made_room_for_at_once():
+    store = Store(fresh, expected=50)
+    store.scatter(torch.tensor([3]), rows([3], 1000.0))
+    before = store._columns["w"].rows.data_ptr()
+    store.scatter(torch.arange(50), rows(list(range(50)), 1000.0))
+    assert store._columns["w"].rows.data_ptr() == before
+    store.scatter(torch.tensor([50]), rows([50], 1000.0))  # one more than expected
+    assert store.gather(torch.tensor([50, 3]))["w"][:, 0].tolist() == [1050, 1003]
+
+
+# In a folder
+
+
+def kept(folder: Path, *ids: int) -> Store:
+    store = Store(fresh, folder)
+    store.scatter(torch.tensor(ids), rows(ids, 1000.0))
+    return store
+
+
+def test_nothing_is_created_before_something_is_stored(tmp_path):
+    store = Store(fresh, tmp_path / "store")
+    store.gather(torch.tensor([1, 2]))
+    store.scatter(torch.tensor([1]), {})
+    assert not (tmp_path / "store").exists()
+    assert store.disk_bytes() == 0
+
+
+def test_a_store_can_be_opened_again(tmp_path):
+    kept(tmp_path, 10**6, 3)
+    again = Store.opened(fresh, tmp_path)
+    assert again.ids == [10**6, 3]
+    out = again.gather(torch.tensor([3, 8, 10**6]))
+    assert out["w"][:, 0].tolist() == [1003, 8, 1_001_000]
+    assert out["mask"].any(1).tolist() == [False, True, False]
+
+
+def test_a_store_opened_for_reading_leaves_its_files_as_they_are(tmp_path):
+    kept(tmp_path, 4)
+    copy = Store.opened(fresh, tmp_path)
+    for c in range(3000):  # more than there is room for
+        copy.scatter(torch.tensor([c]), rows([c], 2000.0))
+    assert copy.gather(torch.tensor([4, 2999]))["w"][:, 0].tolist() == [2004, 4999]
+    again = Store.opened(fresh, tmp_path, write=True)
+    assert again.ids == [4]
+    assert again.gather(torch.tensor([4]))["w"].tolist() == [[1004, 1004]]
+    again.scatter(torch.tensor([5]), rows([5], 3000.0))
+    assert Store.opened(fresh, tmp_path).gather(torch.tensor([4, 5]))["w"][:, 0].tolist() == [1004, 3005]
+
+
+def test_a_folder_says_what_is_in_it(tmp_path):
+    store = Store(lambda ids: {}, tmp_path)
+    store.scatter(
+        torch.tensor([1]), {"personal/fc.weight": torch.ones(1, 2, 3), "mask/fc.weight": torch.ones(1, 2, 3) > 0}
+    )
+    found = json.loads((tmp_path / "store.json").read_text())
+    assert found == {
+        "format": 1,
+        "tensors": {
+            "personal/fc.weight": {"file": "personal%2Ffc.weight.rows", "shape": [2, 3], "dtype": "float32"},
+            "mask/fc.weight": {"file": "mask%2Ffc.weight.rows", "shape": [2, 3], "dtype": "bool"},
+        },
+    }
+    assert np.fromfile(tmp_path / "state.bin", np.int64).tolist() == [1, 1, 1]
+    assert (tmp_path / "mask%2Ffc.weight.rows").stat().st_size == module.FEWEST  # six bits are a byte
+
+
+def test_files_take_up_what_was_written(tmp_path):
+    """They are made for 1,024 rows of 400 kB; two are written, and little more than these is on the disk."""
+    store = Store(lambda ids: {"w": torch.zeros(len(ids), 100_000)}, tmp_path)
+    store.scatter(torch.tensor([70, 7]), {"w": torch.ones(2, 100_000)})
+    assert (tmp_path / "w.rows").stat().st_size == 1024 * 400_000
+    assert 800_000 <= store.disk_bytes() < 1_000_000
+
+
+def test_mapped_pages_that_were_let_go_hold_what_was_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "RESIDENT", 10)
+    store = Store(fresh, tmp_path)
+    for c in range(50):
+        store.scatter(torch.tensor([c]), rows([c], 1000.0))
+    assert store.gather(torch.arange(50))["w"][:, 0].tolist() == [1000.0 + c for c in range(50)]
+
+
+def test_a_write_that_was_cut_short_is_found(tmp_path, monkeypatch):
+    store = kept(tmp_path, 4, 7)
+    monkeypatch.setattr(module, "_packed", lambda t: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.scatter(torch.tensor([4]), rows([4], 2000.0))
+    with pytest.raises(ValueError, match=r"the store was cut short while it was written to \(1 of 2 writes\)"):
+        Store.opened(fresh, tmp_path)
+
+
+def test_what_is_no_store_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no store here, store.json is missing"):
+        Store.opened(fresh, tmp_path)
+    kept(tmp_path / "a", 4)
+    with pytest.raises(ValueError, match="the folder is not empty; choose another"):
+        Store(fresh, tmp_path / "a")
+    (tmp_path / "a" / "w.rows").write_bytes(b"123")
+    with pytest.raises(ValueError, match=r"w.rows: 3 bytes are no whole number of rows of 16"):
+        Store.opened(fresh, tmp_path / "a")
+    (tmp_path / "a" / "store.json").write_text('{"format": 2}')
+    with pytest.raises(ValueError, match="format 2, this version reads format 1"):
+        Store.opened(fresh, tmp_path / "a")

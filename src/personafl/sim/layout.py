@@ -7,20 +7,29 @@ Found by measurement (`benchmarks/cpu.py`), and the same for every method:
   time as there are threads.
 - CPU, everything else: one stack. Small steps run on one thread: a second one gains little when the machine
   is quiet, and costs many times the step when it is not.
+
+And where what clients keep has its home: on the device, in main memory, or in a folder.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from personafl.core import batches
+from personafl.core.store import HOST, RESIDENT
 from personafl.core.types import Arithmetic, Training
 from personafl.models.stacked import StackedModel
 
@@ -37,43 +46,116 @@ class Layout:
     threads: int
 
 
-def choose(model: StackedModel, training: Training, device: torch.device, sizes: Tensor, chunk: int = 0) -> Layout:
-    """The layout for clients with these numbers of examples; `chunk` fixes the clients per stack."""
+def choose(
+    model: StackedModel,
+    training: Training,
+    device: torch.device,
+    sizes: Tensor,
+    chunk: int = 0,
+    *,
+    kept: int = 0,
+    room: float = 0.0,
+) -> Layout:
+    """The layout for clients with these numbers of examples; `chunk` fixes the clients per stack.
+
+    `kept` are the bytes a client comes with, `room` those that all stacks together may take up (0: a share of what
+    is free).
+    """
     threads = torch.get_num_threads()
     if device.type == "cpu" and model.convolutional and not chunk:
-        return Layout(1, threads, 1) if model.parallel else Layout(1, 1, threads)
+        fit = _fitting(model, training, device, sizes, kept, room) if room else threads
+        return Layout(1, min(threads, fit), 1) if model.parallel else Layout(1, 1, threads)
     info = model.info
     batch = min(training.batch_size, int(sizes.max()))
-    chunk = chunk or _fitting(model, training, device, batch)
+    chunk = chunk or _fitting(model, training, device, sizes, kept, room)
     forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     return Layout(chunk, 1, 1 if step < SMALL else threads)
 
 
-def _fitting(model: StackedModel, training: Training, device: torch.device, batch: int) -> int:
-    """How many clients fit: weights, gradients, momenta, anchors, and what a minibatch leaves for its backward pass."""
-    numbers = 6 * sum(torch.Size(s).numel() for s in model.info.shapes.values())
-    numbers += 4 * batch * max(model.info.activations, 1)
-    room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else _free_memory() / 4
+def _fitting(
+    model: StackedModel, training: Training, device: torch.device, sizes: Tensor, kept: int, room: float
+) -> int:
+    """How many clients fit, by the peaks measured: weights, gradients, momenta, anchors, uploads and their terms come
+    to nine models and four times what is kept; then what a minibatch leaves for its backward pass, or a sweep on a CPU.
+    """
     width = 8 if training.precision == "float64" else 4
-    return max(1, int(room / (numbers * width)))
+    batch, sweep = min(training.batch_size, int(sizes.max())), min(batches.SWEEP, int(sizes.max()))
+    examples = max(6 * batch, 0 if device.type == "cuda" else 2 * sweep)
+    numbers = 9 * sum(torch.Size(s).numel() for s in model.info.shapes.values())
+    each = width * (numbers + examples * max(model.info.activations, 1)) + 4 * kept
+    room = room or (_free(device) / 2 if device.type == "cuda" else _free(device) / 4)
+    return max(1, int(room / each))
 
 
-def _free_memory() -> float:
-    """Bytes of main memory that are free; 4 GiB where the system does not say."""
+# Memory
+
+
+def _free(device: torch.device) -> float:
+    """Bytes of a device's memory that are free; 4 GiB where the system does not say."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError):
         return 2.0**32
 
 
+def _used(device: torch.device) -> float:
+    """Bytes of it that this process holds; 0 where the system does not say."""
+    if device.type == "cuda":
+        return float(torch.cuda.memory_allocated(device))
+    try:
+        return float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0.0
+
+
+def housed(
+    store: str | Path, rows: int, each: int, device: torch.device, memory: float | None, spill: Path | None
+) -> tuple[torch.device | Path, float]:
+    """Where so many rows of so many bytes are kept, and what is left of a limit in GiB for stacks (0: no limit).
+
+    `auto` takes the device while they need less than a quarter of what is free there, then main memory by the same
+    rule, then a folder: `spill`, or a temporary one.
+    """
+    total = float(rows) * each
+    left = _free(device) if memory is None else memory * 2**30 - _used(device)
+    if left <= 0:
+        raise ValueError(
+            f"memory={memory}: {_used(device) / 2**30:.2f} GiB are in use before the first round; allow more"
+        )
+    host = left if device.type == "cpu" else _free(HOST) if memory is None else min(_free(HOST), memory * 2**30)
+    if isinstance(store, Path) or store not in ("auto", "device", "host"):
+        home: torch.device | Path = Path(store)
+    elif store == "auto":
+        home = device if total <= left / 4 else HOST if total <= host / 4 else spill or temporary()
+    else:
+        home = device if store == "device" else HOST
+        if total > (there := left if home == device else host):
+            raise ValueError(
+                f"store={store!r}: up to {rows} clients of {each} bytes, and {there / 2**30:.2f} GiB are free; "
+                "use auto or a folder"
+            )
+    if memory is None:
+        return home, 0.0
+    taken = total if home == device else 2 * RESIDENT if device.type == "cpu" else 0.0  # mapped files are resident too
+    return home, max((left - taken) * (0.5 if device.type == "cpu" else 0.8), 1.0)  # allocators leave holes
+
+
+def temporary() -> Path:
+    """A folder that is there until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="personafl-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
     """Apply `work` to every chunk of a cohort; results come in order."""
-    if not len(ids):
-        return
-    chunks = torch.split(ids, layout.chunk)
-    if layout.workers == 1 or len(chunks) == 1:
-        with _threads(layout.threads * layout.workers if len(chunks) == 1 else layout.threads):
+    chunks = (ids[i : i + layout.chunk] for i in range(0, len(ids), layout.chunk))
+    alone = len(ids) <= layout.chunk
+    if layout.workers == 1 or alone:
+        with _threads(layout.threads * layout.workers if alone else layout.threads):
             for part in chunks:
                 yield work(model, part)
         return
@@ -89,7 +171,13 @@ def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[Stack
     with _threads(layout.threads):
         threads = (layout.threads,)  # PyTorch's setting is partly per thread
         with ThreadPoolExecutor(layout.workers, initializer=torch.set_num_threads, initargs=threads) as pool:
-            yield from pool.map(job, chunks)
+            ahead: deque[Future[T]] = deque()
+            for part in chunks:
+                ahead.append(pool.submit(job, part))
+                if len(ahead) > 4 * layout.workers:  # results wait in memory
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
 
 
 @contextmanager

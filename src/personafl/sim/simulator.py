@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from personafl.core.batches import steps_per_epoch
 from personafl.core.compose import assembled
 from personafl.core.local import Work, session
 from personafl.core.replay import Recorder
-from personafl.core.store import Store
+from personafl.core.store import Store, row_bytes
 from personafl.core.types import (
     Criterion,
     Download,
@@ -40,7 +41,7 @@ from personafl.evaluation import final, metrics, shifts
 from personafl.evaluation.evaluate import deployed, scores
 from personafl.models.stacked import StackedModel
 from personafl.sim import network
-from personafl.sim.layout import choose, each, products
+from personafl.sim.layout import choose, each, housed, products
 from personafl.sim.profile import NoClock
 from personafl.sim.ranks import Alone, balanced
 
@@ -92,12 +93,17 @@ class Simulation:
         data_on: Place = "auto",
         ranks: Alone | None = None,
         clock: NoClock | None = None,
+        store: str | Path = "auto",
+        spill: Path | None = None,
+        memory: float | None = None,
     ) -> None:
         """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload.
 
         `record` replays training steps on a GPU. `data_on` says where examples are: on the device, on the host, or
         there only if they are too large (`auto`). `ranks` are the processes that share the work, `clock` is told
-        what it consists of.
+        what it consists of. `store` is the home of what clients keep: `device`, `host`, a folder, or the first of them
+        with room for all (`auto`; the folder is then `spill` or a temporary one). `memory` limits, in GiB, what the
+        process holds on the device, or in main memory where it trains there.
         """
         self.ranks, self.clock = ranks or Alone(), clock or NoClock()
         self.evaluation = evaluation or Evaluation()
@@ -117,14 +123,12 @@ class Simulation:
         self.training = self.algorithm.setup.training
         self.through_wire = through_wire
         self.recorder = Recorder() if record and self.device.type == "cuda" and self.model.parallel else None
-        self.layout = choose(self.model, training, self.device, federation.sizes("train"), chunk)
 
         self.server = self.algorithm.init_server(self.model.initial)
-        self.store = Store(lambda ids: self.algorithm.init_clients(self.model.initial, ids))
-        self.known = Store(lambda ids: self.algorithm.init_known(self.model.initial, ids))  # by the server
+        self.schedule = self.algorithm.schedule()
+        self._house(store, spill, memory, chunk)
         self.owners = self._owners()
         self.loads = torch.zeros(2, dtype=torch.float64)  # steps of the busiest rank and of the mean one, so far
-        self.schedule = self.algorithm.schedule()
         self.played = 0  # stages behind us
         self.totals = Totals()
         self.rows: list[Row] = []
@@ -132,7 +136,34 @@ class Simulation:
         self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
         self.shift = self._shift()
 
+    def _house(self, store: str | Path, spill: Path | None, memory: float | None, chunk: int) -> None:
+        """Find a home for what clients keep and for what the server knows of them, and lay stacks over what is left."""
+
+        def fresh(ids: Tensor) -> Params:
+            return self.algorithm.init_clients(self.model.initial, ids)
+
+        def unknown(ids: Tensor) -> Params:
+            return self.algorithm.init_known(self.model.initial, ids)
+
+        one = torch.zeros(1, dtype=torch.int64)
+        kept, known = fresh(one), unknown(one)
+        rows = self.touched()
+        home, room = housed(store, rows, row_bytes(kept) + row_bytes(known), self.device, memory, spill)
+        homes = (home / "clients", home / "known") if isinstance(home, Path) else (home, home)
+        self.store = Store(fresh, homes[0], device=self.device, expected=rows)
+        self.known = Store(unknown, homes[1], device=self.device, expected=rows)
+        held = sum(t.numel() * t.element_size() for t in (*kept.values(), *known.values()))
+        sizes = self.federation.sizes("train")
+        self.layout = choose(self.model, self.training, self.device, sizes, chunk, kept=held, room=room)
+
     # Who
+
+    def touched(self) -> int:
+        """How many clients a run comes across, at most."""
+        clients = self.federation.num_clients
+        if any(s.who == "all" for s in self.schedule):
+            return clients
+        return min(clients, self.training.cohort(clients) * sum(s.who == "sampled" for s in self.schedule))
 
     @property
     def everybody(self) -> Tensor:
@@ -223,10 +254,9 @@ class Simulation:
             return
         everywhere = self.algorithm.needs_uploads()  # then every rank remembered what the server knows
         for store in (self.store,) if everywhere else (self.store, self.known):
-            ids = torch.tensor(sorted(store.ids) if self.ranks.rank else [], dtype=torch.int64)
-            parts = ((part, store.gather(part)) for part in torch.split(ids, 256) if len(part))
-            while any(self.ranks.gather((rows := next(parts, None)) is not None)):
-                sent = rows and (rows[0], {n: t.cpu() for n, t in rows[1].items()})
+            parts = store.parts() if self.ranks.rank else iter(())
+            while any(self.ranks.gather((part := next(parts, None)) is not None)):
+                sent = part and (part[0], {n: t.cpu() for n, t in part[1].items()})
                 for came in filter(None, self.ranks.first(sent)):
                     store.scatter(*came)
 
