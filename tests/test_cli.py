@@ -198,14 +198,14 @@ def test_a_partition_of_other_data_is_refused_by_name(call, tmp_path: Path) -> N
     assert {p.name for p in tmp_path.iterdir()} == {"p.json"}
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_partition_goes_to_pfllib_and_comes_back(call, tmp_path: Path) -> None:
     said = call("partition", "data.num_clients=4", "--pfllib", "them")
     assert said.code == 0, said.err
     assert len(list((tmp_path / "them").glob("t*/*.npz"))) == 8
-    back = call("partition", "data.dataset=them", "data.partition=natural", "data.official_test=dealt")
-    assert "4 clients, 1797 samples" in back.out
-    said = call("partition", "data.dataset=them", "data.num_clients=4")
-    assert "note: them knows its clients; data.partition=natural takes them" in " ".join(said.out.split())
+    assert "4 clients, 1797 samples" in call("partition", "data.dataset=them").out
+    said = call("partition", "data.dataset=them", "data.partition=iid")
+    assert said.err == "note: them knows its 4 clients; data.partition=natural keeps them\n"
     said = call("partition", "data.num_clients=4", "--pfllib", "them")
     assert (said.code, "them: not an empty folder" in said.err) == (2, True)
 
@@ -311,6 +311,13 @@ def test_data_that_know_their_clients_say_so_where_another_partition_fails(call,
     assert "two are needed per client; own knows its clients, data.partition=natural takes them" in said.err
     said = call("partition", f"data.dataset={path}", "data.partition=natural")
     assert re.search(r"2 +cleo +15 +5", said.out)
+
+
+@pytest.mark.filterwarnings("default")
+def test_ones_own_clients_are_not_divided_anew_without_a_word(call, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.npz", x=X, y=Y, clients=np.array(["anna", "ben", "cleo"])[np.arange(60) // 20])
+    said = call("run", f"data.dataset={path}", *QUICK[:3], "algorithms=local", "--json")
+    assert (said.code, said.err) == (0, "note: own knows its 3 clients; data.partition=natural keeps them\n")
 
 
 def test_a_broken_file_is_named(call, tmp_path: Path) -> None:

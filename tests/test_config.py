@@ -75,6 +75,30 @@ def test_natural_takes_all_clients_unless_told() -> None:
     assert "num_clients" not in config.dump(config.load(None, ["data.partition=natural"]))
 
 
+def test_a_folder_brings_its_clients_unless_told(tmp_path: Path) -> None:
+    plain, pfllib = tmp_path / "homes", tmp_path / "them"
+    plain.mkdir()
+    for part in ("train", "test"):
+        (pfllib / part).mkdir(parents=True)
+
+    def asked(*overrides: str, **recipe: object) -> tuple[object, ...]:
+        data = config.load({"data": recipe, "algorithms": [{"name": "local"}]}, overrides).data
+        return data.partition, data.num_clients, data.official_test
+
+    there = {"dataset": "mnist", "partition": "shards", "num_clients": 7, "official_test": "global"}
+    assert asked(f"data.dataset={plain}", **there) == ("natural", 0, "pooled")
+    assert asked(f"data.dataset={pfllib}", **there) == ("natural", 0, "dealt")
+    assert asked(f"data.dataset={pfllib}", "data.num_clients=3", "data.official_test=pooled", **there) == (
+        "natural",
+        3,
+        "pooled",
+    )
+    assert asked(f"data.dataset={plain}", "data.partition=iid", **there) == ("iid", 7, "global")
+    assert asked("data.dataset=cifar10", **there) == ("shards", 7, "global")
+    assert asked(dataset=str(plain), num_clients=3) == ("natural", 3, "pooled")
+    assert asked(dataset=str(plain), partition="iid", num_clients=3) == ("iid", 3, "pooled")
+
+
 def test_settings_a_partition_does_not_use_are_dropped() -> None:
     text = config.dump(config.load(None, ["data.partition=iid"]))
     assert "alpha" not in text

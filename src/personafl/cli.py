@@ -414,8 +414,7 @@ def partition(
         console.print(f"... and {fed.everybody - 40} more clients")
     notes = "".join(f", {k.replace('_', ' ')}: {v}" for k, v in fed.notes.items())
     console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
-    if fed.source.clients is not None and not (chosen.data.from_file or chosen.data.partition == "natural"):
-        console.print(f"note: {fed.source.name} knows its clients; data.partition=natural takes them", markup=False)
+    experiment.note_clients(chosen, fed.source)
     if save:
         found = artefact.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
         console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}", markup=False)

@@ -23,6 +23,7 @@ from personafl.data import DATASETS, PARTITIONS
 from personafl.data.corrupted import CORRUPTED, PER_CLIENT
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
 from personafl.data.partition import KNOW_THEIR_CLIENTS, REPEATED
+from personafl.data.pfllib import is_pfllib
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS
 
@@ -184,11 +185,25 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             )
         for m in mine:
             m[name] = _literal(value)
-    data = raw.get("data", {})
-    now = data.get("partition")
-    if now in KNOW_THEIR_CLIENTS and before != now and "data.num_clients" not in dict(pairs):
-        data.pop("num_clients", None)
+    _follow_clients(raw.get("data", {}), before, dict(pairs))
     return raw | {"algorithms": methods}
+
+
+def _follow_clients(data: dict[str, Any], before: object, asked: Mapping[str, str]) -> None:
+    """Take the clients of a folder, and all that data know, where nothing else is asked for.
+
+    `before` is the recipe's own partition, `asked` are the overrides.
+    """
+    name = data.get("dataset")
+    chosen = "data.dataset" in asked or "data.partition" in asked
+    folder = isinstance(name, str) and name not in DATASETS and Path(name).is_dir()
+    if folder and "data.partition" not in asked and ("data.dataset" in asked or before is None):
+        data["partition"] = "natural"
+        if "data.official_test" not in asked and ("data.dataset" in asked or "official_test" not in data):
+            data["official_test"] = "dealt" if is_pfllib(str(name)) else "pooled"
+    now = data.get("partition")
+    if now in KNOW_THEIR_CLIENTS and before != now and "data.num_clients" not in asked and chosen:
+        data.pop("num_clients", None)
 
 
 def _opened(entry: dict[str, Any], slot: str) -> dict[str, Any]:

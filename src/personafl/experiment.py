@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,6 +125,14 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     return corrupted(built, d.corruption, d.corruption_severity)
 
 
+def note_clients(recipe: Recipe, data: Source) -> None:
+    """Warn where data of one's own know their clients and a run divides them otherwise."""
+    d = recipe.data
+    if data.clients is not None and d.dataset not in DATASETS and not d.from_file and d.partition != "natural":
+        count = len(np.unique(data.clients))
+        warnings.warn(f"{data.name} knows its {count} clients; data.partition=natural keeps them", stacklevel=2)
+
+
 def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, Sequence[Indices] | None, Indices | None]:
     """Clients' rows, their test rows where those are dealt, and the test rows of no client."""
     d = recipe.data
@@ -202,6 +211,7 @@ def resolved(
     name = data.model if recipe.model.name == "auto" else recipe.model.name
     recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
+    note_clients(recipe, data)
     matrix.check(recipe.evaluation, feds[seeds[0]], device)
     for method in recipe.algorithms:
         sim = simulation(recipe, method, fed=feds[seeds[0]])

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from personafl.data import artefact
 from personafl.data.federated import Federation, Source, arrays
-from personafl.data.pfllib import pfllib, read_npz, to_pfllib
+from personafl.data.pfllib import is_pfllib, pfllib, read_npz, to_pfllib
 from personafl.data.pieces import Array, Piece, called, joined
 
 __all__ = ["anything", "datasets", "folder", "hugging_face", "names", "opened", "pfllib", "to_pfllib"]
@@ -180,7 +180,7 @@ def _columns(where: str, data: Any, x: str, y: str, pictures: bool) -> tuple[Arr
 def opened(path: str | Path) -> Source:
     """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file per client."""
     home = Path(path)
-    return pfllib(home) if (home / "train").is_dir() and (home / "test").is_dir() else folder(home)
+    return pfllib(home) if is_pfllib(home) else folder(home)
 
 
 def folder(path: str | Path) -> Source:

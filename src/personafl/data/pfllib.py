@@ -24,6 +24,11 @@ from personafl.data.federated import Federation, Source, Split
 from personafl.data.pieces import Array, Piece, joined
 
 
+def is_pfllib(path: str | Path) -> bool:
+    """Whether a folder has PFLlib's layout."""
+    return all((Path(path) / part).is_dir() for part in ("train", "test"))
+
+
 def pfllib(path: str | Path) -> Source:
     """A data set in PFLlib's layout: its clients, and which rows are their test parts."""
     home = Path(path)
