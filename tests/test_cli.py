@@ -17,6 +17,7 @@ import torch
 import personafl
 from personafl import cli, config
 from personafl.data import picture
+from personafl.data.corruptions import CORRUPTIONS
 
 QUICK = [
     "training.num_rounds=4",
@@ -349,6 +350,32 @@ def test_ones_own_arrays_with_clients_run(call, tmp_path: Path) -> None:
     said = call("run", f"data.dataset={path}", "data.partition=natural", *QUICK[:2], "algorithms=local", "--json")
     assert said.code == 0, said.err
     assert json.loads(said.out)[0]["accuracy"]["personal"]["mean"] > 0
+
+
+def test_a_run_folder_says_who_its_clients_are(call, tmp_path: Path) -> None:
+    clients = np.array(["anna", "ben", "3e2", "dov, 2"])[np.repeat([0, 1, 2, 3], [20, 24, 13, 3])]
+    path = write(tmp_path / "own.npz", x=X, y=Y, clients=clients)
+    words = [f"data.dataset={path}", "data.partition=natural", *QUICK[:2], "algorithms=local", "--out", "o", "--quiet"]
+    assert call("run", *words, "data.unseen_ratio=0.3").code == 0
+    back = personafl.Result.load(tmp_path / "o")["local"]
+    sizes = {"anna": 15 + 5, "ben": 18 + 6, "3e2": 10 + 3}  # the fourth has too few samples and is left out
+    rows = [*back.clients, {"name": back.evaluations["unseen_names"][0], "train": 0, "test": 0}]
+    assert {r["name"] for r in rows} == sizes.keys()
+    for r in back.clients:
+        assert r["train"] + r["test"] == sizes[r["name"]]
+        assert back.client(r["name"]).id == r["client"]
+        assert back.evaluations["names"][r["client"]] == r["name"]
+    assert back.client(rows[-1]["name"]).id == 2
+    with pytest.raises(ValueError, match=r"client 'eve': no such client; possible are .*anna"):
+        back.client("eve")
+
+
+def test_clients_with_a_corruption_each_say_which(call, tmp_path: Path) -> None:
+    assert call("run", *quick("local"), "data.corruption=per-client", "--out", "o", "--quiet").code == 0
+    with (tmp_path / "o" / "local" / "seed-0" / "clients.csv").open(newline="") as f:
+        assert [r["corruption"] for r in csv.DictReader(f)] == list(CORRUPTIONS)[:5]
+    with pytest.raises(ValueError, match="client 'anna': no such client; the clients of these data have no names"):
+        personafl.Result.load(tmp_path / "o").client("anna")
 
 
 def test_a_folder_with_something_in_it_is_refused(call, tmp_path: Path) -> None:

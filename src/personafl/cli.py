@@ -401,7 +401,7 @@ def partition(
         raise config.ConfigError(f"--save {save}: must end in .json, so that data.partition can name it")
     fed = experiment.federation(chosen)
     counts = fed.class_counts()
-    names = own.names(fed, min(fed.everybody, 40))
+    names = fed.names
     columns = ["client", *(["name"] if names else []), "train", "test", *(f"c{k}" for k in range(counts.shape[1]))]
     table = Table(*columns[: 12 + 3 + bool(names)], box=None, pad_edge=False)
     for c in range(min(fed.everybody, 40)):

@@ -278,6 +278,14 @@ class Client:
         return self.simulation.model.client(own)
 
 
+def _numbered(name: str, names: tuple[str, ...]) -> int:
+    """The client of this name."""
+    if name in names:
+        return names.index(name)
+    known = f"possible are {', '.join(names[:20])}" if names else "the clients of these data have no names"
+    raise ValueError(f"client {name!r}: no such client; {known}{', ...' if len(names) > 20 else ''}")
+
+
 @dataclass(frozen=True)
 class MethodResult:
     """One method and seed: the numbers, and a model for every client."""
@@ -291,8 +299,11 @@ class MethodResult:
     evaluations: final.Arrays  # `evaluation/final.py` has the names
     profile: Row | None = None  # where the time went, if that was asked; `sim/profile.py` has the parts
 
-    def client(self, id: int) -> Client:
+    def client(self, id: int | str) -> Client:
+        """A client by its number, or by its name where the data have names."""
         sim = self.simulation
+        if isinstance(id, str):
+            return self.client(_numbered(id, sim.federation.names))
         if not 0 <= id < sim.federation.everybody:
             raise ValueError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
         if sim.owners is not None and sim.ranks.rank not in (0, int(sim.owners[id])):
@@ -361,10 +372,10 @@ class Result:
                 return found
         raise KeyError(f"{label!r}: this run has {', '.join(f'{n} (seed {s})' for n, s in self.methods)}")
 
-    def client(self, id: int) -> Client:
+    def client(self, id: int | str) -> Client:
         """A client of a run with a single method; with several, `result[label].client(id)`."""
         if len({label for label, _ in self.methods}) > 1:
-            raise ValueError(f"the run has several methods; choose one: result[label].client({id})")
+            raise ValueError(f"the run has several methods; choose one: result[label].client({id!r})")
         return next(iter(self.methods.values())).client(id)
 
     def times(self) -> tuple[list[str], list[list[str]], str]:
@@ -444,9 +455,13 @@ def _loaded(
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     sim.rows = rows
     with (path / "clients.csv").open(newline="") as f:
-        clients = [{k: float(v) if "." in v or "e" in v else int(v) for k, v in r.items()} for r in csv.DictReader(f)]
+        clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
     scored = final.load(path / "evaluations.npz")
     return MethodResult(method.label, summary["seed"], summary, rows, clients, sim, scored)
+
+
+def _number(text: str) -> float | int:
+    return int(text) if text.isdecimal() else float(text)
 
 
 def _reopened(store: Store, path: Path, name: str, device: torch.device) -> Store:
@@ -541,7 +556,7 @@ def _play(
             log.close()
     scored = sim.evaluations()
     clients, shift = sim.clients_table(scored)
-    summary = _summary(recipe, method, sim, shift, time.perf_counter() - begun)
+    summary = _summary(recipe, method, sim, scored, shift, time.perf_counter() - begun)
     if more := final.robustness(scored, recipe.evaluation):
         summary["robustness"] = more
     with clock("waiting"):
@@ -557,10 +572,12 @@ def _play(
     return found
 
 
-def _summary(recipe: Recipe, method: Method, sim: Simulation, shift: Row | None, seconds: float) -> dict[str, Any]:
+def _summary(
+    recipe: Recipe, method: Method, sim: Simulation, scored: final.Arrays, shift: Row | None, seconds: float
+) -> dict[str, Any]:
     clients, totals = sim.federation.num_clients, sim.totals
     last = next(r for r in reversed(sim.rows) if "personal" in r)
-    newcomers = sim.newcomers()
+    newcomers = sim.newcomers(scored)
     return {
         "algorithm": method.name,
         "label": method.label,

@@ -12,6 +12,7 @@ from personafl import config, experiment
 from personafl.core import rng
 from personafl.data import DATASETS
 from personafl.data.corrupted import corrupted
+from personafl.data.corrupted import kinds as corrupted_kinds
 from personafl.data.corruptions import CORRUPTIONS, corrupt
 from personafl.data.federated import Federation, Source
 
@@ -35,6 +36,8 @@ def test_every_client_has_a_corruption_for_all_its_images() -> None:
             alone = corrupt(fed.source.x[[row]], KINDS[client % 15], 3, key)[0]
             assert torch.equal(out.source.x[row], alone), (client, row)
     assert torch.equal(out.source.y, fed.source.y)
+    assert corrupted_kinds(out) == [KINDS[c % 15] for c in range(17)]
+    assert corrupted_kinds(fed) == corrupted_kinds(corrupted(fed, "fog")) == []
     assert out.digest() == fed.digest()
 
 

@@ -119,6 +119,9 @@ def test_corruptions_are_those_of_each_image_alone(algorithm: Algorithm, channel
                 )
                 expected = accuracy(sim, client, images, source.y[rows])
                 assert found["corruption_accuracy"][client, k, j] == expected, (kind, severity, client)
+    assert found["corruption_scores"].shape == (29, 15, 2)
+    means = [part.mean(0) for part in np.split(found["corruption_scores"], found["edges"][1:-1])]
+    np.testing.assert_allclose(found["corruption_accuracy"], means, atol=1e-15)
 
 
 def test_rotations_are_those_of_each_image_alone() -> None:
@@ -131,6 +134,35 @@ def test_rotations_are_those_of_each_image_alone() -> None:
             images = torch.cat([rotate(source.x[[r]], angle) for r in rows.tolist()])
             assert found["rotation_accuracy"][client, j] == accuracy(sim, client, images, source.y[rows])
     assert np.array_equal(found["rotation_accuracy"][:, 1], final.own_accuracy(found))
+    assert found["rotation_scores"].dtype == np.uint8  # each is right or wrong
+    assert np.array_equal(found["rotation_scores"][:, 1], found["scores"])  # not turned at all, sample by sample
+
+
+def test_scores_that_are_more_than_right_or_wrong_stay_numbers() -> None:
+    scores = torch.tensor([[0.0, 1.0], [0.5, 1.0]])
+    assert final._small(scores) is scores
+    assert final._small(scores[:1]).tolist() == [[0, 1]] and final._small(scores[:1]).dtype == torch.uint8
+
+
+def test_newcomers_have_arrays_of_their_own() -> None:
+    whole = federation()
+    fed = dataclasses.replace(whole, num_clients=4, unseen=2)
+    sim = played(Local(), fed)
+    found = sim.evaluations()
+    held = final.newcomers(found)
+    assert found["ids"].tolist() == [0, 1, 2, 3] and held["ids"].tolist() == [4, 5]
+    assert np.diff(held["edges"]).tolist() == [1, 8]
+    assert held["scores"].shape == (9,) and held["corruption_scores"].shape == (9, 15, 2)
+    assert held.keys().isdisjoint({"shift_scores", "donors", "client_accuracy"})
+    row = sim.newcomers(found)
+    assert row == sim.newcomers()
+    assert row is not None and row["mean"] == pytest.approx(final.own_accuracy(held).mean())
+    for client, place in ((4, slice(0, 1)), (5, slice(1, 9))):
+        rows = own_rows(sim, client)
+        assert held["rows"][place].tolist() == rows.tolist()
+        model = Client(client, sim, sim.joined(sim.model, torch.tensor([client])))
+        right = model.predict(whole.source.x[rows]).argmax(1) == whole.source.y[rows]
+        assert held["scores"][place].tolist() == right.float().tolist()
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)

@@ -75,6 +75,13 @@ def corrupted(federation: Federation, kind: str, severity: int = 5) -> Federatio
     return dataclasses.replace(federation, source=dataclasses.replace(source, x=x, corruption=(kind, severity)))
 
 
+def kinds(federation: Federation) -> list[str]:
+    """The kind of each client, where each has one of its own; else nothing."""
+    if federation.source.corruption is None or federation.source.corruption[0] != PER_CLIENT:
+        return []
+    return [list(CORRUPTIONS)[c % len(CORRUPTIONS)] for c in range(federation.everybody)]
+
+
 def _corrupt(x: Tensor, rows: Tensor, kind: str, severity: int) -> Tensor:
     return corrupt(x, kind, severity, rng.key(0, "corrupted data", rows))
 

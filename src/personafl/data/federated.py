@@ -239,6 +239,17 @@ class Federation:
         """How many clients there are, those held out included."""
         return self.num_clients + self.unseen
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What clients are called, where each is a natural client that has a name; else nothing."""
+        source, train = self.source, self.splits["train"]
+        if source.names is None or source.clients is None:
+            return ()
+        held = Rows(train.flat.cpu().numpy(), train.first.numpy()) if isinstance(train, Ragged) else train.held
+        whose = source.clients[held.flat]
+        first = whose[held.first[:-1]]
+        return tuple(source.names[i] for i in first) if (whose == first[held.holders()]).all() else ()
+
     def to(self, device: torch.device, dtype: torch.dtype, data_on: Place = "auto") -> Federation:
         """The same on a device, its examples in the precision of the model (bytes stay bytes).
 

@@ -18,12 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from personafl.data import artefact
-from personafl.data.federated import Federation, Source, arrays
+from personafl.data.federated import Source, arrays
 from personafl.data.pfllib import is_pfllib, pfllib, read_npz, to_pfllib
 from personafl.data.pieces import Array, Piece, called, joined
 
-__all__ = ["anything", "datasets", "folder", "hugging_face", "names", "opened", "pfllib", "to_pfllib"]
+__all__ = ["anything", "datasets", "folder", "hugging_face", "opened", "pfllib", "to_pfllib"]
 
 _LABELS = ("label", "labels", "fine_label", "y", "target")
 _EXAMPLES = ("img", "image", "images", "pixels", "x", "features", "pixel_values")
@@ -228,7 +227,8 @@ def _tensors(path: Path, held: object) -> tuple[Array, Array]:
         there = ", ".join(map(str, held)) if isinstance(held, Mapping) else type(held).__name__
         raise ValueError(f"{path}: must hold tensors x and y; it has {there}")
     x, y = (held[n].detach() for n in "xy")
-    return (x.float() if x.is_floating_point() else x).numpy(), y.numpy()
+    x, y = (t.float() if t.is_floating_point() else t for t in (x, y))
+    return x.numpy(), y.numpy()
 
 
 def _csv(path: Path) -> tuple[Array, Array]:
@@ -257,16 +257,3 @@ _READERS: dict[str, Callable[[Path], tuple[Array, Array]]] = {
     ".safetensors": _safetensors,
     ".csv": _csv,
 }
-
-
-def names(federation: Federation, count: int) -> list[str]:
-    """What the first clients are called, where each of them is a natural client that has a name; else nothing."""
-    source, out = federation.source, []
-    if source.names is None or source.clients is None:
-        return []
-    for c in range(count):
-        whose = np.unique(source.clients[artefact.rows(federation, "train", c).cpu().numpy()])
-        if len(whose) != 1:
-            return []
-        out.append(source.names[whose[0]])
-    return out

@@ -13,13 +13,18 @@ Clients come first, in the order of `ids`; a sample's place in `scores` is the s
 | `shift_accuracy` | `[C, draws, D]` | their means |
 | `donors` | `[C, draws]` | who gave the samples; -1 where nobody in particular |
 | `kinds`, `severities` | `[K]`, `[S]` | of corruption |
-| `corruption_accuracy` | `[C, K, S]` | on the client's own test set, corrupted |
+| `corruption_scores` | `[N, K, S]` | of the clients' own test sets, corrupted; bytes where all are 0 or 1 |
+| `corruption_accuracy` | `[C, K, S]` | their means |
 | `angles` | `[A]` | of rotation, in degrees |
-| `rotation_accuracy` | `[C, A]` | on the client's own test set, turned |
+| `rotation_scores` | `[N, A]` | of the clients' own test sets, turned; bytes where all are 0 or 1 |
+| `rotation_accuracy` | `[C, A]` | their means |
 | `client_accuracy` | `[C, clients]` | on every client's test set |
 | `expected_accuracy` | `[C, D]` | under `donor` shift, from the row before, where answers depend on the sample alone |
+| `names` | `[C]` | what the clients are called, where the data say so |
+| `client_corruption` | `[C]` | of the client's own data, where each client has a kind |
 
-What a run was not asked for is not there.
+What a run was not asked for is not there. Clients held out have the same arrays, their names behind `unseen_`, but none
+of shift or of others' test sets.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.types import Evaluation
+from personafl.data import corrupted
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift
 from personafl.evaluation import matrix, shifts
@@ -42,6 +48,8 @@ from personafl.evaluation.matrix import Score
 
 Arrays = dict[str, NDArray[Any]]
 Row = dict[str, Any]
+UNSEEN = "unseen_"
+TOLD = {"name": "names", "corruption": "client_corruption"}  # columns of text, and the arrays they come from
 
 
 def degrees(evaluation: Evaluation) -> tuple[float, ...]:
@@ -66,23 +74,19 @@ def measured(
     elif per_sample:  # each example is scored once, whatever stands beside it
         found = shifted(score(with_shift(federation, shift, ids)), shift, ids, degrees(evaluation))
     else:
-        cells = [
+        mixes = [
             [score(at_degree(federation, shift, ids, d, p)) for p in degrees(evaluation)] for d in range(shift.draws)
         ]
-        found = [torch.stack([torch.stack([p[i] for p in d]) for d in cells]).movedim(2, 0) for i in range(len(ids))]
+        found = [torch.stack([torch.stack([p[i] for p in d]) for d in mixes]).movedim(2, 0) for i in range(len(ids))]
     more: dict[str, Tensor] = {}  # [C, ...]
+    single: list[dict[str, Tensor]] = [{} for _ in ids]  # [n, ...]
     if names := shifts.kinds(evaluation):
-        more["corruption_accuracy"] = torch.stack(
-            [
-                torch.stack([_means(score(shifts.corrupted(data, k, s, seed))) for s in evaluation.severities], 1)
-                for k in names
-            ],
-            1,
-        )
+        shape = (len(names), len(evaluation.severities))
+        cells = [score(shifts.corrupted(data, k, s, seed)) for k in names for s in evaluation.severities]
+        more["corruption_accuracy"] = _kept(cells, shape, single, "corruption_scores")
     if evaluation.rotations:
-        more["rotation_accuracy"] = torch.stack(
-            [_means(score(shifts.rotated(data, a))) for a in evaluation.rotations], 1
-        )
+        turned = [score(shifts.rotated(data, a)) for a in evaluation.rotations]
+        more["rotation_accuracy"] = _kept(turned, (len(turned),), single, "rotation_scores")
     if evaluation.matrix:
         more["client_accuracy"] = matrix.against_all(score, federation, ids, per_sample=per_sample)
     return [
@@ -91,13 +95,23 @@ def measured(
             "rows": data.rows[i, : int(data.count[i])].cpu().numpy(),
             "shift_scores": found[i].numpy(),
             **{n: t[i : i + 1].numpy() for n, t in more.items()},
+            **{n: t.numpy() for n, t in single[i].items()},
         }
         for i in range(len(ids))
     ]
 
 
-def _means(scores: list[Tensor]) -> Tensor:
-    return torch.stack([s.double().mean() for s in scores])
+def _kept(cells: list[list[Tensor]], shape: tuple[int, ...], single: list[dict[str, Tensor]], name: str) -> Tensor:
+    """Mean scores `[C, *shape]` from those of each cell and client; each client's scores `[n, *shape]` are left."""
+    for i, mine in enumerate(single):
+        mine[name] = _small(torch.stack([c[i] for c in cells], 1).view(-1, *shape))
+    means = [torch.stack([s.double().mean() for s in c]) for c in cells]
+    return torch.stack(means, 1).view(-1, *shape)
+
+
+def _small(scores: Tensor) -> Tensor:
+    """As bytes, where they are 0 and 1."""
+    return scores.to(torch.uint8) if bool(((scores == 0) | (scores == 1)).all()) else scores
 
 
 def joined(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluation, *, per_sample: bool) -> Arrays:
@@ -125,6 +139,17 @@ def joined(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluatio
     return out
 
 
+def who(federation: Federation, ids: NDArray[np.int64]) -> Arrays:
+    """What is known of these clients besides their numbers."""
+    told = {"names": federation.names, "client_corruption": corrupted.kinds(federation)}
+    return {n: np.array([values[c] for c in ids]) for n, values in told.items() if values}
+
+
+def newcomers(found: Arrays) -> Arrays:
+    """The arrays of clients held out."""
+    return {n.removeprefix(UNSEEN): a for n, a in found.items() if n.startswith(UNSEEN)}
+
+
 # What they come to
 
 
@@ -139,7 +164,9 @@ def table(found: Arrays, train: NDArray[np.int64]) -> list[Row]:
     own, sizes = own_accuracy(found), np.diff(found["edges"])
     curve = found["shift_accuracy"].mean(1) if "shift_accuracy" in found else np.zeros((len(own), 0))
     return [
-        {"client": int(c), "train": int(train[i]), "test": int(sizes[i]), "accuracy": float(own[i])}
+        {"client": int(c)}
+        | {column: str(found[n][i]) for column, n in TOLD.items() if n in found}
+        | {"train": int(train[i]), "test": int(sizes[i]), "accuracy": float(own[i])}
         | {f"shift_{d:g}": float(a) for d, a in zip(found.get("degrees", ()), curve[i], strict=False)}
         for i, c in enumerate(found["ids"])
     ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -432,19 +433,20 @@ class Simulation:
         received = tree.received(down, len(ids))
         return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, data)
 
-    def newcomers(self) -> Row | None:
+    def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""
         if not self.federation.unseen:
             return None
+        held = self._newcomers() if found is None else final.newcomers(found)
+        parts = torch.split(torch.from_numpy(held["scores"]), np.diff(held["edges"]).tolist())
+        order = self._sorted(torch.from_numpy(held["ids"])) - self.federation.num_clients
+        return _stats([parts[i] for i in order.tolist()])
+
+    def _newcomers(self) -> final.Arrays:
+        """The scores of the clients held out, under all that was asked for but shift."""
         ids = self._sorted(torch.arange(self.federation.num_clients, self.federation.everybody))
-
-        def work(model: StackedModel, part: Tensor) -> list[Tensor]:
-            task = dataclasses.replace(self.task, model=model)
-            data = self.federation.examples("test", part)
-            return scores(self.algorithm.predict, task, self.joined(model, part), data)
-
-        with self.clock("evaluation"):
-            return _stats(self._of_each(ids, work))
+        asked = dataclasses.replace(self.evaluation, shift="none", matrix=False)
+        return self._measured(ids, self.joined, None, asked)
 
     def judged(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients are scored with: what they predict with, or what their last training gave."""
@@ -525,17 +527,25 @@ class Simulation:
 
     def evaluations(self) -> final.Arrays:
         """The scores of all scored clients under all that was asked for; `evaluation/final.py` has the names."""
+        found = self._measured(self.scored(self.now.stage), self.judged, self.shift, self.evaluation)
+        held = self._newcomers() if self.federation.unseen else {}
+        return found | {f"{final.UNSEEN}{n}": a for n, a in held.items()}
+
+    def _measured(
+        self, ids: Tensor, ready: Callable[[StackedModel, Tensor], Params], shift: Shift | None, asked: Evaluation
+    ) -> final.Arrays:
         per_sample = not self.model.looks_at_batches
 
-        def work(model: StackedModel, ids: Tensor) -> list[final.Arrays]:
-            task, ready = dataclasses.replace(self.task, model=model), self.judged(model, ids)
-            score = functools.partial(scores, self.algorithm.predict, task, ready)
-            asked = (self.shift, self.evaluation, self.training.seed)
-            return final.measured(score, self.federation, ids, *asked, per_sample=per_sample)
+        def work(model: StackedModel, part: Tensor) -> list[final.Arrays]:
+            task = dataclasses.replace(self.task, model=model)
+            score = functools.partial(scores, self.algorithm.predict, task, ready(model, part))
+            seed = self.training.seed
+            return final.measured(score, self.federation, part, shift, asked, seed, per_sample=per_sample)
 
         with self.clock("evaluation"):
-            clients = self._of_each(self.scored(self.now.stage), work)
-        return final.joined(clients, self.shift, self.evaluation, per_sample=per_sample)
+            clients = self._of_each(ids, work)
+        found = final.joined(clients, shift, asked, per_sample=per_sample)
+        return found | final.who(self.federation, found["ids"])
 
     def clients_table(self, found: final.Arrays | None = None) -> tuple[list[Row], Row | None]:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
