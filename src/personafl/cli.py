@@ -228,12 +228,12 @@ def compare(
             raise config.ConfigError(f"compare: {key[0]}, seed {key[1]} is given twice")
     if html:
         curves = {f"{s['label']}, seed {s['seed']}": _lines(home / "metrics.jsonl") for home, s in found}
-        squares = {
-            f"{s['label']}, seed {s['seed']}": arrays["client_accuracy"]
+        evaluations = {
+            f"{s['label']}, seed {s['seed']}": final.load(path, ("ids", "client_accuracy"))
             for home, s in found
-            if (path := home / "evaluations.npz").is_file() and "client_accuracy" in (arrays := final.load(path))
+            if (path := home / "evaluations.npz").is_file()
         }
-        html.write_text(report.html(summaries, curves, title="Comparison", squares=squares))
+        html.write_text(report.html(summaries, curves, title="Comparison", evaluations=evaluations))
     if md:
         md.write_text(report.markdown(summaries) + "\n")
     if latex:

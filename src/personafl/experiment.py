@@ -663,5 +663,5 @@ def _write_reports(folder: Path, done: list[MethodResult]) -> None:
     several = len({m.seed for m in done}) > 1
     named = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in done}
     curves = {name: m.rows for name, m in named.items()}
-    squares = {n: m.evaluations["client_accuracy"] for n, m in named.items() if "client_accuracy" in m.evaluations}
-    (folder / "report.html").write_text(report.html(summaries, curves, title=folder.name, squares=squares))
+    evaluations = {name: m.evaluations for name, m in named.items()}
+    (folder / "report.html").write_text(report.html(summaries, curves, title=folder.name, evaluations=evaluations))

@@ -93,6 +93,47 @@ def test_corruptions_are_summed_up_below_the_table_and_shown_on_the_page() -> No
 def test_rotations_and_matrices_are_drawn() -> None:
     turned = {"rotations": {a: {"mean": 0.5, "std": 0.1} for a in ("-15.0", "0.0", "15.0")}}
     one = [summary("ditto", 0, 0.9, 0.5, robustness=turned)]
-    page = report.html(one, CURVES, title="x", squares={"ditto": np.eye(4)})
+    square = {"client_accuracy": np.eye(4)[[1, 3]], "ids": np.array([1, 3])}  # a sample of two of four clients
+    page = report.html(one, CURVES, title="x", evaluations={"ditto": square, "local": {"ids": np.arange(4)}})
     assert page.count("<svg") == 4
     assert "Every model on every client" in page
+
+
+def test_rows_of_a_matrix_are_called_by_their_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(report, "_drawn", lambda figure: drawn.append(figure) or "")
+    report._squares({"ditto": {"client_accuracy": np.zeros((3, 20)), "ids": np.array([0, 5, 19])}})
+    axes = drawn[0].axes[0]
+    assert dict(zip(axes.get_yticks(), (t.get_text() for t in axes.get_yticklabels()), strict=True)) == {
+        0: "0",
+        1: "5",
+        2: "19",
+    }
+
+
+def test_different_corruptions_are_compared_where_both_have_them() -> None:
+    two = corrupted(0.5, 0.1)  # fog at severities 1 and 2
+    one = corrupted(0.3) | {"corruptions": {"fog": {"1": {"mean": 0.3, "std": 0.1}}, "snow": {"1": {"mean": 0.9}}}}
+    runs = [summary("ditto", 0, 0.9, 0.5, robustness=two), summary("local", 0, 0.9, 0.5, robustness=one)]
+    line = "Mean over corruptions and severities all have (1): ditto 50.0, local 30.0."
+    assert report.remarks(runs) == [line]  # fog at severity 1
+    page = report.html(runs, CURVES, title="x")
+    assert "Mean over severities that all have" in page
+    assert page.count("snow") == 1  # in the method's own table
+    apart = {"corruptions": {"snow": {"1": {"mean": 0.9}}}, "corruption_average": {"mean": 0.9, "std": 0.1}}
+    runs[1] = summary("local", 0, 0.9, 0.5, robustness=apart)
+    assert report.remarks(runs) == []
+    assert "Mean over severities" not in report.html(runs, CURVES, title="x")
+
+
+def test_the_expectation_stands_beside_what_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {"expected": {"0.0": {"mean": 0.9, "std": 0.1}, "1.0": {"mean": 0.103, "std": 0.02}}}
+    drawn = {"protocol": "donor", **summary("local", 0, 0.9, 0.03)["shift"]}
+    runs = [summary("local", 0, 0.9, 0.03, robustness=expected, shift=drawn), summary("ditto", 0, 0.9, 0.5)]
+    assert report.remarks(runs) == ["Full donor shift, expected over all donors: local 10.3 ± 2.0."]
+    figures = []
+    monkeypatch.setattr(report, "_drawn", lambda figure: figures.append(figure) or "")
+    report.html(runs, CURVES, title="x")
+    dashed = [line for line in figures[1].axes[0].lines if line.get_linestyle() == "--"]
+    assert [list(line.get_xdata()) for line in dashed] == [[0, 100]]
+    assert list(dashed[0].get_ydata()) == pytest.approx([90.0, 10.3])

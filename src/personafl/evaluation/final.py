@@ -218,6 +218,7 @@ def save(found: Arrays, path: Path) -> None:
     np.savez_compressed(path, **cast(dict[str, Any], found))
 
 
-def load(path: Path) -> Arrays:
+def load(path: Path, names: Sequence[str] = ()) -> Arrays:
+    """The arrays of a file, or those of these names it has."""
     with np.load(path, allow_pickle=False) as file:
-        return {n: file[n] for n in file.files}
+        return {n: file[n] for n in file.files if not names or n in names}

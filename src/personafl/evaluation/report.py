@@ -89,12 +89,30 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 def remarks(summaries: Sequence[Summary]) -> list[str]:
     """What a run that was asked for more has to say below the table."""
-    found = []
+    corrupted, expected = [], []
+    cells, differ = _in_common(summaries)
     for label, seeds in groups(summaries).items():
-        averages = [s["robustness"]["corruption_average"] for s in seeds if "corruptions" in s.get("robustness", {})]
-        if averages:
-            found.append(f"{label} {_cell([a['mean'] for a in averages], averages[0]['std'])}")
-    return [f"Mean over corruptions and severities: {', '.join(found)}."] if found else []
+        robust = [s.get("robustness", {}) for s in seeds]
+        tried = [r for r in robust if "corruptions" in r]
+        if tried and cells:
+            means = [mean(r["corruptions"][k][s]["mean"] for k, s in cells) for r in tried]
+            corrupted.append(f"{label} {_cell(means, None if differ else tried[0]['corruption_average']['std'])}")
+        full = [r["expected"]["1.0"] for r in robust if "1.0" in r.get("expected", {})]
+        if full:
+            expected.append(f"{label} {_cell([f['mean'] for f in full], full[0]['std'])}")
+    which = f"corruptions and severities all have ({len(cells)})" if differ else "corruptions and severities"
+    return [
+        *([f"Mean over {which}: {', '.join(corrupted)}."] if corrupted else []),
+        *([f"Full donor shift, expected over all donors: {', '.join(expected)}."] if expected else []),
+    ]
+
+
+def _in_common(summaries: Sequence[Summary]) -> tuple[list[tuple[str, str]], bool]:
+    """Kinds and severities of corruption that all have who have any, and whether some have more."""
+    tried = [s["robustness"]["corruptions"] for s in summaries if "corruptions" in s.get("robustness", {})]
+    cells = [[(kind, severity) for kind, by in t.items() for severity in by] for t in tried]
+    common = [c for c in cells[0] if all(c in other for other in cells)] if cells else []
+    return common, any(len(c) > len(common) for c in cells)
 
 
 def latex(summaries: Sequence[Summary]) -> str:
@@ -167,11 +185,11 @@ def html(
     summaries: Sequence[Summary],
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     title: str,
-    squares: Mapping[str, NDArray[np.float64]] | None = None,
+    evaluations: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
 ) -> str:
     """A page of its own: the table, accuracy over rounds and degrees of shift, and what else the run was asked for.
 
-    `curves` are rows of metrics.jsonl, `squares` accuracies of every model on every client's test set, both by name.
+    `curves` are rows of metrics.jsonl, `evaluations` arrays of evaluations.npz, both by name.
     """
     esc = escaping.escape
     by_round = {
@@ -181,13 +199,18 @@ def html(
         )
         for name, rows in curves.items()
     }
-    by_degree, by_angle = {}, {}
+    by_degree, by_angle, expected = {}, {}, {}
     for label, seeds in groups(summaries).items():
         if all(s["shift"] for s in seeds):
             x, y = _curve([s["shift"]["degrees"] for s in seeds])
             by_degree[label] = ([100 * d for d in x], y)
+            if all(s["shift"].get("protocol") == "donor" and "expected" in s.get("robustness", {}) for s in seeds):
+                x, y = _curve([s["robustness"]["expected"] for s in seeds])
+                expected[label] = ([100 * d for d in x], y)
         if all("rotations" in s.get("robustness", {}) for s in seeds):
             by_angle[label] = _curve([s["robustness"]["rotations"] for s in seeds])
+    title_of_shift = "Accuracy over the degree of shift" + (" (dashed: expected over all donors)" if expected else "")
+    squares = {n: a for n, a in (evaluations or {}).items() if "client_accuracy" in a}
     return _PAGE.format(
         title=esc(title),
         head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
@@ -195,7 +218,7 @@ def html(
         note=esc(" ".join([NOTE, *remarks(summaries)])),
         concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),
         rounds=_svg(by_round, "round", "Accuracy without shift, over rounds"),
-        degrees=_svg(by_degree, "degree of shift, %", "Accuracy over the degree of shift") if by_degree else "",
+        degrees=_svg(by_degree, "degree of shift, %", title_of_shift, expected) if by_degree else "",
         angles=_svg(by_angle, "rotation, degrees", "Accuracy on turned images") if by_angle else "",
         corruptions=_corruptions(summaries),
         clients=_squares(squares) if squares else "",
@@ -217,25 +240,25 @@ def _corruptions(summaries: Sequence[Summary]) -> str:
             found[label] = {k: {s: mean(c[k][s]["mean"] for c in cells) for s in v} for k, v in cells[0].items()}
     if not found:
         return ""
-    every = {label: {k: mean(v.values()) for k, v in kinds.items()} for label, kinds in found.items()}
-    kinds = list(dict.fromkeys(k for v in found.values() for k in v))
-    rows = {k: [every[label].get(k) for label in found] for k in kinds}
-    rows["mean"] = [mean(every[label].values()) for label in found]
-    out = "<h2>Corrupted images</h2>" + _heat("Mean over severities", list(found), rows)
+    cells, differ = _in_common(summaries)
+    severities = {kind: [s for k, s in cells if k == kind] for kind, _ in cells}
+    rows = {k: [mean(by[k][s] for s in of) for by in found.values()] for k, of in severities.items()}
+    rows["mean"] = [mean(by[k][s] for k, s in cells) for by in found.values()] if cells else []
+    out = "<h2>Corrupted images</h2>"
+    if cells:
+        out += _heat(f"Mean over severities{' that all have' if differ else ''}", list(found), rows)
     maps = []
     for label, by_kind in found.items():
-        severities = list(next(iter(by_kind.values())))
-        maps.append(_heat(f"{label}, by severity", severities, {k: list(v.values()) for k, v in by_kind.items()}))
+        head = list(next(iter(by_kind.values())))
+        maps.append(_heat(f"{label}, by severity", head, {k: list(v.values()) for k, v in by_kind.items()}))
     return f'{out}<div class="maps">{"".join(maps)}</div>'
 
 
-def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> str:
+def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
     """A table of accuracies on a ground that darkens from 0 to 100 %."""
     esc = escaping.escape
 
-    def cell(value: float | None) -> str:
-        if value is None:
-            return "<td>–</td>"
+    def cell(value: float) -> str:
         ground = ", ".join(str(round(255 + (full - 255) * value)) for full in (91, 155, 213))
         return f'<td style="background: rgb({ground})">{100 * value:.1f}</td>'
 
@@ -247,7 +270,7 @@ def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float |
     return f'<table class="heat">{head_row}<tbody>{body}</tbody></table>'
 
 
-def _squares(squares: Mapping[str, NDArray[np.float64]]) -> str:
+def _squares(squares: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
     """Every model on every client's test set, as pictures on one scale."""
     from matplotlib.figure import Figure  # slow to import
 
@@ -257,25 +280,34 @@ def _squares(squares: Mapping[str, NDArray[np.float64]]) -> str:
     grid = figure.subplots(down, across, squeeze=False).flatten()
     for axes in grid[len(squares) :]:
         axes.set_axis_off()
-    for axes, (name, square) in zip(grid, squares.items(), strict=False):
-        image = axes.imshow(100 * square, vmin=0, vmax=100, aspect="auto", interpolation="nearest", cmap="viridis")
+    for axes, (name, found) in zip(grid, squares.items(), strict=False):
+        square, ids = 100 * found["client_accuracy"], found["ids"]
+        image = axes.imshow(square, vmin=0, vmax=100, aspect="auto", interpolation="nearest", cmap="viridis")
         axes.set_title(name, fontsize=9)
         axes.set(xlabel="test set of client", ylabel="model of client")
-        axes.locator_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
+        axes.set_yticks(rows := np.unique(np.linspace(0, len(ids) - 1, 8).round().astype(int)), ids[rows])
     figure.colorbar(image, ax=grid.tolist(), label="accuracy, %")
     return f'<h2>Every model on every client\'s test set</h2><div class="square">{_drawn(figure)}</div>'
 
 
-def _svg(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], across: str, title: str) -> str:
+Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Places and values by name."""
+
+
+def _svg(lines: Lines, across: str, title: str, dashed: Lines | None = None) -> str:
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     for name, (x, y) in lines.items():
-        axes.plot(x, [100 * v for v in y], marker="o", markersize=3, label=name)
+        (line,) = axes.plot(x, [100 * v for v in y], marker="o", markersize=3, label=name)
+        if name in (dashed or {}):
+            x, y = (dashed or {})[name]
+            axes.plot(x, [100 * v for v in y], linestyle="--", linewidth=1, color=line.get_color())
     axes.set(xlabel=across, ylabel="accuracy, %", title=title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     return _drawn(figure)
 
 
