@@ -47,8 +47,8 @@ class Data:
     samples_per_client: int = 0  # for dominant; 0: 600, or fewer where those do not suffice
     uniform_share: float = 0.2  # of them, over all classes alike
     official_test: Literal["pooled", "dealt", "global"] = "pooled"  # what becomes of the test part data came with
-    test_samples_per_class: int = 0  # the same of a test part that is dealt
-    test_samples_per_client: int = 0  # 0: half of what is for training
+    test_samples_per_class: int = 0  # samples_per_class of a test part that is dealt
+    test_samples_per_client: int = 0  # samples_per_client of it; 0: half of those for training, or fewer as fits
     test_share: float = 0.25
     validation_share: float = 0.0
     unseen_ratio: float = 0.0
@@ -417,7 +417,7 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         ("data.samples_per_client", data.samples_per_client, data.samples_per_client >= 0, "0 (as fits) or more"),
         ("data.uniform_share", data.uniform_share, 0 <= data.uniform_share <= 1, "in [0, 1]"),
         ("data.test_samples_per_class", (n := data.test_samples_per_class), n >= 0, "0 (all) or more"),
-        ("data.test_samples_per_client", (n := data.test_samples_per_client), n >= 0, "0 (half) or more"),
+        ("data.test_samples_per_client", (n := data.test_samples_per_client), n >= 0, "0 (half, or as fits) or more"),
         ("data.test_share", data.test_share, 0 < data.test_share < 1, "between 0 and 1"),
         ("data.validation_share", data.validation_share, 0 <= data.validation_share < 1, "in [0, 1)"),
         ("data.unseen_ratio", data.unseen_ratio, 0 <= data.unseen_ratio < 1, "in [0, 1)"),

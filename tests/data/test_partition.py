@@ -541,6 +541,20 @@ def test_a_dealt_test_part_has_the_dominant_classes_too():
     assert (wanted * 2 == had).all()  # 300 and 600
 
 
+def test_a_dealt_test_part_gives_what_it_has_and_says_when_more_is_asked_of_it():
+    labels, test = two_parts(5000, 100)
+    parts, tests = dealt("dominant", ask(labels, 10, classes_per_client=3), test)
+    assert {len(r) for r in parts.rows} == {600}
+    assert {len(r) for r in tests} == {77}  # not 300: ten clients of 100 samples per class, as below
+    asked = dataclasses.replace(ask(labels, 10, classes_per_client=3), test_samples_per_client=150)
+    with pytest.raises(ValueError, match=r"than the test part has; .* at most 77 test_samples_per_client"):
+        dealt("dominant", asked, test)
+    with pytest.raises(ValueError, match="num_clients=501: the test part has 1000 samples"):
+        dealt("iid", ask(labels, 501), test)
+    with pytest.raises(ValueError, match="num_clients=25001: the training part has 50000 samples"):
+        dealt("iid", ask(labels, 25001), test)
+
+
 def test_odd_numbers_go_to_the_last_class():
     # 25 samples, a fifth uniform: 5 over 4 classes are 1 each and one more, 20 over 3 are 6 and two more
     labels = balanced(100, 4)

@@ -94,13 +94,26 @@ class Ask:
     samples_per_client: int = 0  # what each client gets (dominant); 0: 600, or fewer where those do not suffice
     uniform_share: float = 0.2  # of it, over all classes alike
     test_samples_per_class: int = 0  # the same for a test part that is dealt; 0: all
-    test_samples_per_client: int = 0  # 0: half of what is for training
+    test_samples_per_client: int = 0  # 0: half of what is for training, or fewer where that does not suffice
+    most_per_client: int = 600  # where samples_per_client is 0
+    part: str = "data set"  # what is divided, in messages
 
-    def of(self, rows: Indices) -> Ask:
+    def of(self, rows: Indices, part: str = "data set") -> Ask:
         """The same asked of these rows only."""
         clients, sources = (None if ids is None else ids[rows] for ids in (self.clients, self.sources))
         draw = copy.deepcopy(self.rng)  # so that asking again gives the same
-        return dataclasses.replace(self, labels=self.labels[rows], clients=clients, sources=sources, rng=draw)
+        return dataclasses.replace(
+            self, labels=self.labels[rows], clients=clients, sources=sources, rng=draw, part=part
+        )
+
+    def of_test(self, rows: Indices, most: int) -> Ask:
+        """The same asked of the rows of a test part, of which a client gets so many unless told."""
+        return dataclasses.replace(
+            self.of(rows, "test part"),
+            samples_per_class=self.test_samples_per_class,
+            samples_per_client=self.test_samples_per_client,
+            most_per_client=most,
+        )
 
     @property
     def least(self) -> int:
@@ -328,23 +341,30 @@ def dominant(ask: Ask) -> Parts:
     _check_places("dominant", ask, len(present), distinct=True, cover=False)
     groups = max(1, -(-len(present) // max(1, run - 1)))
     have = np.bincount(labels)
-    most = next((n for n in range(600, 1, -1) if (_wanted(ask, n, groups, len(present)).sum(0) <= have).all()), 0)
+    who = np.arange(ask.num_clients) % groups
+    times = np.bincount(who, minlength=groups)  # clients of each group
+
+    def lacking(each: int) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = times @ _wanted(ask, each, groups, len(present)) > have
+        return found
+
+    most = next((n for n in range(ask.most_per_client, 1, -1) if not lacking(n).any()), 0)
     each = ask.samples_per_client or most
-    short = np.flatnonzero(_wanted(ask, each or 2, groups, len(present)).sum(0) > have)
-    if len(short):
+    if (short := lacking(each or 2)).any():
+        setting = "test_samples_per_client" if ask.part == "test part" else "samples_per_client"
         raise ValueError(
-            f"dominant: {ask.num_clients} clients x {each or 2} samples need more of class {present[short[0]]} "
-            f"than there are; use fewer clients{f', or at most {most} samples_per_client' if most else ''}"
+            f"dominant: {ask.num_clients} clients x {each or 2} samples need more of class {present[short.argmax()]} "
+            f"than the {ask.part} has; use fewer clients{f', or at most {most} {setting}' if most else ''}"
         )
     flat = [ask.rng.permutation(np.flatnonzero(labels == k)) for k in range(len(present))]
-    sizes = _wanted(ask, each, groups, len(present)).T
+    sizes = _wanted(ask, each, groups, len(present))[who].T
     used = [mine[: s.sum()] for mine, s in zip(flat, sizes, strict=True)]
     left_out = len(labels) - ask.num_clients * each
     return Parts(_behind_one_another(used, list(sizes)).sorted(), {"samples_left_out": left_out})
 
 
 def _wanted(ask: Ask, each: int, groups: int, classes: int) -> Indices:
-    """Samples per client and class `[clients, classes]` where each has `each`; last classes take what is left."""
+    """Samples per group and class `[groups, classes]` of a client that has `each`; last classes take what is left."""
     run = ask.classes_per_client
     uniform = int(each * ask.uniform_share)
     out = np.full((groups, classes), uniform // classes)
@@ -353,7 +373,7 @@ def _wanted(ask: Ask, each: int, groups: int, classes: int) -> Indices:
     rest = each - uniform
     for place in range(run):
         out[np.arange(groups), at[:, place]] += rest // run + (rest % run if place == run - 1 else 0)
-    return out[np.arange(ask.num_clients) % groups]
+    return out
 
 
 def by_class(ask: Ask) -> Parts:
@@ -469,7 +489,7 @@ def partition(name: str, ask: Ask) -> Parts:
         raise ValueError(f"num_clients={ask.num_clients}: must be at least 1")
     if ask.num_clients > len(ask.labels) // 2:
         raise ValueError(
-            f"num_clients={ask.num_clients}: the data set has {len(ask.labels)} samples, two are needed per client"
+            f"num_clients={ask.num_clients}: the {ask.part} has {len(ask.labels)} samples, two are needed per client"
         )
     return PARTITIONS[name].make(ask)
 
@@ -484,12 +504,8 @@ def dealt(name: str, ask: Ask, test: NDArray[np.bool_]) -> tuple[Parts, Sequence
     train, tests = np.flatnonzero(~test), np.flatnonzero(test)
     if not np.array_equal(np.unique(ask.labels[train]), np.unique(ask.labels[tests])):
         raise ValueError("data.official_test='dealt': the training and the test part have different classes")
-    first = partition(name, ask.of(train))
-    fewer = ask.test_samples_per_client or len(first.rows[0]) // 2
-    test_ask = dataclasses.replace(
-        ask.of(tests), samples_per_class=ask.test_samples_per_class, samples_per_client=fewer
-    )
-    second = partition(name, test_ask)
+    first = partition(name, ask.of(train, "training part"))
+    second = partition(name, ask.of_test(tests, len(first.rows[0]) // 2))
     left_out = {n: first.notes[n] + second.notes.get(n, 0) for n in first.notes}
     return Parts(_among(train, first.rows), left_out), _among(tests, second.rows)
 
@@ -503,7 +519,7 @@ def _among(chosen: Indices, parts: Sequence[Indices]) -> Rows:
 def trained_on(name: str, ask: Ask, test: NDArray[np.bool_]) -> Parts:
     """Divide the training rows by a named rule and leave a test part to nobody."""
     train = np.flatnonzero(~test)
-    found = partition(name, ask.of(train))
+    found = partition(name, ask.of(train, "training part"))
     return Parts(_among(train, found.rows), found.notes)
 
 
