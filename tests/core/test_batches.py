@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -230,6 +232,26 @@ def test_one_pass_reaches_every_example_of_clients_in_any_order():
     )
     assert total["n"].tolist() == list(counts)
     assert total["x"].tolist() == pytest.approx([sum(v) for v in seen.values()])
+
+
+@pytest.mark.parametrize("block", [0, 80, 2**20])  # one by one; two steps of 3 x 3 x 4 bytes; all at once
+@pytest.mark.parametrize("augment", [False, True])
+def test_minibatches_fetched_many_at_a_time_are_the_same(block, augment, monkeypatch):
+    monkeypatch.setattr(batches, "BLOCK", block * (4 * 4 if augment else 1))
+    data = examples()
+    if augment:
+        x = torch.rand(len(data.x), 1, 4, 4, generator=torch.Generator().manual_seed(0))
+        data = dataclasses.replace(data, x=x, augment=True)
+    plan = batches.plan(data, 3, keys(), epochs=2)
+    noise = rng.extend(keys().unsqueeze(1), torch.arange(len(plan.active)))
+    found = list(batches.minibatches(data, plan, noise, torch.float64))
+    assert len(found) == 6
+    for s, (k, batch) in enumerate(zip(plan.active, found, strict=True)):
+        alone = batches.minibatch(data, plan, s, noise[:k, s], torch.float64)
+        for name in ("x", "y", "count", "keys"):
+            torch.testing.assert_close(getattr(batch, name), getattr(alone, name), rtol=0, atol=0, equal_nan=True)
+        assert (batch.valid is None) == (alone.valid is None) == plan.full[s]
+        assert batch.valid is None or torch.equal(batch.valid, alone.valid)
 
 
 # Data on the host

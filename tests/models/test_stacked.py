@@ -7,6 +7,8 @@ from torch import nn
 from torch.func import functional_call
 
 from personafl.core import rng, tree
+from personafl.core.criteria import SLOPES, cross_entropy
+from personafl.core.types import Batch, Task
 from personafl.models import CNN, MLP, MODELS, StackedModel
 
 CLIENTS, SIZE = 3, 4
@@ -739,3 +741,100 @@ def test_the_initial_parameters_are_the_modules():
 def test_only_models_without_per_client_calls_run_in_threads(name, parallel):
     make, shape, _ = ZOO[name]
     assert build(make, shape)[0].parallel == parallel
+
+
+# Gradients by hand
+
+
+def stacked_minibatch(model, *shape):
+    """Random models of three clients, and a minibatch of which two places are padding."""
+    draw = torch.Generator().manual_seed(1)
+    params = {
+        n: t.double() + 0.1 * torch.randn(CLIENTS, *t.shape, generator=draw, dtype=torch.float64)
+        for n, t in model.initial.items()
+    }
+    x = torch.randn(CLIENTS, SIZE, *shape, generator=draw, dtype=torch.float64)
+    count = torch.tensor([4, 4, 2])
+    y = torch.randint(3, (CLIENTS, SIZE), generator=draw)
+    return params, Batch(x, y, torch.arange(SIZE) < count.unsqueeze(1), count, KEYS)
+
+
+def by_autograd(model, params, names, batch):
+    leaves = {n: params[n].clone().requires_grad_() for n in names}
+    loss = Task(model, cross_entropy, cross_entropy).loss(params | leaves, batch)
+    return loss.detach(), dict(zip(leaves, torch.autograd.grad(loss.sum(), list(leaves.values())), strict=True))
+
+
+class Scaled(MLP):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class ScaledInPlace(MLP):
+    def forward(self, x):
+        return super().forward(x).mul_(2)
+
+
+class ScaledInTraining(MLP):
+    def forward(self, x):
+        return super().forward(x) * (2 if self.training else 1)
+
+
+class Twice(nn.Module):
+    """A layer that is used two times."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.fc(self.fc(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "names"),
+    [
+        (MLP(5, 4, 6, 3), (5,), ["layers.0.weight", "layers.0.bias", "layers.1.weight", "head.weight", "head.bias"]),
+        (MLP(5, 4, 6, 3), (5,), ["head.bias"]),
+        (MLP(5, 4, 6, 3), (5,), ["layers.0.bias"]),
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 3, bias=False)), (2, 3), ["1.weight"]),
+        (CNN((1, 6, 6), (2,), (4,), 3, kernel=3, padding=1), (1, 6, 6), ["fcs.0.weight", "head.weight"]),
+    ],
+)
+def test_gradients_by_hand_are_those_of_autograd(module, shape, names):
+    model = StackedModel(module, torch.randn(2, *shape)).to(torch.device("cpu"), torch.float64)
+    params, batch = stacked_minibatch(model, *shape)
+    found = model.slopes(params, names, batch, SLOPES[cross_entropy])
+    assert found is not None
+    loss, grads = by_autograd(model, params, names, batch)
+    torch.testing.assert_close(found[0], loss, rtol=1e-13, atol=1e-13)
+    assert list(found[1]) == names
+    for n in names:
+        torch.testing.assert_close(found[1][n], grads[n], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "names"),
+    [
+        (Scaled(5, 4, 3), (5,), ["head.weight"]),
+        (ScaledInPlace(5, 4, 3), (5,), ["head.weight"]),
+        (ScaledInTraining(5, 4, 3), (5,), ["head.weight"]),
+        (Twice(), (3,), ["fc.weight"]),
+        (CNN((1, 6, 6), (2,), (4,), 3, kernel=3, padding=1), (1, 6, 6), ["convs.0.weight", "head.weight"]),
+        (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)), (5,), ["2.weight"]),
+    ],
+)
+def test_gradients_are_left_to_autograd_where_more_happens(module, shape, names):
+    model = StackedModel(module, torch.randn(2, *shape)).to(torch.device("cpu"), torch.float64)
+    params, batch = stacked_minibatch(model, *shape)
+    assert model.slopes(params, names, batch, SLOPES[cross_entropy]) is None
+
+
+def test_what_enters_the_head_is_seen_in_a_row_of_linear_layers():
+    model = StackedModel(MLP(5, 4, 6, 3), torch.randn(2, 5)).to(torch.device("cpu"), torch.float64)
+    params, batch = stacked_minibatch(model, 5)
+    z, out = model.features(params, batch.x)
+    torch.testing.assert_close(out, model(params, batch.x))
+    again = torch.baddbmm(params["head.bias"].unsqueeze(1), z, params["head.weight"].transpose(1, 2))
+    torch.testing.assert_close(out, again)
+    assert z.shape == (CLIENTS, SIZE, 6) and (z >= 0).all()

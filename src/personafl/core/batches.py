@@ -17,6 +17,7 @@ from personafl.core import rng
 from personafl.core.types import Batch, Examples, Params
 
 SWEEP = 256  # examples of a client at a time in passes without training
+BLOCK = 2**20  # bytes of minibatches fetched at a time on a CPU
 PADDING = 4  # pixels on each side, of augmented images
 
 
@@ -84,6 +85,29 @@ def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.
     k = plan.active[step]
     real, full, there = plan.real[:k, step], plan.full[step], plan.there[:k, step]
     return gather(data, plan.rows[:k, step], real, full, keys, dtype, there)
+
+
+def minibatches(data: Examples, plan: Plan, keys: Tensor, dtype: torch.dtype) -> Iterator[Batch]:
+    """The steps of a plan one after the other; `keys` `[C, S]`. Small ones on a CPU are fetched many at a time."""
+    stack, steps, size = plan.rows.shape
+    each = stack * size * data.x[:1].numel() * data.x.element_size()
+    many = BLOCK // max(each, 1)
+    if many < 2 or data.x.device.type != "cpu" or plan.rows.device.type != "cpu":
+        for s, k in enumerate(plan.active):
+            yield minibatch(data, plan, s, keys[:k, s], dtype)
+        return
+    place = torch.arange(size)
+    for first in range(0, steps, many):
+        now = slice(first, first + many)
+        most = plan.active[first]
+        rows, real, streams = (t[:most, now].transpose(0, 1).contiguous() for t in (plan.rows, plan.real, keys))
+        x, y = (t.index_select(0, rows.flatten()).view(*rows.shape, *t.shape[1:]) for t in (data.x, data.y))
+        valid = place < real.unsqueeze(2)
+        fetched = zip(*(t.unbind() for t in (inputs(x, dtype), y, valid, real, streams)), strict=True)
+        for held, k, full in zip(fetched, plan.active[now], plan.full[now], strict=True):
+            xs, ys, there, count, stream = held if k == most else (t[:k] for t in held)
+            batch = Batch(xs, ys, None if full else there, count, stream)
+            yield augmented(batch) if data.augment else batch
 
 
 def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:

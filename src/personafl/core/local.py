@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from personafl.core import batches, cost, optim, rng, tree
-from personafl.core.algorithm import Algorithm, Change, Local, Loss, Play, Probe, Survey, Turn
+from personafl.core.algorithm import Algorithm, Change, Local, Loss, Play, Probe, Survey, Turn, own_loss
+from personafl.core.criteria import SLOPES
 from personafl.core.replay import Recorder, Reel, capacity, copy, same, shapes
 from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, Task, Training
 
@@ -139,10 +140,11 @@ class _Session:
             noise = rng.extend(self._stream(name).unsqueeze(1), passed).to(plan.rows.device)  # [C, S]
             if not self._replayed(parts, plan, noise):
                 update = self._update(parts, self.local)
-                for s, k in enumerate(plan.active):
+                coming = batches.minibatches(self.data, plan, noise, self.dtype)
+                for k in plan.active:
                     with self.clock("data"):
-                        batch = batches.minibatch(self.data, plan, s, noise[:k, s], self.dtype)
-                    self.loss[:k] += update(batch, k)
+                        batch = next(coming)
+                    self.loss[:k].add_(update(batch, k))
         self.steps[turn.stream] = before + plan.steps
         self.epochs[turn.stream] = epoch + -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
 
@@ -310,6 +312,7 @@ class _Steps:
     def __init__(self, task: Task, local: Local, part: _Part) -> None:
         self.task, self.local, self.part = task, local, part
         self.active = -1
+        self.slope = SLOPES.get(task.criterion) if part.loss is own_loss else None
 
     def _shrink(self, k: int) -> None:
         self.active = k
@@ -323,12 +326,23 @@ class _Steps:
         """One step of the first `k` clients; their losses `[k]`."""
         if k != self.active:
             self._shrink(k)
-        loss = self.part.loss(self.task, self.seen, batch)
-        found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
-        grads = dict(zip(self.leaves, found, strict=True))
+        loss, grads = self._by_hand(batch) or self._by_autograd(batch)
         with torch.no_grad():
             self.part.rule.step(self.now.params, grads, self.slots, self.masks, self.part.lr)
-        return loss.detach()
+        return loss
+
+    def _by_hand(self, batch: Batch) -> tuple[Tensor, Params] | None:
+        """Losses and gradients where those of the criterion and of the model are known in closed form."""
+        slopes = getattr(self.task.model, "slopes", None)
+        if slopes is None or self.slope is None:
+            return None
+        found: tuple[Tensor, Params] | None = slopes(self.now.params, self.leaves, batch, self.slope)
+        return found
+
+    def _by_autograd(self, batch: Batch) -> tuple[Tensor, Params]:
+        loss = self.part.loss(self.task, self.seen, batch)
+        found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
+        return loss.detach(), dict(zip(self.leaves, found, strict=True))
 
 
 def floating(params: Params) -> torch.dtype:

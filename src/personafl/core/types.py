@@ -72,6 +72,10 @@ class Batch:
         return values.sum(1) / self.count.clamp(min=1).to(values.dtype)
 
 
+Slope = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+"""Outputs `[C, B, K]` to each client's mean loss `[C]`, and the gradient of their sum by the outputs."""
+
+
 @dataclass(frozen=True)
 class Examples:
     """The local data of a stack of clients: rows of one tensor, never copied."""

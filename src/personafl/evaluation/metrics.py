@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from personafl.core.criteria import cross_entropy
 from personafl.core.types import Criterion
 
-
-def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of logits `[M, K]`: `[M]`."""
-    return F.cross_entropy(out, y, reduction="none")
+__all__ = ["LOSSES", "METRICS", "accuracy", "cross_entropy", "over_clients"]
 
 
 def accuracy(out: Tensor, y: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from personafl.models.layers import conv_relu
+from personafl.models.layers import conv_relu, linears
 
 
 class CNN(nn.Module):
@@ -73,6 +73,8 @@ class CNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.encode(x)
+        if self.activation is F.relu and not self.drops:
+            return linears([*self.fcs, self.head], x)
         for place, fc in enumerate(self.fcs):
             x = self.activation(fc(self._drop(x, place)))
         out: Tensor = self.head(self._drop(x, len(self.fcs)))

@@ -6,7 +6,8 @@ the context of the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -60,6 +61,18 @@ class Context:
     count: int  # C
     calls: int  # of dropout, in this forward pass
     arithmetic: Arithmetic = "float32"  # of convolutions on a GPU
+    tape: list[Taped] | None = None  # linear layers as they run, where their gradients are taken by hand
+
+
+@dataclass(frozen=True)
+class Taped:
+    """A run of linear layers: what their gradients are made of."""
+
+    names: list[str]  # of weight and bias of each, empty where it is shared
+    seen: list[Tensor]  # [C, B, in] of each
+    weights: list[Tensor]
+    out: Tensor  # [C * B, ...]
+    version: int  # of the output's memory: it is another one after a change in place
 
 
 class Stacked(nn.Module):
@@ -83,37 +96,100 @@ class Stacked(nn.Module):
         return x.reshape(self.context.count, -1, *x.shape[1:])
 
 
-class _BatchedLinear(Function):
-    """Every client's own linear map. Autograd's weight gradient would be a transposed view, which is slow to add."""
+class _Linears(Function):
+    """Every client's own linear maps, one behind the other, with ReLU between them.
+
+    One node for autograd instead of three a layer, which at the size of a minibatch is most of the work. Its own
+    weight gradient would be a transposed view, which is slow to add.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        if x.is_cuda or weight.shape[1] >= weight.shape[2]:
-            out = torch.bmm(x, weight.transpose(1, 2))
-        else:  # on a CPU half the time of the above where a layer narrows
-            out = torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2).contiguous()
-        return out if bias is None else out.add_(bias.unsqueeze(1))
+    def forward(ctx: Any, x: Tensor, *params: Tensor | None) -> Tensor:
+        *seen, out = _outputs(x, params)
+        ctx.save_for_backward(*seen, *params[::2])
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            torch.bmm(grad, weight) if for_x else None,
-            torch.bmm(grad.transpose(1, 2), x) if for_weight else None,
-            grad.sum(1) if for_bias else None,
-        )
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        depth = len(ctx.saved_tensors) // 2
+        return tuple(gradients(grad, ctx.saved_tensors[:depth], ctx.saved_tensors[depth:], ctx.needs_input_grad))
+
+
+def _outputs(x: Tensor, params: Sequence[Tensor | None]) -> list[Tensor]:
+    """The input and what each layer makes of it; `params` are a weight and a bias for each."""
+    seen = [x]
+    for place in range(0, len(params), 2):
+        weight, bias = params[place], params[place + 1]
+        assert weight is not None
+        out = _product(seen[-1], weight)
+        if bias is not None:
+            out.add_(bias.unsqueeze(1))
+        seen.append(out if place + 2 == len(params) else out.relu_())
+    return seen
+
+
+def gradients(
+    grad: Tensor, seen: Sequence[Tensor], weights: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Back through linear layers with ReLU between them: for the input, then a weight and a bias of each, if wanted."""
+    found: list[Tensor | None] = [None] * len(wanted)
+    for i in reversed(range(len(seen))):
+        if wanted[2 * i + 1]:
+            found[2 * i + 1] = torch.bmm(grad.transpose(1, 2), seen[i])
+        if wanted[2 * i + 2]:
+            found[2 * i + 2] = grad.sum(1)
+        if not any(wanted[: 2 * i + 1]):
+            return found
+        grad = torch.bmm(grad, weights[i])
+        if i:
+            grad = torch.ops.aten.threshold_backward(grad, seen[i], 0)
+    found[0] = grad
+    return found
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """`[C, B, in]` by `[C, out, in]`: `[C, B, out]`."""
+    if x.is_cuda or weight.shape[1] >= weight.shape[2]:
+        return torch.bmm(x, weight.transpose(1, 2))
+    across = x.transpose(1, 2) if len(x) == 1 else x.transpose(1, 2).contiguous()
+    return torch.bmm(weight, across).transpose(1, 2).contiguous()  # half the time on a CPU where a layer narrows
 
 
 class _Linear(Stacked):
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.get("weight"), self.get("bias")
-        assert weight is not None
-        rows = x.reshape(self.context.count, -1, x.shape[-1]).to(weight.dtype)  # [C, B, in]
-        out = cast(Tensor, _BatchedLinear.apply(rows, weight, bias))  # type: ignore[no-untyped-call]
-        return out.view(*x.shape[:-1], weight.shape[1])
+        return _together([self], x)
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody wants to see what enters or leaves it."""
+        return bool(self._forward_pre_hooks or self._forward_hooks)
+
+
+def _together(layers: list[_Linear], x: Tensor) -> Tensor:
+    params = [layer.get(n) for layer in layers for n in ("weight", "bias")]
+    first, last = params[0], params[-2]
+    assert first is not None and last is not None
+    rows = x.reshape(layers[0].context.count, -1, x.shape[-1]).to(first.dtype)  # [C, B, in]
+    tape = layers[0].context.tape
+    if tape is None:
+        out = cast(Tensor, _Linears.apply(rows, *params))  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], last.shape[1])
+    *seen, out = _outputs(rows, params)
+    out = out.view(*x.shape[:-1], last.shape[1])
+    names = [layer.own.get(n, "") for layer in layers for n in ("weight", "bias")]
+    tape.append(Taped(names, seen, cast(list[Tensor], params[::2]), out, out._version))
+    return out
+
+
+def linears(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Linear layers with ReLU between them: all in one where the stacked form has it."""
+    stacked = [m for m in layers if isinstance(m, _Linear) and not m.watched]
+    if len(stacked) == len(layers):
+        return _together(stacked, x)
+    *front, last = layers
+    out: Tensor = last(linears(front, x).relu() if front else x)
+    return out
 
 
 class _Conv(Stacked):

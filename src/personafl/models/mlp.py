@@ -6,6 +6,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from personafl.models.layers import linears
+
 
 class MLP(nn.Module):
     """Linear layers with ReLU between them; the input is flattened."""
@@ -16,8 +18,4 @@ class MLP(nn.Module):
         self.head = nn.Linear(sizes[-2], sizes[-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        for layer in self.layers:
-            x = layer(x).relu()
-        out: Tensor = self.head(x)
-        return out
+        return linears([*self.layers, self.head], x.flatten(1))

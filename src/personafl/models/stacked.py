@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import torch
@@ -29,8 +29,19 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from personafl.core import rng
-from personafl.core.types import Arithmetic, BufferPolicy, Layer, ModelInfo, Params
-from personafl.models.layers import BATCH_NORMS, CONVS, RUNNING, Context, PerClient, Stacked, fold, tracks
+from personafl.core.types import Arithmetic, Batch, BufferPolicy, Layer, ModelInfo, Params, Slope
+from personafl.models.layers import (
+    BATCH_NORMS,
+    CONVS,
+    RUNNING,
+    Context,
+    PerClient,
+    Stacked,
+    Taped,
+    fold,
+    gradients,
+    tracks,
+)
 
 
 class _NoHeadError(ValueError):
@@ -62,11 +73,17 @@ class StackedModel:
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
         )
         self.parallel = not any(isinstance(m, PerClient) for m in self._folded.modules())  # see PerClient
+        self._by_hand = self._last_linears(example)
         features, outputs = self._measure_head(example)
         self.info = dataclasses.replace(self.info, features=features, outputs=outputs)
 
     def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
         """Outputs `[C, B, ...]`; training mode when the clients' random streams for this step are given."""
+        out = self._run(params, x, valid, keys)
+        return out.view(x.shape[0], x.shape[1], *out.shape[1:])
+
+    def _run(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
+        """Outputs as the module gives them, `[C * B, ...]`."""
         context = self._context
         context.params, context.valid, context.keys = params, valid, keys
         context.count, context.calls = x.shape[0], 0
@@ -77,7 +94,46 @@ class StackedModel:
             folded = folded.contiguous(memory_format=torch.channels_last)
         out: Tensor = self._folded(folded)
         context.params = {}
-        return out.view(x.shape[0], x.shape[1], *out.shape[1:])
+        return out
+
+    @torch.no_grad()
+    def slopes(
+        self, params: Params, names: Collection[str], batch: Batch, slope: Slope
+    ) -> tuple[Tensor, Params] | None:
+        """Losses `[C]` and the gradients of these parameters, by hand: autograd takes longer than a small minibatch.
+
+        None where that is not possible. It is where the output is what linear layers in a row give, and these
+        parameters are theirs.
+        """
+        if batch.x.is_cuda or not self._by_hand.issuperset(names):
+            return None
+        out, ran = self._taped(params, batch.x, batch.valid, batch.keys)
+        if ran is None:
+            self._by_hand = frozenset()
+            return None
+        loss, grad = slope(out, batch)
+        wanted = [False, *(n in names for n in ran.names)]
+        found = dict(zip(ran.names, gradients(grad, ran.seen, ran.weights, wanted)[1:], strict=True))
+        return loss, {n: cast(Tensor, found[n]) for n in names}
+
+    def _taped(
+        self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None
+    ) -> tuple[Tensor, Taped | None]:
+        """Outputs, and the run of linear layers that gave them, if it was one and nothing changed them afterwards."""
+        tape: list[Taped] = []
+        self._context.tape = tape
+        try:
+            out = self._run(params, x, valid, keys)
+        finally:
+            self._context.tape = None
+        alone = len(tape) == 1 and out is tape[0].out and out._version == tape[0].version and out.dim() == 2
+        return out.view(x.shape[0], x.shape[1], *out.shape[1:]), tape[0] if alone else None
+
+    @torch.no_grad()
+    def _last_linears(self, example: Tensor) -> frozenset[str]:
+        """The parameters whose gradients may be taken by hand; running statistics would be moved twice in vain."""
+        _, ran = self._taped({n: t[None] for n, t in self.initial.items()}, example[None], None, None)
+        return frozenset() if ran is None or self.info.buffers else frozenset(filter(None, ran.names))
 
     def features(
         self,

@@ -1,0 +1,32 @@
+"""Losses whose gradients are known in closed form."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from personafl.core.types import Batch, Criterion, Slope
+
+
+def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of logits `[M, K]`: `[M]`."""
+    return F.cross_entropy(out, y, reduction="none")
+
+
+def _of_cross_entropy(out: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The difference of what is predicted and what is true; PyTorch's softmax is slow over few classes."""
+    label = batch.y.unsqueeze(2)
+    above = out - out.amax(2, keepdim=True)
+    there = above.gather(2, label)
+    share = above.exp_()
+    total = share.sum(2, keepdim=True)
+    each = total.log().sub_(there).squeeze(2)
+    grad = share.div_(total).scatter_add_(2, label, torch.full_like(there, -1.0))
+    if batch.valid is None:
+        return each.mean(1), grad.div_(out.shape[1])
+    weight = batch.valid / batch.count.clamp(min=1).to(out.dtype).unsqueeze(1)
+    return batch.mean(each), grad.mul_(weight.unsqueeze(2))
+
+
+SLOPES: dict[Criterion, Slope] = {cross_entropy: _of_cross_entropy}
