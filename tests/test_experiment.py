@@ -104,6 +104,16 @@ def test_images_that_are_corrupted_alike_are_made_once_for_all_seeds() -> None:
     assert torch.equal(feds[0].source.x, experiment.federation(asked).source.x)
 
 
+def test_methods_share_the_draws_of_a_seed() -> None:
+    made = personafl.run(RECIPE | {"training": QUICK["training"], "evaluation": {"draws": 1}}, seeds=(0, 1))
+    shifts = {key: m.simulation.shift for key, m in made.methods.items()}
+    for seed in (0, 1):
+        assert shifts["ditto", seed] is shifts["dm-pfl-plus", seed]
+        alone = experiment.simulation(made.recipe.with_seed(seed), made.recipe.algorithms[0])
+        assert alone.hashes() == made.of("dm-pfl-plus", seed).summary["hashes"]
+    assert shifts["ditto", 0] is not shifts["ditto", 1]
+
+
 def test_predict_takes_arrays_too(result: personafl.Result) -> None:
     x = np.zeros((2, 1, 8, 8))
     assert torch.equal(result["ditto"].client(0).predict(x), result["ditto"].client(0).predict(torch.zeros(2, 1, 8, 8)))

@@ -31,6 +31,7 @@ from personafl.core.types import Params
 from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
 from personafl.data.corrupted import corrupted, whole
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
+from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, matrix, report
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
@@ -507,13 +508,15 @@ def run(
         if folder is not None:
             _begin(claimed(folder), recipe, next(iter(feds.values())))
         done: dict[tuple[str, int], MethodResult] = {}
+        asked_shift = recipe.evaluation.shift
         for seed, fed in feds.items():
+            shift = None if asked_shift == "none" else draw(fed, asked_shift, seed, recipe.evaluation.draws)
             for method in recipe.algorithms:
                 home = None if folder is None else folder / method.label / f"seed-{seed}"
                 clock = profile.Clock(place) if timed else profile.NoClock()
                 told = None if world.rank else watch
                 done[method.label, seed] = _play(
-                    recipe.with_seed(seed), method, fed, place, home, told, world, clock, store, memory
+                    recipe.with_seed(seed), method, fed, shift, place, home, told, world, clock, store, memory
                 )
                 if folder is not None:
                     _write_reports(folder, list(done.values()))
@@ -524,6 +527,7 @@ def _play(
     recipe: Recipe,
     method: Method,
     fed: Federation,
+    drawn: Shift | None,
     place: str,
     home: Path | None,
     watch: Watch | None,
@@ -535,8 +539,9 @@ def _play(
     begun = time.perf_counter()
     spill = None if home is None else home / "store"
     where: dict[str, Any] = {"store": spill or temporary() if store == "disk" else store, "spill": spill}
+    where |= {"device": place, "ranks": world, "clock": clock, "memory": memory}
     with clock("setup"):
-        sim = simulation(recipe, method, device=place, fed=fed, ranks=world, clock=clock, memory=memory, **where)
+        sim = simulation(recipe, method, fed=fed, shift=drawn, **where)
     log = None
     if home is not None:
         home.mkdir(parents=True)

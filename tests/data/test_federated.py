@@ -470,6 +470,16 @@ def test_what_are_no_images_is_not_augmented():
         worlds.simulation(FedAvg(), "mlp", augment="crop-flip")
 
 
+def test_splits_drawn_later_are_cut_once_for_all_of_them(monkeypatch):
+    early = Federation.build(source(), PARTS, seed=0, validation_share=0.25)
+    monkeypatch.setattr(federated, "LAZY", 1)
+    late, cuts = Federation.build(source(), PARTS, seed=0, validation_share=0.25), []
+    real = federated._cut
+    monkeypatch.setattr(federated, "_cut", lambda client, *rest: cuts.append(client) or real(client, *rest))
+    assert late.at_once().digest() == early.digest() == early.at_once().digest()
+    assert cuts == [0, 1, 2]
+
+
 def test_the_hash_of_data_tells_examples_labels_names_and_corruption_apart(monkeypatch):
     plain = source()
     moved = dataclasses.replace(plain, x=plain.x + (torch.arange(60) == 30).unsqueeze(1))

@@ -234,6 +234,20 @@ def test_draws_of_one_client_are_those_of_all(labelled, protocol, later, monkeyp
     assert torch.equal(drawn.donors_of(torch.tensor([2, 0])), drawn.donors[:, [2, 0]])
 
 
+def test_every_draw_is_made_once_and_none_for_the_hash_of_very_many(federation, monkeypatch):
+    made = []
+    real = shift.Shift._drawn
+    monkeypatch.setattr(shift.Shift, "_drawn", lambda self, *at: made.append(at) or real(self, *at))
+    drawn = shift.draw(federation, "donor", seed=0, draws=2)
+    first = drawn.digest()
+    assert (drawn.digest(), len(drawn.places), len(drawn.of(1, 0))) == (first, 2, 2)
+    assert sorted(made) == [(d, c) for d in range(2) for c in range(federation.num_clients)]
+    monkeypatch.setattr(federated, "LAZY", federation.num_clients)  # though all of it was drawn at once, as from a file
+    made.clear()
+    assert shift.draw(federation, "donor", seed=0, draws=2).digest() != first
+    assert made == []
+
+
 def test_the_hash_of_very_many_clients_draws_tells_protocols_and_seeds_apart(federation, monkeypatch):
     monkeypatch.setattr(federated, "LAZY", 1)
     total = sum(SIZES)

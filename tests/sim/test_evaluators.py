@@ -336,7 +336,7 @@ def test_images_are_asked_of_images_alone(override: str, message: str, tmp_path:
 
 def test_too_large_a_matrix_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(matrix.LIMIT, "cpu", 399)
-    with pytest.raises(ValueError, match=r"evaluation.matrix=True: 20 models on 20 .* 400 evaluations, at most 399"):
+    with pytest.raises(ValueError, match=r"evaluation.matrix=true: 20 models on 20 .* 400 evaluations, at most 399"):
         personafl.run("demo", "evaluation.matrix=true", out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
     fed = federation()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -36,8 +35,8 @@ def save(federation: Federation, path: str | Path, data: Mapping[str, Any] | Non
     The hash is the federation's own, but for those so large that their splits were not drawn before.
     """
     source, official = federation.source, federation.official
-    drawn = {s: federation.drawn(s) for s in SPLITS}
-    digest = dataclasses.replace(federation, splits=drawn).digest()
+    whole = federation.at_once()
+    digest = whole.digest()
     held = {
         "format": FORMAT,
         "dataset": source.name,
@@ -49,7 +48,9 @@ def save(federation: Federation, path: str | Path, data: Mapping[str, Any] | Non
         "unseen": federation.unseen,
         "official": None if official is None else official.tolist(),
         "clients": {
-            s: [p.tolist() for p in np.split(r.flat.cpu().numpy(), r.first[1:-1].numpy())] for s, r in drawn.items()
+            s: [p.tolist() for p in np.split(r.flat.cpu().numpy(), r.first[1:-1].numpy())]
+            for s in SPLITS
+            for r in [whole.drawn(s)]
         },
     }
     Path(path).write_text(json.dumps(held))

@@ -162,13 +162,13 @@ class Later:
 
     def client(self, id: int) -> Indices:
         """The rows of one client."""
+        return self.pieces(id)[self.split]
+
+    def pieces(self, id: int) -> dict[Split, Indices]:
+        """The rows of one client in every split that is drawn."""
         mixed, test, validation = _cut(id, self.held[id], self.seed, *self.shares)
-        cut = {
-            "test": slice(test),
-            "validation": slice(test, test + validation),
-            "train": slice(test + validation, None),
-        }
-        return mixed[cut[self.split]]
+        end = test + validation
+        return {"test": mixed[:test], "validation": mixed[test:end], "train": mixed[end:]}
 
     def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
@@ -277,6 +277,16 @@ class Federation:
         """A split with every client's rows drawn."""
         found = self.splits[split]
         return found if isinstance(found, Ragged) else found.drawn()
+
+    def at_once(self) -> Federation:
+        """The same with all clients' rows drawn."""
+        late = {n: split for n, split in self.splits.items() if isinstance(split, Later)}
+        if not late:
+            return self
+        one = next(iter(late.values()))  # they differ in which piece they are of
+        pieces = [one.pieces(c) for c in range(self.everybody)]
+        drawn = {n: Ragged.of([p[n] for p in pieces]).to(one.device) for n in late}
+        return dataclasses.replace(self, splits={**self.splits, **drawn})
 
     def class_counts(self) -> NDArray[np.int64]:
         """Examples per client and class over all splits: `[clients, K]`."""

@@ -1,8 +1,9 @@
 """Test-time shift: part of a client's test set replaced by somebody else's data.
 
 `donor`: each client draws another client and takes samples of that client's test set. `pool`: the samples
-come from all clients' test sets together. `label`: they do, but their classes follow a mix that the client draws,
-so that P(y) changes and P(x | y) does not. At degree p, the first round(p * n) of a client's n test places,
+come from all clients' test sets together. `label`: they do, but their classes follow a mix that the client draws:
+P(y) changes, and P(x | y) is that of all clients together, which is the client's own only where clients' images of a
+class are alike. At degree p, the first round(p * n) of a client's n test places,
 in a random order of its own, are replaced, so what is replaced at a small degree is replaced at every
 larger one. All methods and degrees of a run see the same draws.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng
+from personafl.data import federated
 from personafl.data.federated import Federation, Indices, Later, Ragged
 
 PROTOCOLS = ("donor", "pool", "label", "none")
@@ -71,20 +73,25 @@ class Shift:
         """Those of everybody, `[draws, clients]`."""
         return self.donors_of(torch.arange(self.federation.num_clients))
 
-    @cached_property
+    @property
     def rows(self) -> list[Ragged]:
         """Per draw the rows of everybody."""
-        return [Ragged.of([self._drawn(d, c)[0] for c in self._everybody]) for d in range(self.draws)]
+        return [rows for rows, _ in self._all]
 
-    @cached_property
+    @property
     def places(self) -> list[Ragged]:
         """Per draw the places of everybody."""
-        return [Ragged.of([self._drawn(d, c)[1] for c in self._everybody]) for d in range(self.draws)]
+        return [places for _, places in self._all]
+
+    @cached_property
+    def _all(self) -> list[tuple[Ragged, Ragged]]:
+        drawn = [[self.of(d, c) for c in self._everybody] for d in range(self.draws)]
+        return [(Ragged.of([r.numpy() for r, _ in d]), Ragged.of([p.numpy() for _, p in d])) for d in drawn]
 
     def digest(self) -> str:
         """A short hash of all draws, or of what decides them where there are very many clients."""
         h = hashlib.sha256(self.protocol.encode())
-        if isinstance(self.federation.splits["train"], Later):
+        if isinstance(self.federation.splits["train"], Later) or self.federation.everybody >= federated.LAZY:
             h.update(f"{self.federation.digest()} {self.seed} {self.draws}".encode())
         else:
             for ragged in (*self.rows, *self.places):

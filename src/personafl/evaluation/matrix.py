@@ -25,13 +25,13 @@ LIMIT = {"cpu": 10**6, "cuda": 10**8}  # entries
 
 
 def check(evaluation: Evaluation, federation: Federation, device: str) -> None:
-    """Refuse a matrix that would take longer than anyone waits."""
+    """Refuse a matrix of very many entries."""
     clients = federation.num_clients
     models = min(evaluation.clients, clients) if isinstance(evaluation.clients, int) else clients
     kind = device.partition(":")[0]
     if evaluation.matrix and models * clients > LIMIT[kind]:
         raise ValueError(
-            f"evaluation.matrix=True: {models} models on {clients} clients' test sets are {models * clients:,} "
+            f"evaluation.matrix=true: {models} models on {clients} clients' test sets are {models * clients:,} "
             f"evaluations, at most {LIMIT[kind]:,} on a {kind}; score a sample of clients (evaluation.clients=100)"
             + ("" if kind == "cuda" else ", or use a GPU")
         )

@@ -97,6 +97,7 @@ class Simulation:
         store: str | Path = "auto",
         spill: Path | None = None,
         memory: float | None = None,
+        shift: Shift | None = None,
     ) -> None:
         """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload.
 
@@ -104,7 +105,8 @@ class Simulation:
         there only if they are too large (`auto`). `ranks` are the processes that share the work, `clock` is told
         what it consists of. `store` is the home of what clients keep: `device`, `host`, a folder, or the first of them
         with room for all (`auto`; the folder is then `spill` or a temporary one). `memory` limits, in GiB, what the
-        process holds on the device, or in main memory where it trains there.
+        process holds on the device, or in main memory where it trains there. `shift` is what was drawn for another
+        method of the same federation, evaluation and seed.
         """
         self.ranks, self.clock = ranks or Alone(), clock or NoClock()
         self.evaluation = evaluation or Evaluation()
@@ -135,7 +137,7 @@ class Simulation:
         self.rows: list[Row] = []
         self.trained: tuple[Tensor, Params] | None = None  # the last cohort before aggregation, where that is scored
         self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
-        self.shift = self._shift()
+        self.shift = shift or self._shift()
 
     def _house(self, store: str | Path, spill: Path | None, memory: float | None, chunk: int) -> None:
         """Find a home for what clients keep and for what the server knows of them, and lay stacks over what is left."""
