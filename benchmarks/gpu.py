@@ -1,6 +1,6 @@
 """The four workloads personafl is measured by, on a GPU.
 
-    python benchmarks/gpu.py A B C D [--precision bf16] [--out benchmarks/results/gpu.json]
+    python benchmarks/gpu.py A B C D M [--precision bf16] [--out benchmarks/results/gpu.json]
 
 A, B   MNIST over the 20 clients of `mnist-20.json` (Dirichlet 0.1), all of them in every round, a CNN of 582,026
        parameters; accuracy on all test data and loss on all training data after every round.
@@ -9,6 +9,9 @@ C      pfl-research's CIFAR-10 benchmark: 1,000 users of 50 images each, cohort 
        Seconds in all.
 D      DM-PFL's Table 1: CIFAR-10, 100 clients, Dirichlet 0.3, 300 rounds, twelve methods with all degrees of shift
        (DM-PFL+ is DM-PFL's training and another inference, so it is not trained a second time). Seconds in all.
+
+M      Memory: 500 clients with personal weights and masks of their own (DM-PFL) on images of CIFAR-100's size with
+       100 classes (pixels drawn at random: memory does not look at them), two personal rounds of 50 clients. Peak GiB.
 
 Data are looked for as everywhere else, in $PERSONAFL_DATA. Results are appended to a JSON list of records. With
 `--rounds` a rehearsal of fewer rounds; `--profile` prints where a round's time went.
@@ -20,6 +23,7 @@ import argparse
 import cProfile
 import dataclasses
 import json
+import os
 import pstats
 import time
 from pathlib import Path
@@ -29,7 +33,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Simulation, StackedModel, Training
+from personafl import ALGORITHMS, DMPFL, Evaluation, FedAvg, Federation, Simulation, StackedModel, Training, arrays
 from personafl.core import batches, rng
 from personafl.data import DATASETS
 from personafl.data.partition import Ask, partition
@@ -50,6 +54,7 @@ TABLE_1 = (
     "dm-pfl",
 )
 HERE = Path(__file__).parent
+COMMIT = os.environ.get("PERSONAFL_COMMIT")  # where the checkout's own is not at hand
 
 
 def mnist(seed: int) -> Federation:
@@ -115,7 +120,7 @@ def record(workload: str, sim: Simulation, **found: Any) -> dict[str, Any]:
         "peak_gpu_gib": memory,
         "torch": where["torch"],
         "version": where["version"],
-        "commit": where["commit"],
+        "commit": COMMIT or where["commit"],
         "date": time.strftime("%Y-%m-%d"),
     }
 
@@ -216,6 +221,23 @@ def table(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [record("D", sim, seconds=total, methods=rows, client_steps=steps, accuracy=accuracy)]
 
 
+def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (60_000, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    source = arrays(x, torch.arange(60_000) % 100, name="cifar100-sized")
+    fed = Federation.build(source, np.split(np.arange(60_000), 500), 0)
+    training = Training(num_rounds=12, join_ratio=0.1, local_epochs=1, batch_size=64, precision=args.precision)
+    evaluation = Evaluation(shift="none", clients=100)
+    method = DMPFL(personal_share="all")
+    begun = clock(args.device)
+    sim = Simulation(fed, network("cifar-cnn", fed), method, training, evaluation, device=args.device, memory=3.0)
+    sim.run()
+    seconds = clock(args.device) - begun
+    kept = sum(t.numel() * t.element_size() for t in sim.store.gather(torch.arange(1)).values())
+    found = {"clients_with_state": len(sim.store.ids), "bytes_per_client": kept, "seconds": seconds}
+    return [record("M", sim, **found, client_steps=steps_of(sim, range(12)), accuracy=sim.rows[-1]["personal"]["mean"])]
+
+
 def _shifted(sim: Simulation) -> dict[str, Any]:
     found = sim.clients_table()[1]
     assert found is not None
@@ -244,7 +266,7 @@ def _profile(sim: Simulation) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="+", choices=["A", "B", "C", "D"])
+    parser.add_argument("workloads", nargs="+", choices=["A", "B", "C", "D", "M"])
     parser.add_argument("--precision", default="bf16", choices=["float32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=0)
@@ -255,7 +277,7 @@ def main() -> None:
     for workload in args.workloads:
         if args.device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats()
-        work = {"C": users, "D": table}.get(workload)
+        work = {"C": users, "D": table, "M": memory}.get(workload)
         found = work(args) if work else by_round(workload, args)
         print(json.dumps(found, indent=1), flush=True)
         if args.out is not None:
