@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,6 +167,24 @@ def test_a_stage_of_all_clients_goes_through_in_stacks(asked: dict[str, int], tm
     assert any(s.who == "all" for s in sim.schedule)
     assert len(sim.store) == 200
     assert asked["most"] == 16
+
+
+def test_nothing_of_a_stack_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What many stacks leave behind would keep the memory around it from being used again."""
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    most, play = [], Simulation._client_side
+
+    def counted(*args: object) -> object:
+        most.append(len(alive))
+        alive.add(work := (part := play(*args)).work)  # type: ignore[arg-type]
+        del work
+        return part
+
+    monkeypatch.setattr(Simulation, "_client_side", counted)
+    sim = worlds.simulation(DMPFL(iterations=1), fed=worlds.federation(sizes=(5,) * 40), chunk=2, num_rounds=4)
+    sim.run()
+    assert len(most) > 40 / 2
+    assert max(most) == 1  # the one before
 
 
 def test_results_of_workers_do_not_pile_up() -> None:

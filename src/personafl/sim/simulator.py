@@ -74,6 +74,25 @@ class _Part:
     trained: Params  # and what they then predict with
 
 
+@dataclass
+class _Spent:
+    """What the stacks of a round cost so far."""
+
+    totals: Totals
+    losses: Tensor  # [clients of the round], those that trained first
+    trained: int = 0
+
+    def add(self, part: _Part) -> None:
+        self.totals.up_bytes += part.traffic.up
+        self.totals.down_bytes += part.traffic.down
+        self.totals.paper_bytes += part.traffic.paper
+        self.totals.flops += float(part.work.flops.sum())
+        self.totals.dense_flops += float(part.work.dense_flops.sum())
+        found = part.work.loss[part.work.steps > 0]
+        self.losses[self.trained : self.trained + len(found)] = found
+        self.trained += len(found)
+
+
 class Simulation:
     """One algorithm over one federation: explicit state, advanced stage by stage."""
 
@@ -281,8 +300,12 @@ class Simulation:
         parts: list[_Part] = []
         sums: Params = {}
         self._weigh_ranks(ids)
-        for part in self._each(self.mine(ids), lambda model, chunk: self._client_side(model, chunk, rnd)):
-            parts.append(dataclasses.replace(part, sums={}))
+        mine = self.mine(ids)
+        spent = _Spent(Totals(), torch.zeros(len(mine), dtype=torch.float64))
+        for part in self._each(mine, lambda model, chunk: self._client_side(model, chunk, rnd)):
+            spent.add(part)
+            if part.upload or part.before or part.trained:  # nothing else outlives its stack
+                parts.append(dataclasses.replace(part, sums={}))
             with self.clock("aggregation"):
                 for n, t in part.sums.items():
                     sums[n] = sums[n] + t if n in sums else t
@@ -292,7 +315,7 @@ class Simulation:
         if judged:
             self.trained = ids, tree.join(p.trained for p in parts) if parts else {}
         self.played += 1
-        losses = self._count(parts)
+        losses = self._count(spent)
         diverged = int((~losses.isfinite()).sum())
         row: Row = {
             "round": stage.number,
@@ -325,18 +348,10 @@ class Simulation:
                     sums = self.ranks.sum(sums)
             self.server = self.algorithm.aggregate(self.server, sums, rnd)
 
-    def _count(self, parts: list[_Part]) -> Tensor:
+    def _count(self, spent: _Spent) -> Tensor:
         """Add up what a round cost; the losses of the clients that trained."""
-        mine = Totals(
-            up_bytes=sum(p.traffic.up for p in parts),
-            down_bytes=sum(p.traffic.down for p in parts),
-            paper_bytes=sum(p.traffic.paper for p in parts),
-            flops=sum(float(p.work.flops.sum()) for p in parts),
-            dense_flops=sum(float(p.work.dense_flops.sum()) for p in parts),
-        )
-        losses = torch.cat([torch.zeros(0), *(p.work.loss[p.work.steps > 0] for p in parts)])
         with self.clock("waiting"):
-            found = self.ranks.gather((mine, losses))
+            found = self.ranks.gather((spent.totals, spent.losses[: spent.trained]))
         for totals, _ in found:
             for f in dataclasses.fields(Totals):
                 setattr(self.totals, f.name, getattr(self.totals, f.name) + getattr(totals, f.name))
