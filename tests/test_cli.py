@@ -17,7 +17,7 @@ import torch
 import personafl
 from personafl import cli, config
 from personafl.data import picture
-from personafl.data.corruptions import CORRUPTIONS
+from personafl.data.corruptions import CORRUPTIONS, PARAMETERS
 
 QUICK = [
     "training.num_rounds=4",
@@ -137,7 +137,7 @@ def test_compare_reads_run_folders_and_warns_of_what_is_missing(call, tmp_path: 
     assert "did not see the same split" in " ".join(call("compare", "one", "three").out.split())
 
 
-@pytest.mark.parametrize("what", ["algorithms", "datasets", "partitions", "models", "recipes"])
+@pytest.mark.parametrize("what", ["algorithms", "datasets", "partitions", "corruptions", "models", "recipes"])
 def test_list_names_what_there_is(call, what: str) -> None:
     found = json.loads(call("list", what, "--json").out)
     assert len(found) > 0
@@ -158,6 +158,16 @@ def test_info_gives_settings_with_defaults(call) -> None:
     assert "KDD 2023" in out
     assert "readjust_share" in out and "0.01" in out
     assert "which of a client's models answers" in out
+
+
+def test_info_tells_what_a_partition_uses_and_how_severe_a_corruption_is(call) -> None:
+    out = " ".join(call("info", "shards").out.split())
+    assert "As FedSelect's code" in out and "Departures: a class dealt twice" in out
+    assert "settings: data.classes_per_client, data.num_clients, data.samples_per_class, data.test_samples_" in out
+    assert "data.official_test=dealt" in out
+    assert "data.official_test=dealt" not in call("info", "dirichlet").out
+    for severity, (thickness, decay) in enumerate(PARAMETERS["fog"], 1):
+        assert f"severity {severity}: thickness {thickness:g}, decay {decay:g}\n" in call("info", "fog").out
 
 
 def test_info_opens_what_fills_a_slot(call) -> None:
@@ -182,7 +192,8 @@ def test_a_saved_partition_is_used_again_for_every_seed(call, tmp_path: Path) ->
     assert found == saved
     again = call("partition", "data.partition=p.json")
     assert f"hash {found}" in again.out and "4 clients, 1797 samples" in again.out
-    ran = call("run", *quick("fedavg"), "data.partition=p.json", "--seeds", "1,2", "--out", "o", "--json")
+    words = [*QUICK[:2], "algorithms=fedavg", "data.partition=p.json", "--seeds", "1,2", "--out", "o", "--json"]
+    ran = call("run", *words)
     assert [s["hashes"]["split"] for s in json.loads(ran.out)] == [found] * 2
     data = config.load(tmp_path / "o" / "recipe.toml").data
     assert data == config.Data(partition="p.json")  # nothing else had an effect
@@ -250,6 +261,7 @@ WRONG = {
     "no partition": (["data.partition=nosuch"], "no such partition; possible are iid"),
     "no partition file": (["data.partition=no.json"], "no.json: no such file; personafl partition RECIPE --save"),
     "no folder": (["data.dataset=./nowhere"], "data.dataset='./nowhere': nowhere: no such folder"),
+    "a client's file": (["data.dataset=homes/anna.csv"], "anna.csv: a .csv file is one client's and belongs in"),
     "natural": (["data.partition=natural"], "no natural clients"),
     "sparsity": (["dm-pfl.sparsity=1.0"], "sparsity=1.0: must be in [0, 1)"),
     "head": (
@@ -296,6 +308,7 @@ def test_wrong_input_ends_in_one_line_exit_two_and_nothing_written(call, tmp_pat
         ({"x": X, "y": Y + 0.5}, "labels must be whole numbers"),
         ({"x": X, "y": Y[:50]}, "60 examples but 50 labels"),
         ({"x": X}, "must hold arrays x and y"),
+        ({"x": (10 * X).astype(np.int64), "y": Y}, "examples are whole numbers: give floats, or bytes for images"),
         ({"x": X, "y": np.array(["a", "b", "c"])[Y]}, "must be numbers"),
     ],
 )

@@ -106,6 +106,31 @@ def test_settings_a_partition_does_not_use_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.partition=iid", "data.alpha=1"], r"data.alpha \(iid does not use it\)"),
+        (
+            ["data.partition=p.json", "data.num_clients=5", "training.lr=0.2", "data.test_share=0.5"],
+            r"data.num_clients \(the partition file says who holds what\), data.test_share \(the partition file .*\)",
+        ),
+        (
+            ["data.partition=shards", "data.test_samples_per_class=5"],
+            r"data.test_samples_per_class \(goes with official_test=dealt\)",
+        ),
+        (
+            ["data.partition=shards", "data.official_test=dealt", "data.test_share=0.5"],
+            r"data.test_share \(the test part is dealt\)",
+        ),
+        (["data.corruption_severity=2"], r"data.corruption_severity \(data.corruption=none\)"),
+        (["evaluation.severities=3"], r"evaluation.severities \(no evaluation.corruptions\)"),
+    ],
+)
+def test_what_has_no_effect_is_said(overrides: list[str], message: str) -> None:
+    with pytest.warns(UserWarning, match=f"^without effect here: {message}$"):
+        config.load(None, overrides)
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("training.global_rounds=3", "did you mean num_rounds?"),
@@ -129,6 +154,8 @@ def test_settings_a_partition_does_not_use_are_dropped() -> None:
         ("evaluation.shift=weather", "possible are donor, pool, label, none"),
         ("evaluation.corruptions=foggy", "no such corruption; did you mean fog?"),
         ("evaluation.corruptions=fog,fog", r"evaluation.corruptions=\['fog', 'fog'\]: must be named once each"),
+        ("evaluation.corruptions=all,fog", r"evaluation.corruptions=\['all', 'fog'\]: must be all, or some kinds"),
+        ("evaluation.degrees=0.5,0.5", r"evaluation.degrees=\[0.5, 0.5\]: must be named once each"),
         ("evaluation.severities=0", r"evaluation.severities=\[0\]: must be some of 1 to 5"),
         ("evaluation.rotations=left", "evaluation.rotations='left': must be a number"),
         ("evaluation.matrix=1", "evaluation.matrix=1: must be true or false"),

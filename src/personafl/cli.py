@@ -308,18 +308,51 @@ def _recipes() -> dict[str, str]:
     return {name: text.split("\n", 1)[0].lstrip("# ") for name, text in config.recipes().items()}
 
 
+def _corruptions() -> dict[str, str]:
+    from personafl.data.corruptions import CORRUPTIONS
+
+    return {name: _first_sentence(make) for name, make in CORRUPTIONS.items()}
+
+
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "algorithms": _algorithms,
     "datasets": _datasets,
     "partitions": _partitions,
+    "corruptions": _corruptions,
     "models": _models,
     "recipes": _recipes,
 }
 
 
+def _of_partition(name: str) -> list[str]:
+    from personafl.data.partition import PARTITIONS, REPEATED
+
+    rule = PARTITIONS[name]
+    return [
+        inspect.getdoc(rule.make) or "",
+        f"settings: {', '.join(f'data.{n}' for n in sorted(rule.uses))}",
+        *(["may deal a test part by the same rule (data.official_test=dealt)"] if name in REPEATED else []),
+    ]
+
+
+def _of_corruption(name: str) -> list[str]:
+    from personafl.data.corruptions import CORRUPTIONS, PARAMETERS
+
+    words = list(inspect.signature(CORRUPTIONS[name]).parameters)[2:]
+    steps = [", ".join(f"{w} {v:g}" for w, v in zip(words, values, strict=True)) for values in PARAMETERS[name]]
+    return [f"severity {severity}: {step}" for severity, step in enumerate(steps, 1)]
+
+
+DETAILS: dict[str, Callable[[str], list[str]]] = {
+    "partitions": _of_partition,
+    "corruptions": _of_corruption,
+    "recipes": lambda name: [config.recipes()[name]],
+}
+
+
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, models or recipes.")],
+    what: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, corruptions, models or recipes.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Show what there is."""
@@ -336,7 +369,9 @@ def list_(
 
 
 @app.command()
-def info(name: Annotated[str, typer.Argument(help="An algorithm, data set, partition, model or recipe.")]) -> None:
+def info(
+    name: Annotated[str, typer.Argument(help="An algorithm, data set, partition, corruption, model or recipe.")],
+) -> None:
     """Explain one thing by name."""
     from personafl.algorithms import ALGORITHMS
 
@@ -346,8 +381,8 @@ def info(name: Annotated[str, typer.Argument(help="An algorithm, data set, parti
     for kind, found in LISTS.items():
         if name in (entries := found()):
             console.print(f"{kind.rstrip('s')} {name}: {entries[name]}", markup=False)
-            if kind == "recipes":
-                console.print(config.recipes()[name], markup=False, highlight=False)
+            for more in DETAILS[kind](name) if kind in DETAILS else []:
+                console.print(more, markup=False, highlight=False)
             return
     known = [n for found in LISTS.values() for n in found()]
     raise config.ConfigError(f"info {name}: {config.unknown('name', name, known)}")

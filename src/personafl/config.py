@@ -10,6 +10,7 @@ import re
 import tomllib
 import types
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -140,7 +141,34 @@ def load(recipe: str | Path | Mapping[str, Any] | None = None, overrides: Sequen
         name, raw = "recipe", dict(recipe)
     else:
         name, raw = _read(str(recipe or "demo"))
-    return _build(name, _overridden(raw, overrides))
+    made = _build(name, _overridden(raw, overrides))
+    left = _unused(made)
+    ignored = [key for key in dict(map(_pair, overrides)) if key in left]
+    if ignored:
+        warnings.warn(f"without effect here: {', '.join(f'{key} ({left[key]})' for key in ignored)}", stacklevel=2)
+    return made
+
+
+def _unused(recipe: Recipe) -> dict[str, str]:
+    """The settings that have no effect in a recipe, as `section.key`, and why."""
+    data, out = recipe.data, dict[str, str]()
+    if data.from_file:
+        named = {"num_clients", "official_test", "test_share", "validation_share", "unseen_ratio", *_OF_TEST_PARTS}
+        used, why = frozenset[str](), "the partition file says who holds what"
+    else:
+        used, why = PARTITIONS[data.partition].uses, f"{data.partition} does not use it"
+        named = {"num_clients"} if data.partition in KNOW_THEIR_CLIENTS and not data.num_clients else set()
+        if data.official_test == "dealt":
+            out["data.test_share"] = "the test part is dealt"
+        else:
+            out |= {f"data.{n}": "goes with official_test=dealt" for n in _OF_TEST_PARTS}
+    rules = set().union(*(r.uses for r in PARTITIONS.values()))
+    out = {f"data.{n}": why for n in sorted(named | (rules - used))} | out
+    if data.corruption == "none":
+        out["data.corruption_severity"] = "data.corruption=none"
+    if not recipe.evaluation.corruptions:
+        out["evaluation.severities"] = "no evaluation.corruptions"
+    return out
 
 
 def _read(recipe: str) -> tuple[str, dict[str, Any]]:
@@ -451,10 +479,12 @@ def _check(data: Data, model: ModelChoice, training: Training, evaluation: Evalu
         ),
         *(
             (f"evaluation.{n}", list(values), len(set(values)) == len(values), "named once each")
-            for n in ("corruptions", "severities", "rotations")
+            for n in ("degrees", "corruptions", "severities", "rotations")
             for values in [getattr(evaluation, n)]
         ),
     ]
+    kinds = list(evaluation.corruptions)
+    bounds.append(("evaluation.corruptions", kinds, len(kinds) == 1 or "all" not in kinds, "all, or some kinds"))
     if isinstance(evaluation.clients, int):
         bounds.append(
             ("evaluation.clients", evaluation.clients, evaluation.clients >= 1, "all, selected or at least 1")
@@ -499,22 +529,12 @@ def anchored(recipe: Recipe) -> Recipe:
 
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML: everything that was used, nothing that was not."""
-    uses = frozenset[str]() if recipe.data.from_file else PARTITIONS[recipe.data.partition].uses
-    unused = set().union(*(r.uses for r in PARTITIONS.values())) - uses
-    unused |= {"test_share"} if recipe.data.official_test == "dealt" else set(_OF_TEST_PARTS)
-    if recipe.data.from_file:
-        unused |= {"official_test", "test_share", "validation_share", "unseen_ratio"}
-    if recipe.data.partition in KNOW_THEIR_CLIENTS and not recipe.data.num_clients:
-        unused.add("num_clients")
-    if recipe.data.corruption == "none":
-        unused.add("corruption_severity")
+    skip = {*_unused(recipe), *(() if recipe.model.head else ("model.head",))}
     lines = []
     for section in _SECTIONS:
         values = dataclasses.asdict(getattr(recipe, section))
-        skip = unused if section == "data" else {"head"} if section == "model" and not recipe.model.head else set()
-        if section == "evaluation" and not recipe.evaluation.corruptions:
-            skip = {"severities"}
-        lines += [f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items() if k not in skip), ""]
+        kept = {k: v for k, v in values.items() if f"{section}.{k}" not in skip}
+        lines += [f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in kept.items()), ""]
     for m in recipe.algorithms:
         lines += ["[[algorithms]]", f"name = {_toml(m.name)}", f"label = {_toml(m.label)}"]
         lines += [f"{k} = {_toml(v)}" for k, v in settings(m.algorithm).items()] + [""]

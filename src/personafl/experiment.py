@@ -164,7 +164,8 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
         return StackedModel(module, example, choice.head or None, choice.buffers)
     except (RuntimeError, TypeError) as e:
         what = f"{example.dtype} of shape {tuple(example.shape)}".removeprefix("torch.")
-        raise ConfigError(f"model.name={name!r}: fails on a batch of {what}: {e}") from None
+        hint = "" if example.is_floating_point() else "; examples are whole numbers: give floats, or bytes for images"
+        raise ConfigError(f"model.name={name!r}: fails on a batch of {what}: {e}{hint}") from None
 
 
 def _users(build: Callable[..., Any], data: Source) -> Any:

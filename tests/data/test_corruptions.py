@@ -405,7 +405,7 @@ def test_rotation_brings_in_black():
         ({"images": torch.zeros(3, 32, 32)}, r"images must be \[N, C, H, W\], their shape is \(3, 32, 32\)"),
         ({"images": torch.zeros(2, 4, 8, 8)}, "4 channels; possible are 1"),
         ({"images": torch.zeros(2, 3, 8, 8, dtype=torch.int64)}, "torch.int64; possible are uint8 and floats"),
-        ({"images": torch.full((2, 3, 8, 8), -1.5)}, "range from -1.5 to -1.5; corrupt before normalising"),
+        ({"images": torch.full((2, 3, 8, 8), -1.5)}, "range from -1.5 to -1.5; give images that are not normalised"),
         ({"images": torch.full((2, 3, 8, 8), math.nan)}, "must lie in"),
         ({"keys": keys(3)}, "2 images want as many int64 keys"),
         ({"keys": torch.zeros(2)}, "int64 keys .* torch.float32"),

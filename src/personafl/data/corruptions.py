@@ -112,7 +112,7 @@ def require_images(images: Tensor, what: str, *, coloured: bool = True) -> None:
         if images.numel() and not (images.min() >= 0 and images.max() <= 1):
             raise ValueError(
                 f"{what}: float images must lie in [0, 1], these range from {float(images.min()):.3g} to "
-                f"{float(images.max()):.3g}; corrupt before normalising"
+                f"{float(images.max()):.3g}; give images that are not normalised"
             )
     if coloured and images.shape[1] not in (1, 3):
         raise ValueError(

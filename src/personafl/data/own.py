@@ -188,6 +188,8 @@ def folder(path: str | Path) -> Source:
     The label of a .csv is in its column label, y or target, or else in its last. Nothing is unpickled.
     """
     home = Path(path)
+    if home.suffix.lower() in _READERS and not home.is_dir():
+        raise ValueError(f"{home}: a {home.suffix} file is one client's and belongs in a folder; name that folder")
     if not home.is_dir():
         raise ValueError(f"{home}: no such folder")
     files = [p for p in home.iterdir() if p.suffix.lower() in _READERS and not p.name.startswith(".") and p.is_file()]
