@@ -54,7 +54,7 @@ def test_clients_images_are_corrupted_as_without_the_file(tmp_path: Path) -> Non
     more = ["data.num_clients=3", "data.corruption=per-client", "data.corruption_severity=2"]
     first = experiment.federation(config.load(None, more))
     artefact.save(first, tmp_path / "p.json")
-    again = experiment.federation(config.load(None, [*more, f"data.partition={tmp_path / 'p.json'}"]))
+    again = experiment.federation(config.load(None, [*more[1:], f"data.partition={tmp_path / 'p.json'}"]))
     assert torch.equal(first.source.x, again.source.x)
     assert not torch.equal(first.source.x, experiment.federation(config.load(None, more[:1])).source.x)
 
