@@ -101,7 +101,7 @@ def minibatches(data: Examples, plan: Plan, keys: Tensor, dtype: torch.dtype) ->
         now = slice(first, first + many)
         most = plan.active[first]
         rows, real, streams = (t[:most, now].transpose(0, 1).contiguous() for t in (plan.rows, plan.real, keys))
-        x, y = (t.index_select(0, rows.flatten()).view(*rows.shape, *t.shape[1:]) for t in (data.x, data.y))
+        x, y = _rows_of(data.x, rows), _rows_of(data.y, rows)
         valid = place < real.unsqueeze(2)
         fetched = zip(*(t.unbind() for t in (inputs(x, dtype), y, valid, real, streams)), strict=True)
         for held, k, full in zip(fetched, plan.active[now], plan.full[now], strict=True):
@@ -147,11 +147,16 @@ def _taken(x: Tensor, rows: Tensor, there: Tensor | None) -> Tensor:
     """Rows of the data on the device; those that stay on the host go there while it works on what came before."""
     device = rows.device
     if _lies_on(x, device):
-        return x[rows]
+        return x[rows] if x.is_cuda else _rows_of(x, rows)
     flat = (rows if there is None else there).flatten().to(x.device)
     picked = torch.empty(len(flat), *x.shape[1:], dtype=x.dtype, pin_memory=device.type == "cuda")
     torch.index_select(x, 0, flat, out=picked)
     return picked.view(*rows.shape, *x.shape[1:]).to(device, non_blocking=True)
+
+
+def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """`x[rows]`, which on a CPU takes three times as long."""
+    return x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:])
 
 
 def _lies_on(x: Tensor, device: torch.device) -> bool:
