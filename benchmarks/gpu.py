@@ -228,7 +228,7 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
     fed = Federation.build(source, np.split(np.arange(60_000), 500), 0)
     training = Training(num_rounds=12, join_ratio=0.1, local_epochs=1, batch_size=64, precision=args.precision)
     evaluation = Evaluation(shift="none", clients=100)
-    method = DMPFL(personal_share="all")
+    method = DMPFL()
     begun = clock(args.device)
     sim = Simulation(fed, network("cifar-cnn", fed), method, training, evaluation, device=args.device, memory=3.0)
     sim.run()

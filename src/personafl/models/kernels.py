@@ -20,10 +20,8 @@ from torch.autograd.function import once_differentiable
 from personafl.core.types import Arithmetic
 
 PLAIN, RELU, POOL = 0, 1, 2  # what follows the convolution: nothing, ReLU, ReLU and pooling
-_SIZES = [  # one compilation serves them all
-    *("B", "H", "W", "OH", "OW", "M", "N", "splits", "per_split", "stride"),
-    *("threshold", "CI", "CO", "T", "BIASED"),
-]
+_SIZES = ["B", "H", "W", "OH", "OW", "M", "N", "splits", "per_split", "stride", "threshold"]  # no constants of a kernel
+_LAYER = [*_SIZES, "CI", "CO", "T", "BIASED"]  # nor of those that only move numbers
 
 
 @triton.jit
@@ -104,7 +102,9 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _spread(grad, origin, out, M, H, W, OH, OW, CO, MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def _spread(
+    grad, origin, out, M, H, W, OH, OW, CO: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
     """A gradient back to where it came from: through the pooling and the ReLU. H, W are the size before pooling."""
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -158,7 +158,7 @@ def _for_weight(
         tl.store(for_bias + part * CO + n, sums, mask=(n < CO) & (tl.program_id(0) == 0))
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_LAYER)
 def _pack(weight, ahead, back, stride, CI, CO, T, BLOCK: tl.constexpr):
     """Each client's weights [O, I, T] as [T, I, O] for the way ahead; turned round, as [T, O, I], for the way back."""
     client = tl.program_id(1).to(tl.int64)
@@ -172,7 +172,7 @@ def _pack(weight, ahead, back, stride, CI, CO, T, BLOCK: tl.constexpr):
     tl.store(back + client * N + ((T - 1 - t) * CO + o) * CI + i, w, mask=at < N)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_LAYER)
 def _collect(parts, sums, for_weight, for_bias, splits, CI, CO, T, BIASED, BLOCK: tl.constexpr):
     """The parts [splits, T, I, O] of each client's gradient, added up as [O, I, T]; its bias's as well."""
     client = tl.program_id(1).to(tl.int64)
@@ -208,7 +208,7 @@ def _drop(x, keys, out, N, threshold, share, BLOCK: tl.constexpr):
     word = _mixed(key + (at + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
     kept = (word >> 40).to(tl.int32) >= threshold
     value = tl.load(x + client * N + at, mask=at < N, other=0.0)
-    tl.store(out + client * N + at, tl.where(kept, value / share, 0.0), mask=at < N)
+    tl.store(out + client * N + at, tl.where(kept, tl.div_rn(value, share), 0.0), mask=at < N)
 
 
 def _power(n: int, low: int, high: int) -> int:
@@ -332,7 +332,7 @@ def _returned(g: Tensor, origin: Tensor, mode: int, oh: int, ow: int, dtype: tor
     places = count * small_h * small_w
     bn = _power(co, 16, 64)
     _spread[(triton.cdiv(places, 64), triton.cdiv(co, bn))](
-        g, origin, out, places, oh, ow, small_h, small_w, co, MODE=mode, BM=64, BN=bn, num_warps=4
+        g, origin, out, places, oh, ow, small_h, small_w, CO=co, MODE=mode, BM=64, BN=bn, num_warps=4
     )
     return out
 
