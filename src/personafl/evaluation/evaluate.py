@@ -19,7 +19,7 @@ from personafl.data.shift import Shift, mixed
 Predict = Callable[[Model, Params, Tensor], Tensor]
 """Outputs `[C, B, K]` of a stack of clients, from a model, what they hold and inputs."""
 
-ROOM = 2.0**28  # bytes of activations of a forward pass
+ROOM = 2.0**30  # bytes of activations of a forward pass, if all were kept
 
 
 @torch.no_grad()

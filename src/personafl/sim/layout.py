@@ -2,7 +2,7 @@
 
 Found by measurement (`benchmarks/cpu.py`), and the same for every method:
 
-- GPU: one stack, as large as memory allows.
+- GPU: one stack, or several of a few GiB: larger ones are no faster.
 - CPU, convolutions: they gain nothing from stacking, so clients run one by one, one thread each, as many at a
   time as there are threads.
 - CPU, everything else: one stack. Small steps run on one thread: a second one gains little when the machine
@@ -35,6 +35,7 @@ from personafl.models.stacked import StackedModel
 
 T = TypeVar("T")
 SMALL = 5e7  # FLOP of a stacked training step
+ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _fitting(
     examples = max(6 * batch, 0 if device.type == "cuda" else 2 * sweep)
     numbers = 9 * sum(torch.Size(s).numel() for s in model.info.shapes.values())
     each = width * (numbers + examples * max(model.info.activations, 1)) + 4 * kept
-    room = room or (_free(device) / 2 if device.type == "cuda" else _free(device) / 4)
+    room = room or (min(_free(device) / 2, ENOUGH) if device.type == "cuda" else _free(device) / 4)
     return max(1, int(room / each))
 
 
