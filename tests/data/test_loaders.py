@@ -933,7 +933,9 @@ def test_real_har_has_857_recordings_of_one_person_and_activity_each():
     assert got.x.shape == (10299, 9, 128) and torch.isfinite(got.x).all()
     assert np.unique(got.clients[got.test]).tolist() == [2, 4, 9, 10, 12, 13, 18, 20, 24]
     assert int(got.test.sum()) == 2947 and np.unique(got.clients).tolist() == list(range(1, 31))
+    assert sha256(got.y.numpy()) == "08ffc234f9407d20092453dd92ed1047b7dd428a486c48cbb6c29a6fd2945377"
     if files.look("har").kind == "signals":
+        assert sha256(got.x.numpy()) == "d8fcf4e316361ee85c8808f9cbd6abc48f42b7f9a2ac97fc344096fa8190af5f"
         assert len(np.unique(got.groups)) == 857
         assert len(np.unique(np.stack([got.groups, got.clients, got.y.numpy()]), axis=1).T) == 857
     held = np.bincount(got.clients)[1:]
@@ -956,7 +958,11 @@ def test_real_wisdm():
     assert np.unique(got.clients).tolist() == list(range(1, 37))
     held = np.bincount(got.clients)[1:]
     assert (held.min(), held.max()) == (60, 273)
+    assert sha256(got.y.numpy()) == "dd051ee5712c20bef5b5313faa923945320ba2834e313c698c778bef680d6139"
+    assert sha256(got.clients) == "fb4df1c039faf01c38dcabb4fc1c82feae7edb6e61b66df36938b8d90f16dd6b"
     assert torch.allclose(got.x.mean(0), torch.zeros(43), atol=1e-4)
+    # standardised numbers may differ in their last bit from machine to machine
+    assert got.x[[0, 1000, 5417], [0, 20, 42]].tolist() == pytest.approx([-0.746406, -0.962417, -3.559701], abs=1e-5)
 
 
 def test_real_pneumoniamnist():
@@ -965,6 +971,8 @@ def test_real_pneumoniamnist():
     y = got.y.numpy()
     assert np.bincount(y[~got.test]).tolist() == [1214 + 135, 3494 + 389]
     assert np.bincount(y[got.test]).tolist() == [234, 390] and got.x.shape == (5856, 1, 28, 28)
+    assert sha256(got.x.numpy()) == "0c60a76a46b82c37314f4249c837496a6b8315421ea270cd24bd8896176e298e"
+    assert sha256(y) == "277ee9b5d2e894fd020920b6db07f1947f04b9484695b36af3eed9e02edca569"
 
 
 def test_real_shakespeare_by_role():
@@ -976,7 +984,10 @@ def test_real_shakespeare_by_role():
     assert len(both[0]) == len(both[1]) == 1129  # every role with two or more speeches trains and is tested
     assert 0.18 < got.test.mean() < 0.22
     whole = text.shakespeare()
-    assert 4_250_000 < len(whole.y) < 4_276_306 and torch.equal(whole.x[0], got.x[0])
+    assert len(whole.y) == 4_263_489 and torch.equal(whole.x[0], got.x[0])
+    assert sha256(whole.x.numpy()) == "f231f09dcdd37531e015e3dd839469dc796549811f02d0869e4c0aec1e517f97"
+    assert sha256(whole.y.numpy()) == "2d191af9f9bb15af1a4047b725a527d59b286adc7a8307b10fc147dbdb9cd94e"
+    assert np.bincount(whole.y)[:4].tolist() == [102381, 696251, 9006, 0]
 
 
 def test_real_cifar_mnist():
