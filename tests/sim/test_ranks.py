@@ -197,7 +197,7 @@ def test_newcomers_are_those_of_one_rank() -> None:
 
 # Real processes
 
-METHODS = "fedavg,ditto,dm-pfl,fedpac,scaffold,fedphp,co-pfl"
+METHODS = "fedavg,ditto,dm-pfl,fedpac,co-pfl"
 QUICK = (
     f"algorithms={METHODS}",
     "training.num_rounds=2",
