@@ -80,7 +80,7 @@ def test_replayed_steps_are_the_steps(name: str) -> None:
     runs = []
     for record in (True, False):
         algorithm = ALGORITHMS[name](**BUSY.get(name, {}))
-        train = worlds.training(num_rounds=6, lr_decay=0.9)
+        train = worlds.training(lr_decay=0.9)
         sim = Simulation(
             worlds.federation(), worlds.model(), algorithm, train, worlds.QUIET, device="cuda", record=record
         )
