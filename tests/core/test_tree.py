@@ -95,3 +95,23 @@ def test_a_column_scales_each_client(shape):
     scaled = torch.ones(shape) * tree.column(torch.tensor([1.0, 2.0, 3.0]), torch.ones(shape))
     assert scaled.shape == shape
     assert scaled.reshape(3, -1)[:, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_masked_numbers_are_those_of_a_choice(dtype):
+    t = torch.tensor([[1.5, -2.0, 0.0], [-0.0, 7.0, -1.0]]).to(dtype)
+    if t.is_floating_point():
+        t = torch.cat([t, torch.tensor([[torch.inf, -torch.inf, torch.nan]], dtype=dtype)])
+    for mask in (torch.eye(3).bool()[: len(t)], torch.zeros(t.shape).bool(), torch.ones(t.shape).bool()):
+        found, chosen = tree.masked(t, mask), torch.where(mask, t, 0)
+        assert found.dtype == dtype
+        assert torch.equal(found.nan_to_num(9), chosen.nan_to_num(9))
+        if t.is_floating_point():
+            assert torch.equal(found.signbit(), chosen.signbit())
+    assert torch.equal(tree.masked(t.T, mask.T).nan_to_num(9), t.T.nan_to_num(9))
+
+
+def test_a_gradient_goes_through_a_mask():
+    t = torch.ones(3, requires_grad=True)
+    tree.masked(t, torch.tensor([True, False, True])).sum().backward()
+    assert t.grad.tolist() == [1, 0, 1]

@@ -90,7 +90,7 @@ class DMPFL(MaskedTraining):
 
     def _begin(self, params: Params, m_g: Params, ids: Tensor) -> Params:
         """A client begins with the global mask and the weights there."""
-        w_c = {n: torch.where(m, params[n], 0) for n, m in m_g.items()}
+        w_c = {n: tree.masked(params[n], m) for n, m in m_g.items()}
         refined = torch.zeros((), dtype=torch.int32, device=next(iter(params.values())).device)
         common = tree.prefixed(w_c, "personal") | tree.prefixed(m_g, "mask") | {"count/refined": refined}
         return tree.stack(common, len(ids))

@@ -37,7 +37,7 @@ class FedDST(MaskedTraining):
 
     def init_server(self, params: Params) -> Params:
         mask = self.first_masks(params)
-        sparse = {n: torch.where(m, params[n], 0) for n, m in mask.items()}
+        sparse = {n: tree.masked(params[n], m) for n, m in mask.items()}
         return super().init_server(params) | sparse | tree.prefixed(mask, "mask")
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
@@ -65,5 +65,5 @@ class FedDST(MaskedTraining):
             mean, held = means.mean(n, sums, server[n])
             w = torch.where(held, self.approach(server[n], mean), 0)
             mask = masks.top_k(w.abs().masked_fill(~held, -torch.inf)[None], budget)[0]
-            new |= {n: torch.where(mask, w, 0), f"mask/{n}": mask}
+            new |= {n: tree.masked(w, mask), f"mask/{n}": mask}
         return super().aggregate(tree.exclude(server, new), sums, rnd) | new

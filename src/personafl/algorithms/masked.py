@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, Probe, Turn, setting
 from personafl.core.types import Moves, Params, Round
@@ -101,7 +99,7 @@ class MaskedTraining(Algorithm):
                 for n, m in self.masks_of(local).items()
             }
             # A position pruned and regrown at once keeps its weight; a new one starts at zero.
-            weights = {n: torch.where(m, local.params[n], 0) for n, m in new.items()}
+            weights = {n: tree.masked(local.params[n], m) for n, m in new.items()}
             return replace(local, params=local.params | weights, fixed=local.fixed | tree.prefixed(new, "mask"))
 
         return update

@@ -60,7 +60,7 @@ class SGD:
                     grads[n] = buffer.copy_(fresh)
                 else:
                     buffer.copy_(torch.where(mask, fresh, buffer))
-                    grads[n] = torch.where(mask, fresh, 0)
+                    grads[n] = tree.masked(fresh, mask)
         _descend([params[n] for n in names], [grads[n] for n in names], lr)
 
 
@@ -93,7 +93,7 @@ class Adam:
             v_hat = v / tree.column(1 - self.beta2**steps, v).to(v.dtype)
             update = m_hat / (v_hat.sqrt() + self.eps)
             if mask is not None:
-                update = torch.where(mask, update, 0)
+                update = tree.masked(update, mask)
                 m, v = torch.where(mask, m, first), torch.where(mask, v, second)
             first.copy_(m)
             second.copy_(v)
@@ -123,7 +123,7 @@ def _prepared(params: Params, grads: Params, moves: Moves, decay: float, clip: f
         grads = _clipped(grads, moves, clip)
     if decay:
         grads = {n: g.add(params[n], alpha=decay) for n, g in grads.items()}
-    masked = {n: torch.where(m, grads[n], 0) for n in grads if (m := moves[n]) is not None}
+    masked = {n: tree.masked(grads[n], m) for n in grads if (m := moves[n]) is not None}
     return grads | masked
 
 
@@ -132,7 +132,7 @@ def _clipped(grads: Params, moves: Moves, bound: float) -> Params:
     out: Params = {}
     for prefix in dict.fromkeys(map(tree.prefix_of, grads)):
         group = {n: g for n, g in grads.items() if tree.prefix_of(n) == prefix}
-        seen = {n: g if (m := moves[n]) is None else torch.where(m, g, 0) for n, g in group.items()}
+        seen = {n: g if (m := moves[n]) is None else tree.masked(g, m) for n, g in group.items()}
         norm = torch.stack([tree.flat(g).square().sum(1) for g in seen.values()]).sum(0).sqrt()
         scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
         out |= {n: g * tree.column(scale, g) for n, g in group.items()}
