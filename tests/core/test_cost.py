@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from personafl.core import cost, wire
@@ -51,6 +52,25 @@ def test_dense_forward_is_what_the_flop_counter_sees_and_the_biases(cifar):
     assert sum(cost.forward(layer) for layer in cifar.info.layers) == counted + BIASES
     assert counted == 2 * MACS == 29_386_496
     assert BIASES == 50_176 + 6_400 + 384 + 192 + 10
+
+
+def test_every_step_of_a_recurrent_layer_uses_its_weights():
+    lstm = StackedModel(MODELS["char-lstm"].build((80,), 80), torch.randint(80, (2, 80)))
+    weights = 4 * 256 * (8 + 256) + 4 * 256 * (256 + 256)  # of two layers: from the input, from the step before
+    assert lstm.info.other_flops == 2 * 80 * weights
+    assert [layer.macs for layer in lstm.info.layers] == [80 * 256]
+
+
+def test_products_outside_layers_count():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(x @ x.new_ones(4, 6))
+
+    assert StackedModel(Twice(), torch.rand(2, 4)).info.other_flops == 2 * 4 * 6
 
 
 def test_a_training_step_is_three_forward_passes(cifar):

@@ -26,7 +26,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from personafl.core import rng
 from personafl.core.types import Arithmetic, Batch, BufferPolicy, Layer, ModelInfo, Params, Slope
@@ -319,14 +320,44 @@ def _layers(
         sizes.append(out.numel() // len(example) if isinstance(out, Tensor) else 0)
 
     known = (nn.Linear, *CONVS)
+    rest = _Rest()
     handles = [m.register_forward_hook(note) for m in module.modules() if type(m) in known]
     handles += [m.register_forward_hook(measure) for m in module.modules() if not list(m.children())]
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
+    for m in module.modules():
+        if type(m) in known or isinstance(m, nn.RNNBase):
+            handles += [m.register_forward_pre_hook(rest.enter), m.register_forward_hook(rest.leave)]
+    with torch.no_grad(), rest:
         module(example)
     for h in handles:
         h.remove()
-    other = counter.get_total_flops() // len(example) - 2 * sum(layer.macs for layer in found.values())
     layers = tuple(layer for layer in found.values() if layer.weight in trainable)
     frozen = sum(2 * layer.macs + layer.outputs for layer in found.values() if layer.weight not in trainable)
-    return layers, other + frozen, sum(sizes)
+    return layers, rest.flops // len(example) + frozen, sum(sizes)
+
+
+class _Rest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the FLOP of products outside the layers that are counted by themselves, and those of recurrent layers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops, self.outside = 0, True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation imports PyTorch's compiler: a second, and five on a slow disk
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None and self.outside:
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+    def enter(self, m: nn.Module, given: tuple[Any, ...]) -> None:
+        self.outside = False
+        if isinstance(m, nn.RNNBase):  # every step uses every weight once
+            weights = sum(p.numel() for n, p in m.named_parameters() if n.startswith("weight"))
+            self.flops += 2 * weights * given[0].data[..., 0].numel()
+
+    def leave(self, m: nn.Module, given: tuple[Any, ...], out: Any) -> None:
+        self.outside = True
