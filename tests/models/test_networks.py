@@ -193,7 +193,7 @@ def test_an_lstm_runs_per_client_inside_the_stacked_step() -> None:
     assert not model.whole
     kinds = {type(m.original).__name__ for m in model._folded.modules() if isinstance(m, PerClient)}
     assert kinds == {"LSTM"}  # the embedding and the head are batched over clients
-    assert not model.parallel
+    assert model.parallel and not model.recordable  # it has no dropout between its layers
 
 
 def test_a_full_resnet_takes_a_round() -> None:

@@ -735,12 +735,46 @@ def test_the_initial_parameters_are_the_modules():
 
 
 @pytest.mark.parametrize(
-    ("name", "parallel"),
-    [("mlp", True), ("batch norm", True), ("dropout", True), ("gru", False), ("attention", False)],
+    ("name", "parallel", "recordable"),
+    [
+        ("mlp", True, True),
+        ("batch norm", True, True),
+        ("dropout", True, True),
+        ("gru", True, False),  # one layer: nothing to drop out
+        ("lstm, examples first", False, False),
+        ("attention", False, False),
+    ],
 )
-def test_only_models_without_per_client_calls_run_in_threads(name, parallel):
+def test_only_models_that_seed_no_generator_run_in_threads(name, parallel, recordable):
     make, shape, _ = ZOO[name]
-    assert build(make, shape)[0].parallel == parallel
+    model = build(make, shape)[0]
+    assert (model.parallel, model.recordable) == (parallel, recordable)
+
+
+@pytest.mark.parametrize("size", [SIZE, 1])
+@pytest.mark.parametrize("training", [True, False])
+def test_one_client_is_normed_as_in_a_stack(size, training):
+    """PyTorch's own norm takes one client without padding; a minibatch of one example it would refuse."""
+    model = build(BatchNormNet, (2, 5, 5))[0]
+    params, x = clients(model), draw((2, 5, 5), (CLIENTS, size), seed=3)
+    keys = KEYS if training else None
+    together = {n: t.clone() for n, t in params.items()}
+    out = model(together, x, keys=keys)
+    for c in range(CLIENTS):
+        own = {n: t[c : c + 1].clone() for n, t in params.items()}
+        found = model(own, x[c : c + 1], keys=None if keys is None else keys[c : c + 1])
+        torch.testing.assert_close(found[0], out[c], rtol=1e-10, atol=1e-10)
+        for n in own:  # running statistics among them
+            torch.testing.assert_close(own[n][0], together[n][c], rtol=1e-10, atol=1e-10)
+
+
+def test_threads_borrow_models_over_the_same_tensors():
+    model, _ = build(BatchNormNet, (2, 5, 5))
+    with model.borrowed() as first, model.borrowed() as second:
+        assert len({id(m) for m in (model, first, second)}) == 3
+        assert all(first.initial[n] is t for n, t in model.initial.items())
+    with model.borrowed() as again:
+        assert again is first or again is second
 
 
 # Gradients by hand

@@ -201,8 +201,10 @@ class _Conv(Stacked):
         assert weight is not None
         call = CONVS[type(self.original)]
         rest = (conv.stride, conv.padding, conv.dilation)
+        if not x.is_cuda and x.dim() == 4:
+            x = _arranged(x, weight)
         if self.context.count == 1 and not x.is_cuda:
-            return call(x, weight[0], None if bias is None else bias[0], *rest, conv.groups)
+            return call(x, weight.squeeze(0), None if bias is None else bias.squeeze(0), *rest, conv.groups)
         rows = self.split(x)
         if x.is_cuda and self.fast(weight):
             return self._launched(x, kernels.PLAIN, weight.dtype)
@@ -239,6 +241,11 @@ class _Conv(Stacked):
         return self._launched(x, kernels.POOL if pooled else kernels.RELU, torch.bfloat16 if half else weight.dtype)
 
 
+def _arranged(x: Tensor, weight: Tensor) -> Tensor:
+    """Images as a CPU convolves them fastest: channels last, unless weights, which have to follow, are larger."""
+    return x.contiguous(memory_format=torch.channels_last if weight.numel() <= x.numel() else torch.contiguous_format)
+
+
 def conv_relu(conv: nn.Module, x: Tensor, *, pooled: bool, inner: bool = False) -> Tensor:
     """A convolution, ReLU and, where `pooled`, 2x2 max-pooling: one kernel where the stacked form has one.
 
@@ -258,6 +265,8 @@ class _BatchNorm(Stacked):
 
     def forward(self, x: Tensor) -> Tensor:
         norm = cast(nn.BatchNorm2d, self.original)
+        if self.context.count == 1 and self.context.valid is None and len(x) > 1 and not x.is_cuda:
+            return self._alone(x)
         rows = self.split(x)  # [C, B, F, ...]
         shape = (rows.shape[0], 1, rows.shape[2], *[1] * (rows.dim() - 3))
         running = "running_mean" in self.own
@@ -273,6 +282,13 @@ class _BatchNorm(Stacked):
         if weight is not None and bias is not None:
             out = out * weight.view(shape) + bias.view(shape)
         return out.flatten(0, 1)
+
+    def _alone(self, x: Tensor) -> Tensor:
+        """PyTorch's own, for one client without padding."""
+        norm = cast(nn.BatchNorm2d, self.original)
+        named = (self.get(n) for n in (*RUNNING, "weight", "bias"))
+        mean, var, weight, bias = (None if t is None else t.squeeze(0) for t in named)
+        return F.batch_norm(x, mean, var, weight, bias, self.training or mean is None, norm.momentum or 0.0, norm.eps)
 
     def _track(self, mean: Tensor, var: Tensor, places: Tensor) -> None:
         norm = cast(nn.BatchNorm2d, self.original)
@@ -363,23 +379,25 @@ class PerClient(Stacked):
     """Any module, called once for each client with that client's parameters and real examples.
 
     Randomness inside it is made the client's own by seeding PyTorch's generator for the call, which is
-    why a model with such a part does not run in several threads.
+    why a model with such a part does not run in several threads. Recurrent layers without dropout have none.
     """
 
     def __init__(self, context: Context, original: nn.Module, name: str, info: ModelInfo) -> None:
         super().__init__(context, original, name, info)
         _freeze(original, context, info)
+        self.random = not isinstance(original, nn.RNNBase) or original.dropout > 0
 
     def forward(self, x: Tensor, *rest: Any) -> Any:
         count, keys, valid = self.context.count, self.context.keys, self.context.valid
         recurrent = isinstance(self.original, nn.RNNBase)
         axis = 1 if recurrent and not self.original.batch_first else 0
+        each = {n: self.context.params[full].unbind() for n, full in self.own.items()}
         outs = []
         for c, part in enumerate(x.chunk(count, axis)):
-            own = {n: self.context.params[full][c] for n, full in self.own.items()}
+            own = {n: rows[c] for n, rows in each.items()}
             real = part.shape[axis] if valid is None else int(valid[c].sum())
             part = part.narrow(axis, 0, real)
-            if keys is None:
+            if keys is None or not self.random:
                 outs.append(functional_call(self.original, own, (part, *rest)))
                 continue
             with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):

@@ -20,7 +20,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -61,6 +62,7 @@ class StackedModel:
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
         self._context = Context()
+        self._twins: list[StackedModel] = []
         self.whole = not self._agrees(example, whole=False)
         if self.whole and not self._agrees(example, whole=True):
             raise ValueError(
@@ -68,12 +70,13 @@ class StackedModel:
             )
         self._folded = self._fold(self.whole)
         self._head: nn.Module | None = None
-        self.convolutional = any(type(m) in CONVS for m in self.module.modules())
+        self.stacks = not any(type(m) in CONVS or isinstance(m, nn.RNNBase) for m in self.module.modules())  # on a CPU
         # Norms without statistics use those of the batch, also in evaluation.
         self.looks_at_batches = self.whole or any(
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
         )
-        self.parallel = not any(isinstance(m, PerClient) for m in self._folded.modules())  # see PerClient
+        called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
+        self.parallel, self.recordable = not any(m.random for m in called), not called
         self._by_hand = self._last_linears(example)
         features, outputs = self._measure_head(example)
         self.info = dataclasses.replace(self.info, features=features, outputs=outputs)
@@ -90,10 +93,7 @@ class StackedModel:
         context.count, context.calls = x.shape[0], 0
         if self._folded.training != (keys is not None):
             self._folded.train(keys is not None)
-        folded = x.flatten(0, 1)
-        if self.convolutional and folded.dim() == 4 and not folded.is_cuda:
-            folded = folded.contiguous(memory_format=torch.channels_last)
-        out: Tensor = self._folded(folded)
+        out: Tensor = self._folded(x.flatten(0, 1))
         context.params = {}
         return out
 
@@ -180,12 +180,26 @@ class StackedModel:
         return min(holders, key=lambda m: min(order.index(n) for n in m.own.values()))
 
     def copy(self) -> StackedModel:
-        """Another one, for another thread."""
+        """Another one, to be moved elsewhere."""
         return copy.deepcopy(self)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[StackedModel]:
+        """Another one over the same tensors, for a thread of its own; made once, then lent again."""
+        try:
+            twin = self._twins.pop()
+        except IndexError:
+            tensors = (*self.initial.values(), *_tensors(self.module), *_tensors(self._folded))
+            twin = copy.deepcopy(self, {id(t): t for t in tensors})
+        try:
+            yield twin
+        finally:
+            self._twins.append(twin)
 
     def to(self, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic = "float32") -> StackedModel:
         """Move what is shared by all clients (frozen parameters and constants), and say how products are taken."""
         self._context.arithmetic = arithmetic
+        self._twins.clear()
         for part in (self.module, self._folded):
             part.to(device, dtype)
         self.initial = {n: t.to(device, dtype) for n, t in self.initial.items()}
@@ -207,7 +221,7 @@ class StackedModel:
 
     def _agrees(self, example: Tensor, *, whole: bool) -> bool:
         """Whether two clients in one stack come out as each does alone, in float64."""
-        self.convolutional, self._folded = False, self._fold(whole).double()
+        self._folded = self._fold(whole).double()
         alone = copy.deepcopy(self.module).double()
         x = (
             torch.stack([example, example.flip(0) / 2]).double()
@@ -240,6 +254,11 @@ class StackedModel:
             )
         pairs = ((stacked, truth), (trained, again), (trained, torch.cat([first, second])))
         return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs)
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def _changed(before: Params, module: nn.Module) -> str | None:

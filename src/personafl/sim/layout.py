@@ -3,8 +3,8 @@
 Found by measurement (`benchmarks/cpu.py`), and the same for every method:
 
 - GPU: one stack, or several of a few GiB: larger ones are no faster.
-- CPU, convolutions: they gain nothing from stacking, so clients run one by one, one thread each, as many at a
-  time as there are threads.
+- CPU, convolutions and recurrent layers: they gain nothing from stacking, so clients run one by one, one thread
+  each, as many at a time as there are threads.
 - CPU, everything else: one stack. Small steps run on one thread: a second one gains little when the machine
   is quiet, and costs many times the step when it is not.
 
@@ -63,7 +63,7 @@ def choose(
     is free).
     """
     threads = torch.get_num_threads()
-    if device.type == "cpu" and model.convolutional and not chunk:
+    if device.type == "cpu" and not model.stacks and not chunk:
         fit = _fitting(model, training, device, sizes, kept, room) if room else threads
         return Layout(1, min(threads, fit), 1) if model.parallel else Layout(1, 1, threads)
     info = model.info
@@ -160,14 +160,10 @@ def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[Stack
             for part in chunks:
                 yield work(model, part)
         return
-    spare = [model.copy() for _ in range(layout.workers)]
 
     def job(part: Tensor) -> T:
-        mine = spare.pop()
-        try:
+        with model.borrowed() as mine:
             return work(mine, part)
-        finally:
-            spare.append(mine)
 
     with _threads(layout.threads):
         threads = (layout.threads,)  # PyTorch's setting is partly per thread

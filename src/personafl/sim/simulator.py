@@ -144,7 +144,7 @@ class Simulation:
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients))
         self.training = self.algorithm.setup.training
         self.through_wire = through_wire
-        self.recorder = Recorder() if record and self.device.type == "cuda" and self.model.parallel else None
+        self.recorder = Recorder() if record and self.device.type == "cuda" and self.model.recordable else None
 
         self.server = self.algorithm.init_server(self.model.initial)
         self.schedule = self.algorithm.schedule()
