@@ -307,8 +307,7 @@ class Simulation:
             if part.upload or part.before or part.trained:  # nothing else outlives its stack
                 parts.append(dataclasses.replace(part, sums={}))
             with self.clock("aggregation"):
-                for n, t in part.sums.items():
-                    sums[n] = sums[n] + t if n in sums else t
+                _add(sums, part.sums)
         if stage.up and len(ids):
             self._aggregate(ids, parts, sums, rnd)
         judged = len(ids) > 0 and self._judged_next()
@@ -342,7 +341,7 @@ class Simulation:
         """The server's new state, from what came from each chunk."""
         with self.clock("aggregation"):
             if self.algorithm.needs_uploads():
-                sums = self._server_side(ids, self._uploads(ids, parts), rnd)
+                _add(sums, self._server_side(ids, self._uploads(ids, parts), rnd))
             else:
                 with self.clock("waiting"):
                     sums = self.ranks.sum(sums)
@@ -415,7 +414,8 @@ class Simulation:
         weights = self.algorithm.weigh(self.server, known, upload, examples, rnd)
         self.known.scatter(ids, self.algorithm.remember(known, upload, weights, rnd))
         terms = self.algorithm.summands(upload, weights, rnd)
-        return {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
+        alone = len(ids) == 1  # the term is the sum then, and need not be widened before it is added to others
+        return {n: t.squeeze(0) if alone else t.sum(0, dtype=torch.float64) for n, t in terms.items()}
 
     def download(self, ids: Tensor, rnd: Round) -> Download:
         """What the server sends these clients."""
@@ -603,3 +603,9 @@ def _finite(losses: Tensor) -> float | None:
 
 def _stats(found: list[Tensor]) -> dict[str, float]:
     return metrics.over_clients(torch.stack([s.double().mean() for s in found]), torch.tensor([len(s) for s in found]))
+def _add(sums: Params, more: Params) -> None:
+    """Add those of one more stack, in float64."""
+    for n, t in more.items():
+        sums[n] = sums[n].add_(t) if n in sums else t.to(torch.float64, copy=True)
+
+
