@@ -28,11 +28,11 @@ def untimed(part: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Work:
-    """What a session of local training cost its clients, on the host: `[C]` float64 each."""
+    """What a session of local training cost its clients: `[C]` float64 each, on the host but for the loss."""
 
     flops: Tensor
     dense_flops: Tensor
-    loss: Tensor  # mean over the session's steps, nan for a client without any
+    loss: Tensor  # summed over the session's steps, on the device: to read it is to wait for them
     steps: Tensor
 
 
@@ -124,7 +124,7 @@ class _Session:
 
     def finished(self) -> tuple[Local, Work]:
         steps = sum(self.steps.values(), self._none())
-        return replace(self.local, steps=steps), Work(self.flops, self.dense, self.loss.cpu() / steps, steps.double())
+        return replace(self.local, steps=steps), Work(self.flops, self.dense, self.loss, steps.double())
 
     def train(self, turn: Turn) -> None:
         """Minibatch steps on the turn's loss, over the clients that still have some."""

@@ -79,8 +79,9 @@ class _Spent:
     """What the stacks of a round cost so far."""
 
     totals: Totals
-    losses: Tensor  # [clients of the round], those that trained first
-    trained: int = 0
+    losses: Tensor  # [clients of the round], summed over steps, on the device
+    steps: Tensor  # [clients of the round]
+    clients: int = 0
 
     def add(self, part: _Part) -> None:
         self.totals.up_bytes += part.traffic.up
@@ -88,9 +89,13 @@ class _Spent:
         self.totals.paper_bytes += part.traffic.paper
         self.totals.flops += float(part.work.flops.sum())
         self.totals.dense_flops += float(part.work.dense_flops.sum())
-        found = part.work.loss[part.work.steps > 0]
-        self.losses[self.trained : self.trained + len(found)] = found
-        self.trained += len(found)
+        here = slice(self.clients, self.clients + len(part.ids))
+        self.losses[here], self.steps[here] = part.work.loss, part.work.steps
+        self.clients = here.stop
+
+    def means(self) -> Tensor:
+        """The mean loss of each client that trained."""
+        return (self.losses.cpu() / self.steps)[self.steps > 0]
 
 
 class Simulation:
@@ -301,7 +306,8 @@ class Simulation:
         sums: Params = {}
         self._weigh_ranks(ids)
         mine = self.mine(ids)
-        spent = _Spent(Totals(), torch.zeros(len(mine), dtype=torch.float64))
+        none = torch.zeros(len(mine), dtype=torch.float64)
+        spent = _Spent(Totals(), none.to(self.device), none.clone())
         for part in self._each(mine, lambda model, chunk: self._client_side(model, chunk, rnd)):
             spent.add(part)
             if part.upload or part.before or part.trained:  # nothing else outlives its stack
@@ -314,7 +320,12 @@ class Simulation:
         if judged:
             self.trained = ids, tree.join(p.trained for p in parts) if parts else {}
         self.played += 1
-        losses = self._count(spent)
+        found: Row = {}
+        if self._due(self.played - 1):
+            with self.clock("evaluation"):
+                before = [s for p in parts for s in p.before]
+                found = self.evaluate(self.together(ids, before) if judged else [])
+        losses = self._count(spent)  # waits for the device, so it comes last
         diverged = int((~losses.isfinite()).sum())
         row: Row = {
             "round": stage.number,
@@ -327,11 +338,8 @@ class Simulation:
             "down_bytes": self.totals.down_bytes,
             "gflop": self.totals.flops / 1e9,
             **self.algorithm.notes(self.server),
+            **found,
         }
-        if self._due(self.played - 1):
-            with self.clock("evaluation"):
-                before = [s for p in parts for s in p.before]
-                row |= self.evaluate(self.together(ids, before) if judged else [])
         row["seconds"] = time.perf_counter() - begun
         self.rows.append(row)
         self.clock.lap(row)
@@ -350,7 +358,7 @@ class Simulation:
     def _count(self, spent: _Spent) -> Tensor:
         """Add up what a round cost; the losses of the clients that trained."""
         with self.clock("waiting"):
-            found = self.ranks.gather((spent.totals, spent.losses[: spent.trained]))
+            found = self.ranks.gather((spent.totals, spent.means()))
         for totals, _ in found:
             for f in dataclasses.fields(Totals):
                 setattr(self.totals, f.name, getattr(self.totals, f.name) + getattr(totals, f.name))
