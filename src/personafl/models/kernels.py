@@ -8,6 +8,10 @@ part of it: then only what is left after the pooling is written, with one byte t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from personafl.core.types import Arithmetic
 
+_EMPTY = (0, 1, 1)
+_TILE = {"BO": 32, "BJ": 64}  # of kernels that only move weights
 PLAIN, RELU, POOL = 0, 1, 2  # what follows the convolution: nothing, ReLU, ReLU and pooling
 _SIZES = ["B", "H", "W", "OH", "OW", "M", "N", "splits", "per_split", "stride", "threshold"]  # no constants of a kernel
 _LAYER = [*_SIZES, "CI", "CO", "T", "BIASED"]  # nor of those that only move numbers
@@ -48,10 +54,13 @@ def _patch(
 def _forward(
     x, weight, bias, out, origin, B, H, W, OH, OW,
     CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
-    MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    MODE: tl.constexpr, BACK: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[m, n] = sum over k of patch[m, k] * weight[k, n]; OH, OW are what is written (pooled, where it pools)."""
+    """out[m, n] = sum over k of patch[m, k] * weight[k, n]; OH, OW are what is written (pooled, where it pools).
+
+    Where it takes gradients back, CI are the layer's outputs, CO its inputs, and its taps come in reverse.
+    """
     client = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -71,7 +80,11 @@ def _forward(
     a3 = a0
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        w = tl.load(weight + k[:, None] * CO + n[None, :], mask=(k < K)[:, None] & (n < CO)[None, :], other=0.0)
+        if BACK:
+            at = ((KH * KW - 1 - k // CI)[:, None] * CO + n[None, :]) * CI + (k % CI)[:, None]
+        else:
+            at = k[:, None] * CO + n[None, :]
+        w = tl.load(weight + at, mask=(k < K)[:, None] & (n < CO)[None, :], other=0.0)
         p = _patch(x, row, column, base, inside, k, H, W, CI, KW, K, PAD)
         a0 = tl.dot(p, w, a0, input_precision=PRECISION)
         if MODE == 2:  # the other three places of the window
@@ -159,36 +172,38 @@ def _for_weight(
 
 
 @triton.jit(do_not_specialize=_LAYER)
-def _pack(weight, ahead, back, stride, CI, CO, T, BLOCK: tl.constexpr):
-    """Each client's weights [O, I, T] as [T, I, O] for the way ahead; turned round, as [T, O, I], for the way back."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    N = CO * CI * T
-    w = tl.load(weight + client * stride + at, mask=at < N, other=0.0)
-    t = at % T
-    i = at // T % CI
-    o = at // (T * CI)
-    tl.store(ahead + client * N + (t * CI + i) * CO + o, w, mask=at < N)
-    tl.store(back + client * N + ((T - 1 - t) * CO + o) * CI + i, w, mask=at < N)
+def _pack(weight, out, stride, CI, CO, T, BO: tl.constexpr, BJ: tl.constexpr):
+    """Each client's weights [O, I, T] as [T, I, O]."""
+    client = tl.program_id(2).to(tl.int64)
+    j = tl.program_id(0) * BJ + tl.arange(0, BJ)
+    o = tl.program_id(1) * BO + tl.arange(0, BO)
+    J = CI * T
+    real = (o < CO)[:, None] & (j < J)[None, :]
+    w = tl.load(weight + client * stride + o[:, None] * J + j[None, :], mask=real, other=0.0)
+    row = j % T * CI + j // T
+    tl.store(out + client * J * CO + row[None, :] * CO + o[:, None], w, mask=real)
 
 
 @triton.jit(do_not_specialize=_LAYER)
-def _collect(parts, sums, for_weight, for_bias, splits, CI, CO, T, BIASED, BLOCK: tl.constexpr):
+def _collect(
+    parts, sums, for_weight, for_bias, splits, CI, CO, T, BIASED, BO: tl.constexpr, BJ: tl.constexpr
+):  # fmt: skip
     """The parts [splits, T, I, O] of each client's gradient, added up as [O, I, T]; its bias's as well."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    N = CO * CI * T
-    o = at % CO  # in the order of the parts, which are read more often than the sum is written
-    i = at // CO % CI
-    t = at // (CO * CI)
-    of_bias = (at < CO) & (BIASED > 0)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    bias = tl.zeros((BLOCK,), dtype=tl.float32)
+    client = tl.program_id(2).to(tl.int64)
+    j = tl.program_id(0) * BJ + tl.arange(0, BJ)
+    o = tl.program_id(1) * BO + tl.arange(0, BO)
+    J = CI * T
+    real = (o < CO)[:, None] & (j < J)[None, :]
+    row = j % T * CI + j // T
+    of_bias = (o < CO) & (BIASED > 0) & (tl.program_id(0) == 0)
+    total = tl.zeros((BO, BJ), dtype=tl.float32)
+    bias = tl.zeros((BO,), dtype=tl.float32)
     for split in range(splits):
-        total += tl.load(parts + (client * splits + split) * N + at, mask=at < N, other=0.0)
-        bias += tl.load(sums + (client * splits + split) * CO + at, mask=of_bias, other=0.0)
-    tl.store(for_weight + client * N + (o * CI + i) * T + t, total, mask=at < N)
-    tl.store(for_bias + client * CO + at, bias, mask=of_bias)
+        part = client * splits + split
+        total += tl.load(parts + part * J * CO + row[None, :] * CO + o[:, None], mask=real, other=0.0)
+        bias += tl.load(sums + part * CO + o, mask=of_bias, other=0.0)
+    tl.store(for_weight + client * J * CO + o[:, None] * J + j[None, :], total, mask=real)
+    tl.store(for_bias + client * CO + o, bias, mask=of_bias)
 
 
 @triton.jit
@@ -216,41 +231,124 @@ def _power(n: int, low: int, high: int) -> int:
     return max(low, min(high, triton.next_power_of_2(n)))
 
 
-def _packed(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The weights `[C, O, I, K, K]` as the kernels want them: `[C, K, K, I, O]`, and `[C, K, K, O, I]` turned round."""
+def _packed(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights `[C, O, I, K, K]` as the kernels want them: `[C, K, K, I, O]`."""
     clients, co, ci, kh, kw = weight.shape
     if not weight[0].is_contiguous():
         weight = weight.contiguous()
-    ahead = torch.empty(clients, kh, kw, ci, co, dtype=dtype, device=weight.device)
-    turned = torch.empty(clients, kh, kw, co, ci, dtype=dtype, device=weight.device)
-    grid = (triton.cdiv(co * ci * kh * kw, 1024), clients)
-    _pack[grid](weight, ahead, turned, weight.stride(0), ci, co, kh * kw, BLOCK=1024)
-    return ahead, turned
+    out = torch.empty(clients, kh, kw, ci, co, dtype=dtype, device=weight.device)
+    grid = (triton.cdiv(ci * kh * kw, _TILE["BJ"]), triton.cdiv(co, _TILE["BO"]), clients)
+    _pack[grid](weight, out, weight.stride(0), ci, co, kh * kw, **_TILE)
+    return out
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What the kernels of a convolution are made for."""
+
+    inputs: int
+    outputs: int
+    size: int  # of the square kernel
+    pad: int
+    mode: int
+    biased: bool
+    precision: str  # of products
+    back: bool = False  # from outputs to inputs
+
+    def reverse(self) -> _Layer:
+        """The convolution that takes a gradient to the input."""
+        pad = self.size - 1 - self.pad
+        return replace(self, inputs=self.outputs, outputs=self.inputs, pad=pad, mode=PLAIN, biased=False, back=True)
+
+    @property
+    def columns(self) -> int:
+        """Of a tile of outputs."""
+        return _power(self.outputs, 16, 64)
+
+    @property
+    def patch(self) -> int:
+        return self.size * self.size * self.inputs
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "CI": self.inputs, "CO": self.outputs, "KH": self.size, "KW": self.size, "PAD": self.pad,
+            "BIASED": self.biased, "PRECISION": self.precision, "BN": self.columns, "num_warps": 4, "num_stages": 3,
+        }  # fmt: skip
 
 
 def _convolved(
-    x: Tensor,
-    packed: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    origin: Tensor | None,
-    pad: int,
-    mode: int,
-    precision: str,
+    layer: _Layer, x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor, origin: Tensor | None
 ) -> None:
-    """x `[C * B, H, W, I]` under weights `[C, KH, KW, I, O]` into `out`."""
-    clients, kh, kw, ci, co = packed.shape
-    b, h, w = x.shape[0] // clients, x.shape[1], x.shape[2]
-    oh, ow = out.shape[1:3]
-    bn = _power(co, 16, 64)
-    others = clients * triton.cdiv(co, bn)
-    bm = 64 if triton.cdiv(b * oh * ow, 64) * others >= 132 else 32  # two sizes: each is compiled by itself
-    grid = (triton.cdiv(b * oh * ow, bm), triton.cdiv(co, bn), clients)
-    _forward[grid](
-        x, packed, packed if bias is None else bias, out, out if origin is None else origin, b, h, w, oh, ow,
-        CI=ci, CO=co, KH=kh, KW=kw, PAD=pad, MODE=mode, BIASED=bias is not None, PRECISION=precision,
-        BM=bm, BN=bn, BK=32, num_warps=4, num_stages=3,
+    """x `[C * B, H, W, I]` under weights `[C, K, K, I, O]` into `out`."""
+    clients = len(packed)
+    sizes = (x.shape[0] // clients, *x.shape[1:3], *out.shape[1:3])
+    places, columns = sizes[0] * sizes[3] * sizes[4], triton.cdiv(layer.outputs, layer.columns)
+    rows = 64 if triton.cdiv(places, 64) * clients * columns >= 132 else 32  # two sizes: each is compiled by itself
+    grid = (triton.cdiv(places, rows), columns, clients)
+    given = (x, packed, packed if bias is None else bias, out, out if origin is None else origin)
+    _forward[grid](*given, *sizes, MODE=layer.mode, BACK=layer.back, BM=rows, BK=32, **layer.constants())
+
+
+def _weight_gradient(layer: _Layer, images: Tensor, g: Tensor, clients: int) -> tuple[Tensor, Tensor | None]:
+    """The gradients of weights `[C, O, I, K, K]` and biases, from inputs `[C * B, H, W, I]` and output gradients."""
+    sizes = (images.shape[0] // clients, *images.shape[1:3], *g.shape[1:3])
+    places, k, co = sizes[0] * sizes[3] * sizes[4], layer.patch, layer.outputs
+    bk = _power(k, 32, 128)
+    tiles = clients * triton.cdiv(k, bk) * triton.cdiv(co, layer.columns)
+    splits = max(1, min(triton.cdiv(264, tiles), places // 256))
+    per_split = triton.cdiv(places, 64 * splits) * 64
+    parts = images.new_empty(clients, splits, k, co, dtype=torch.float32)
+    sums = images.new_empty(clients, splits, co, dtype=torch.float32)
+    grid = (triton.cdiv(k, bk), triton.cdiv(co, layer.columns), clients * splits)
+    _for_weight[grid](images, g, parts, sums, *sizes, splits, per_split, BM=64, BK=bk, **layer.constants())
+    for_weight = parts.new_empty(clients, co, layer.inputs, layer.size, layer.size)
+    for_bias = parts.new_empty(clients, co) if layer.biased else None
+    _collect[(triton.cdiv(k, _TILE["BJ"]), triton.cdiv(co, _TILE["BO"]), clients)](
+        parts, sums, for_weight, parts if for_bias is None else for_bias, splits,
+        layer.inputs, co, layer.size**2, int(layer.biased), **_TILE,
     )  # fmt: skip
+    return for_weight, for_bias
+
+
+_compiled: set[Any] = set()
+
+
+def _compile(layer: _Layer, x: Tensor, images: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
+    """Compile a layer's kernels at the same time, the first time it is seen, instead of each at its first launch.
+
+    An empty grid compiles and loads a kernel and runs nothing, so tensors here only stand for others of their type.
+    """
+    key = (layer, x.dtype, images.dtype, weight.dtype, dtype, images.device)
+    if key in _compiled:
+        return
+    _compiled.add(key)
+    out, byte = images.new_empty(1, dtype=dtype), images.new_empty(1, dtype=torch.uint8)
+    back = layer.reverse()
+
+    def forward(of: _Layer, rows: int, bias: Tensor, out: Tensor, origin: Tensor) -> Callable[[], Any]:
+        given = (images, images, bias, out, origin, 0, 0, 0, 0, 0)
+        return partial(_forward[_EMPTY], *given, MODE=of.mode, BACK=of.back, BM=rows, BK=32, **of.constants())
+
+    bias, origin = weight if layer.biased else images, byte if layer.mode else out
+    launches = [forward(layer, rows, bias, out, origin) for rows in (64, 32)]
+    launches += [forward(back, rows, images, x, x) for rows in (64, 32)]
+    bk, sizes = _power(layer.patch, 32, 128), [0] * 7
+    weights = partial(_for_weight[_EMPTY], images, images, weight, weight, *sizes, BM=64, BK=bk, **layer.constants())
+    launches.append(weights)
+    launches.append(partial(_pack[_EMPTY], weight, images, *sizes[:4], **_TILE))
+    launches.append(partial(_collect[_EMPTY], weight, weight, weight, weight, *sizes[:5], **_TILE))
+    if layer.mode:
+        tile = {"BM": 64, "BN": layer.columns, "num_warps": 4}
+        launches.append(
+            partial(_spread[_EMPTY], out, byte, images, *sizes[:5], CO=layer.outputs, MODE=layer.mode, **tile)
+        )
+
+    def made(launch: Callable[[], Any]) -> None:
+        with torch.cuda.device(images.device):
+            launch()
+
+    with ThreadPoolExecutor(len(launches)) as pool:
+        list(pool.map(made, launches))
 
 
 class Convolution(Function):
@@ -267,52 +365,35 @@ class Convolution(Function):
         how: Arithmetic,
         dtype: torch.dtype,
     ) -> Tensor:
-        co, kh, kw = weight.shape[1], *weight.shape[3:]
         precision, images = _prepared(x.permute(0, 2, 3, 1), how)
-        oh, ow = images.shape[1] + 2 * pad - kh + 1, images.shape[2] + 2 * pad - kw + 1
+        co, ci, k = weight.shape[1:4]
+        layer = _Layer(ci, co, k, pad, mode, bias is not None, precision)
+        _compile(layer, x, images, weight, dtype)
+        oh, ow = images.shape[1] + 2 * pad - k + 1, images.shape[2] + 2 * pad - k + 1
         size = (oh // 2, ow // 2) if mode == POOL else (oh, ow)
         out = images.new_empty(len(images), *size, co, dtype=dtype)
         origin = images.new_empty(out.shape, dtype=torch.uint8) if mode else None
-        packed, turned = _packed(weight, images.dtype)
+        packed = _packed(weight, images.dtype)
         own = None if bias is None else bias.contiguous()  # clients may share one row
-        _convolved(images, packed, own, out, origin, pad, mode, precision)
-        ctx.save_for_backward(images, turned, origin)
-        ctx.rest = (weight.shape, bias is not None, pad, mode, precision, (oh, ow), x.dtype)
+        _convolved(layer, images, packed, own, out, origin)
+        ctx.save_for_backward(images, packed, origin)
+        ctx.rest = (layer, (oh, ow), x.dtype)
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        images, turned, origin = ctx.saved_tensors
-        (clients, co, ci, kh, kw), biased, pad, mode, precision, (oh, ow), dtype = ctx.rest
+        images, packed, origin = ctx.saved_tensors
+        layer, (oh, ow), dtype = ctx.rest
         g = grad.permute(0, 2, 3, 1).contiguous()
-        g = _returned(g, origin, mode, oh, ow, images.dtype) if mode else g.to(images.dtype)
+        g = _returned(g, origin, layer, oh, ow, images.dtype) if layer.mode else g.to(images.dtype)
         for_x = for_weight = for_bias = None
         if ctx.needs_input_grad[0]:
             for_x = torch.empty_like(images, dtype=dtype)
-            _convolved(g, turned, None, for_x, None, kh - 1 - pad, PLAIN, precision)
+            _convolved(layer.reverse(), g, packed, None, for_x, None)
             for_x = for_x.permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
-            b, h, w = images.shape[0] // clients, images.shape[1], images.shape[2]
-            k = kh * kw * ci
-            bn, bk = _power(co, 16, 64), _power(k, 32, 128)
-            tiles = clients * triton.cdiv(k, bk) * triton.cdiv(co, bn)
-            splits = max(1, min(triton.cdiv(264, tiles), b * oh * ow // 256))
-            per_split = triton.cdiv(b * oh * ow, 64 * splits) * 64
-            parts = images.new_empty(clients, splits, k, co, dtype=torch.float32)
-            sums = images.new_empty(clients, splits, co, dtype=torch.float32)
-            grid = (triton.cdiv(k, bk), triton.cdiv(co, bn), clients * splits)
-            _for_weight[grid](
-                images, g, parts, sums, b, h, w, oh, ow, splits, per_split,
-                CI=ci, CO=co, KH=kh, KW=kw, PAD=pad, BIASED=biased, PRECISION=precision,
-                BM=64, BN=bn, BK=bk, num_warps=4, num_stages=3,
-            )  # fmt: skip
-            for_weight = parts.new_empty(clients, co, ci, kh, kw)
-            for_bias = parts.new_empty(clients, co) if biased else None
-            _collect[(triton.cdiv(k * co, 512), clients)](
-                parts, sums, for_weight, parts if for_bias is None else for_bias, splits,
-                ci, co, kh * kw, int(biased), BLOCK=512,
-            )  # fmt: skip
+            for_weight, for_bias = _weight_gradient(layer, images, g, len(packed))
         return for_x, for_weight, for_bias, None, None, None, None
 
 
@@ -324,15 +405,14 @@ def _prepared(x: Tensor, how: Arithmetic) -> tuple[str, Tensor]:
     return ("tf32" if how == "tf32" else "ieee"), x.contiguous()
 
 
-def _returned(g: Tensor, origin: Tensor, mode: int, oh: int, ow: int, dtype: torch.dtype) -> Tensor:
+def _returned(g: Tensor, origin: Tensor, layer: _Layer, oh: int, ow: int, dtype: torch.dtype) -> Tensor:
     """The gradient before ReLU and pooling."""
     count, small_h, small_w, co = g.shape
-    odd = mode == POOL and (oh % 2 or ow % 2)
+    odd = layer.mode == POOL and (oh % 2 or ow % 2)
     out = (g.new_zeros if odd else g.new_empty)(count, oh, ow, co, dtype=dtype)
-    places = count * small_h * small_w
-    bn = _power(co, 16, 64)
-    _spread[(triton.cdiv(places, 64), triton.cdiv(co, bn))](
-        g, origin, out, places, oh, ow, small_h, small_w, CO=co, MODE=mode, BM=64, BN=bn, num_warps=4
+    places, columns = count * small_h * small_w, layer.columns
+    _spread[(triton.cdiv(places, 64), triton.cdiv(co, columns))](
+        g, origin, out, places, oh, ow, small_h, small_w, CO=co, MODE=layer.mode, BM=64, BN=columns, num_warps=4
     )
     return out
 
