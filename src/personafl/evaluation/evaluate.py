@@ -23,11 +23,11 @@ ROOM = 2.0**30  # bytes of activations of a forward pass, if all were kept
 
 
 @torch.no_grad()
-def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train: Examples) -> Params:
-    """A stack of clients ready to predict with these models of their own."""
+def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train: Callable[[], Examples]) -> Params:
+    """A stack of clients ready to predict with these models of their own; few methods ask for training data."""
 
     def sweep(measure: Callable[[Model, Batch], Params]) -> Params:
-        return batches.sums(train, batches.SWEEP, dtype, functools.partial(measure, task.model))
+        return batches.sums(train(), batches.SWEEP, dtype, functools.partial(measure, task.model))
 
     ready = algorithm.deploy(own, down)
     dtype = floating(ready)
@@ -43,7 +43,7 @@ def scores(predict: Predict, task: Task, ready: Params, data: Examples) -> list[
         model = _Ignoring(task.model, batch.valid)
         logits = predict(model, tree.take(ready, slice(k)), batch.x)
         out[:k, first : first + size] = per_example(task.metric, logits, batch.y)
-    return [row[: int(n)] for row, n in zip(out.cpu(), data.count, strict=True)]
+    return [row[:n] for row, n in zip(out.cpu().unbind(), data.count.tolist(), strict=True)]
 
 
 def _at_a_time(model: Model, data: Examples) -> int:

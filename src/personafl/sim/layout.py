@@ -5,8 +5,8 @@ Found by measurement (`benchmarks/cpu.py`), and the same for every method:
 - GPU: one stack, or several of a few GiB: larger ones are no faster.
 - CPU, convolutions and recurrent layers: they gain nothing from stacking, so clients run one by one, one thread
   each, as many at a time as there are threads.
-- CPU, everything else: one stack. Small steps run on one thread: a second one gains little when the machine
-  is quiet, and costs many times the step when it is not.
+- CPU, everything else: one stack. Small passes run on one thread: a second one gains nothing when the machine
+  is quiet, and costs many times the pass when it is not.
 
 And where what clients keep has its home: on the device, in main memory, or in a folder.
 """
@@ -34,17 +34,18 @@ from personafl.core.types import Arithmetic, Training
 from personafl.models.stacked import StackedModel
 
 T = TypeVar("T")
-SMALL = 5e7  # FLOP of a stacked training step
+SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Clients per stack, stacks at a time, threads inside each."""
+    """Clients per stack, stacks at a time, threads inside each, in training and in passes without."""
 
     chunk: int
     workers: int
     threads: int
+    sweeping: int = 1
 
 
 def choose(
@@ -65,13 +66,14 @@ def choose(
     threads = torch.get_num_threads()
     if device.type == "cpu" and not model.stacks and not chunk:
         fit = _fitting(model, training, device, sizes, kept, room) if room else threads
-        return Layout(1, min(threads, fit), 1) if model.parallel else Layout(1, 1, threads)
+        return Layout(1, min(threads, fit), 1) if model.parallel else Layout(1, 1, threads, threads)
     info = model.info
     batch = min(training.batch_size, int(sizes.max()))
     chunk = chunk or _fitting(model, training, device, sizes, kept, room)
     forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
-    return Layout(chunk, 1, 1 if step < SMALL else threads)
+    sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
+    return Layout(chunk, 1, *(1 if flops < SMALL else threads for flops in (step, sweep)))
 
 
 def _fitting(

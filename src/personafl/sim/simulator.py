@@ -225,9 +225,10 @@ class Simulation:
         pick = rng.generator(self.training.seed, "scored").choice(self.federation.num_clients, which, replace=False)
         return self._sorted(torch.from_numpy(pick))
 
-    def _each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
+    def _each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T], *, train: bool = False) -> Iterator[T]:
+        threads = self.layout.threads if train else self.layout.sweeping
         with products(self.training.precision):
-            yield from each(self.layout, self.model, ids, work)
+            yield from each(dataclasses.replace(self.layout, threads=threads), self.model, ids, work)
 
     # On which rank
 
@@ -308,7 +309,7 @@ class Simulation:
         mine = self.mine(ids)
         none = torch.zeros(len(mine), dtype=torch.float64)
         spent = _Spent(Totals(), none.to(self.device), none.clone())
-        for part in self._each(mine, lambda model, chunk: self._client_side(model, chunk, rnd)):
+        for part in self._each(mine, lambda model, chunk: self._client_side(model, chunk, rnd), train=True):
             spent.add(part)
             if part.upload or part.before or part.trained:  # nothing else outlives its stack
                 parts.append(dataclasses.replace(part, sums={}))
@@ -406,10 +407,10 @@ class Simulation:
         if self._judged_next():
             with clock("evaluation"):
                 payload = tree.received(received, len(ids))
-                came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, data)
+                came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, lambda: data)
                 before = scores(self.algorithm.predict, task, came, self.federation.examples("test", ids))
                 own = self.algorithm.trained(done.kept, done.local, payload, rnd)
-                trained = deployed(self.algorithm, task, own, payload, data)
+                trained = deployed(self.algorithm, task, own, payload, lambda: data)
         return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
 
     def _training_data(self, ids: Tensor) -> Examples:
@@ -422,8 +423,7 @@ class Simulation:
         weights = self.algorithm.weigh(self.server, known, upload, examples, rnd)
         self.known.scatter(ids, self.algorithm.remember(known, upload, weights, rnd))
         terms = self.algorithm.summands(upload, weights, rnd)
-        alone = len(ids) == 1  # the term is the sum then, and need not be widened before it is added to others
-        return {n: t.squeeze(0) if alone else t.sum(0, dtype=torch.float64) for n, t in terms.items()}
+        return {n: _total(t) for n, t in terms.items()}
 
     def download(self, ids: Tensor, rnd: Round) -> Download:
         """What the server sends these clients."""
@@ -442,7 +442,7 @@ class Simulation:
         task = dataclasses.replace(self.task, model=model)
         down = tree.received(self.download(ids, self.now), len(ids))
         own = self.algorithm.personal(self.store.gather(ids), down)
-        return deployed(self.algorithm, task, own, down, self.federation.examples("train", ids))
+        return deployed(self.algorithm, task, own, down, lambda: self.federation.examples("train", ids))
 
     def joined(self, model: StackedModel, ids: Tensor) -> Params:
         """What newcomers predict with: what they are given, after the session their method has for them."""
@@ -456,7 +456,7 @@ class Simulation:
             rnd = Round(stage, self.algorithm.rate(self.schedule[-1]))
             kept = session(self.algorithm, task, data, kept, down, rnd).kept
         received = tree.received(down, len(ids))
-        return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, data)
+        return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, lambda: data)
 
     def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""
@@ -603,6 +603,24 @@ class Simulation:
         }
 
 
+def _total(t: Tensor) -> Tensor:
+    """The sum over a stack of clients, in float64; one client's term is it already, and is widened when it is added."""
+    if len(t) == 1:
+        return t.squeeze(0)
+    if t.is_cuda or t[0].numel() < 2**15:
+        return t.sum(0, dtype=torch.float64)
+    out = t[0].to(torch.float64, copy=True)
+    for row in t[1:]:  # less than half the time, beyond the cache
+        out.add_(row)
+    return out
+
+
+def _add(sums: Params, more: Params) -> None:
+    """Add those of one more stack, in float64."""
+    for n, t in more.items():
+        sums[n] = sums[n].add_(t) if n in sums else t.to(torch.float64, copy=True)
+
+
 def _finite(losses: Tensor) -> float | None:
     """The mean over clients that trained and whose loss is still finite; None where there are none."""
     mean = float(losses[losses.isfinite()].mean()) if len(losses) else math.nan
@@ -610,10 +628,5 @@ def _finite(losses: Tensor) -> float | None:
 
 
 def _stats(found: list[Tensor]) -> dict[str, float]:
-    return metrics.over_clients(torch.stack([s.double().mean() for s in found]), torch.tensor([len(s) for s in found]))
-def _add(sums: Params, more: Params) -> None:
-    """Add those of one more stack, in float64."""
-    for n, t in more.items():
-        sums[n] = sums[n].add_(t) if n in sums else t.to(torch.float64, copy=True)
-
-
+    sizes = torch.tensor([s.numel() for s in found])
+    return metrics.over_clients(torch.segment_reduce(torch.cat(found).double(), "mean", lengths=sizes), sizes)
