@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from personafl.core import rng
+from personafl.core import rng, tree
 from personafl.core.types import Batch, Examples, Params
 
 SWEEP = 256  # examples of a client at a time in passes without training
@@ -62,8 +62,9 @@ def plan(
 
     number = torch.as_tensor(first).view(-1, 1) + torch.arange(rounds)  # of each epoch
     streams = rng.extend(keys.unsqueeze(1), number)  # [C, E]
-    order = rng.order(streams.to(device), data.count.to(device).unsqueeze(1), width)  # [C, E, M]
-    step, each = torch.arange(longest, device=device), per_epoch.to(device).unsqueeze(1)
+    streams, count, each = (tree.sent(t, device) for t in (streams, data.count, per_epoch))
+    order = rng.order(streams, count.unsqueeze(1), width)  # [C, E, M]
+    step, each = torch.arange(longest, device=device), each.unsqueeze(1)
     epoch = (step // each).clamp(max=max(rounds - 1, 0))  # [C, S]
     place = (step % each).unsqueeze(2) * batch_size + torch.arange(size, device=device)  # [C, S, B]
     at = (epoch.unsqueeze(2) * width + place.clamp(max=width - 1)).flatten(1)
@@ -77,7 +78,7 @@ def plan(
     full = ((real == size) | ~going).all(0).tolist()
     examples = (real * going).sum(1).double()
     rows = rows.view(len(keys), longest, size)
-    return Plan(rows, rows.to(data.x.device), real.to(device), total, active, full, examples)
+    return Plan(rows, rows.to(data.x.device), tree.sent(real, device), total, active, full, examples)
 
 
 def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.dtype) -> Batch:
@@ -138,7 +139,7 @@ def _picked(
     data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, dtype: torch.dtype, there: Tensor | None
 ) -> Batch:
     x = _taken(data.x, rows, there)
-    real = real.to(rows.device)
+    real = tree.sent(real, rows.device)
     valid = None if full else torch.arange(rows.shape[1], device=rows.device) < real.unsqueeze(1)
     return Batch(inputs(x, dtype), data.y[rows], valid, real, keys)
 
@@ -151,7 +152,7 @@ def _taken(x: Tensor, rows: Tensor, there: Tensor | None) -> Tensor:
     flat = (rows if there is None else there).flatten().to(x.device)
     picked = torch.empty(len(flat), *x.shape[1:], dtype=x.dtype, pin_memory=device.type == "cuda")
     torch.index_select(x, 0, flat, out=picked)
-    return picked.view(*rows.shape, *x.shape[1:]).to(device, non_blocking=True)
+    return tree.sent(picked.view(*rows.shape, *x.shape[1:]), device)
 
 
 def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ def in_order(data: Examples, batch_size: int, dtype: torch.dtype) -> Iterator[tu
         rows, there = (r[:k, first : first + batch_size] for r in (data.rows, held))
         real = (data.count[:k] - first).clamp(0, rows.shape[1])
         full = bool((real == rows.shape[1]).all())
-        yield _picked(data, rows, real, full, data.ids[:k].to(rows.device), dtype, there), first
+        yield _picked(data, rows, real, full, tree.sent(data.ids[:k], rows.device), dtype, there), first
 
 
 def sums(data: Examples, batch_size: int, dtype: torch.dtype, measure: Callable[[Batch], Params]) -> Params:

@@ -115,7 +115,7 @@ class _Session:
         self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
         self.recorder, self.clock = recorder, clock
         self.count, self.dtype = len(data.ids), floating(local.params)
-        self.local = replace(local, ids=data.ids, keys=self._stream("draws").to(data.rows.device))
+        self.local = replace(local, ids=data.ids, keys=tree.sent(self._stream("draws"), data.rows.device))
         self.steps: dict[str, Tensor] = {}  # [C] behind each client, per stream
         self.epochs: dict[str, Tensor] = {}
         self.flops, self.dense = torch.zeros(2, self.count, dtype=torch.float64)
@@ -137,7 +137,7 @@ class _Session:
         if parts:
             name = "noise" if turn.stream == "batches" else f"noise {turn.stream}"
             passed = before.unsqueeze(1) + torch.arange(len(plan.active))
-            noise = rng.extend(self._stream(name).unsqueeze(1), passed).to(plan.rows.device)  # [C, S]
+            noise = tree.sent(rng.extend(self._stream(name).unsqueeze(1), passed), plan.rows.device)  # [C, S]
             if not self._replayed(parts, plan, noise):
                 update = self._update(parts, self.local)
                 coming = batches.minibatches(self.data, plan, noise, self.dtype)
@@ -224,7 +224,7 @@ class _Session:
         self._charge(turn, turn.names, plan, regrow=True)
         if not self.really:
             return
-        keys = rng.extend(self._stream("noise"), -1).to(plan.rows.device)
+        keys = tree.sent(rng.extend(self._stream("noise"), -1), plan.rows.device)
         batch = batches.minibatch(self.data, plan, 0, keys, self.dtype)
         leaves = {n: self.local.params[n].detach().requires_grad_() for n in turn.names}
         seen = self.local.params | self._writable(()) | leaves  # running statistics are not the probe's to change

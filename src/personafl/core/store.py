@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
+from personafl.core import tree
 from personafl.core.types import Params
 
 FORMAT = 1
@@ -120,8 +121,9 @@ class Store:
         out = {}
         for n, column in self._columns.items():
             here = column.rows.device
-            places.setdefault(here, at.to(here))
-            out[n] = _unpacked(column.rows.index_select(0, places[here]).to(self._device), column.shape, column.dtype)
+            places.setdefault(here, tree.sent(at, here))
+            found = tree.sent(column.rows.index_select(0, places[here]), self._device)
+            out[n] = _unpacked(found, column.shape, column.dtype)
         self._touched(len(rows))
         return out
 
@@ -146,7 +148,7 @@ class Store:
         for n, t in kept.items():
             column = self._columns[n]
             here = column.rows.device
-            places.setdefault(here, at.to(here))
+            places.setdefault(here, tree.sent(at, here))
             values = _packed(t.detach().to(column.dtype)).to(here)
             column.rows.index_copy_(0, places[here], values)
         self._touched(len(rows))

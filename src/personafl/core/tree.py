@@ -75,6 +75,11 @@ def gathered(payloads: Iterable[Payload]) -> Payload:
     return out
 
 
+def sent(t: Tensor, device: torch.device) -> Tensor:
+    """A host's tensor on the device, without waiting for what that is still at, as `to` alone would."""
+    return t.to(device, non_blocking=True)
+
+
 def moved(payload: Payload, device: torch.device) -> Payload:
     """A payload on another device."""
     return {

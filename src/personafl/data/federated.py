@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.core import rng
+from personafl.core import rng, tree
 from personafl.core.types import Examples
 from personafl.data.partition import Rows
 
@@ -124,7 +124,7 @@ class Ragged:
         count = self.lengths(ids)
         device = self.flat.device
         place = torch.arange(int(count.max()), device=device)
-        first, last = (t.to(device).unsqueeze(1) for t in (self.first[ids], count))
+        first, last = (tree.sent(t, device).unsqueeze(1) for t in (self.first[ids], count))
         at = (first + place).clamp(max=len(self.flat) - 1)
         return self.flat[at].masked_fill(place >= last, 0), count
 
@@ -177,7 +177,7 @@ class Later:
         for row, client in zip(out, ids.tolist(), strict=True):
             mine = self.client(client)
             row[: len(mine)] = mine
-        return torch.from_numpy(out).to(self.device), count
+        return tree.sent(torch.from_numpy(out), self.device), count
 
     def drawn(self) -> Ragged:
         """All of it at once."""

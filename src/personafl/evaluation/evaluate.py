@@ -36,14 +36,21 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train
 
 @torch.no_grad()
 def scores(predict: Predict, task: Task, ready: Params, data: Examples) -> list[Tensor]:
-    """Per client the score of each of its examples, in order, on the host."""
+    """Per client the score of each of its examples, in order, on the device: to read them is to wait for it."""
     out = torch.zeros(data.rows.shape, dtype=torch.float32, device=data.rows.device)
     for batch, first in batches.in_order(data, _at_a_time(task.model, data), floating(ready)):
         k, size = batch.x.shape[:2]
         model = _Ignoring(task.model, batch.valid)
         logits = predict(model, tree.take(ready, slice(k)), batch.x)
         out[:k, first : first + size] = per_example(task.metric, logits, batch.y)
-    return [row[:n] for row, n in zip(out.cpu().unbind(), data.count.tolist(), strict=True)]
+    return [row[:n] for row, n in zip(out.unbind(), data.count.tolist(), strict=True)]
+
+
+def on_host(found: list[Tensor]) -> list[Tensor]:
+    """These rows on the host, in one copy."""
+    if not found or not found[0].is_cuda:
+        return found
+    return list(torch.split(torch.cat(found).cpu(), [len(row) for row in found]))
 
 
 def _at_a_time(model: Model, data: Examples) -> int:

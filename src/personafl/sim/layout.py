@@ -63,7 +63,7 @@ def choose(
     `kept` are the bytes a client comes with, `room` those that all stacks together may take up (0: a share of what
     is free).
     """
-    threads = torch.get_num_threads()
+    threads = 1 if device.type == "cuda" else torch.get_num_threads()
     if device.type == "cpu" and not model.stacks and not chunk:
         fit = _fitting(model, training, device, sizes, kept, room) if room else threads
         return Layout(1, min(threads, fit), 1) if model.parallel else Layout(1, 1, threads, threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import math
 import time
@@ -39,7 +38,7 @@ from personafl.core.types import (
 from personafl.data.federated import Federation, Place, Split
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, metrics, shifts
-from personafl.evaluation.evaluate import deployed, scores
+from personafl.evaluation.evaluate import deployed, on_host, scores
 from personafl.models.stacked import StackedModel
 from personafl.sim import network
 from personafl.sim.layout import choose, each, housed, products
@@ -308,7 +307,7 @@ class Simulation:
         self._weigh_ranks(ids)
         mine = self.mine(ids)
         none = torch.zeros(len(mine), dtype=torch.float64)
-        spent = _Spent(Totals(), none.to(self.device), none.clone())
+        spent = _Spent(Totals(), torch.zeros_like(none, device=self.device), none)
         for part in self._each(mine, lambda model, chunk: self._client_side(model, chunk, rnd), train=True):
             spent.add(part)
             if part.upload or part.before or part.trained:  # nothing else outlives its stack
@@ -408,7 +407,8 @@ class Simulation:
             with clock("evaluation"):
                 payload = tree.received(received, len(ids))
                 came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, lambda: data)
-                before = scores(self.algorithm.predict, task, came, self.federation.examples("test", ids))
+                found = scores(self.algorithm.predict, task, came, self.federation.examples("test", ids))
+                before = self._portable(found)
                 own = self.algorithm.trained(done.kept, done.local, payload, rnd)
                 trained = deployed(self.algorithm, task, own, payload, lambda: data)
         return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
@@ -418,7 +418,7 @@ class Simulation:
 
     def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
         """The sums over these clients that the server works with; what it will know of them."""
-        examples = self.federation.splits["train"].lengths(ids).to(self.device, torch.float64)
+        examples = tree.sent(self.federation.splits["train"].lengths(ids).double(), self.device)
         known = self.known.gather(ids)
         weights = self.algorithm.weigh(self.server, known, upload, examples, rnd)
         self.known.scatter(ids, self.algorithm.remember(known, upload, weights, rnd))
@@ -484,18 +484,20 @@ class Simulation:
     def evaluate(self, before: list[Tensor] | None = None) -> Row:
         """Accuracy of the personal models and of the global one, over clients; with `before`, scores on arrival."""
         ids = self.scored(self.now.stage)
+        common, validated = self.common(), int(self.federation.splits["validation"].first[-1])
+        # A device gets all its work before the first answer is waited for.
         own = self._personal_scores(ids, "test")
+        held = self._personal_scores(ids, "validation") if validated else None
+        losses = self._personal_scores(ids, "train", self.task.criterion) if self.evaluation.train_loss else None
+        of_all = None if common is None else self._global_scores(common, ids)
         row: Row = {"personal": _stats(own)}
         if before:
-            row |= self._since(ids, before, own)
-        if int(self.federation.splits["validation"].first[-1]):
-            row["validation"] = _stats(self._personal_scores(ids, "validation"))
-        if self.evaluation.train_loss:
-            row["train_loss"] = float(
-                torch.cat(self._personal_scores(ids, "train", self.task.criterion)).double().mean()
-            )
-        common = self.common()
-        row["global"] = None if common is None else _stats(self._global_scores(common, ids))
+            row |= self._since(ids, on_host(before), on_host(own))
+        if held is not None:
+            row["validation"] = _stats(held)
+        if losses is not None:
+            row["train_loss"] = float(torch.cat(losses).double().mean())
+        row["global"] = None if of_all is None else _stats(of_all)
         return row
 
     def _since(self, ids: Tensor, before: list[Tensor], after: list[Tensor]) -> Row:
@@ -521,7 +523,11 @@ class Simulation:
         self, model: StackedModel, ids: Tensor, data: Examples, metric: Criterion | None = None
     ) -> list[Tensor]:
         task = dataclasses.replace(self.task, model=model, metric=metric or self.task.metric)
-        return scores(self.algorithm.predict, task, self.judged(model, ids), data)
+        return self._portable(scores(self.algorithm.predict, task, self.judged(model, ids), data))
+
+    def _portable(self, found: list[Tensor]) -> list[Tensor]:
+        """On the host, where other ranks are to see them."""
+        return found if self.ranks.size == 1 else on_host(found)
 
     def common(self) -> Params | None:
         """The server's model, as a stack of one; None where the method has no complete one."""
@@ -543,7 +549,7 @@ class Simulation:
         data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
         with products(self.training.precision):
             found = list(torch.split(scores(self.algorithm.common_answer, self.task, common, data)[0], sizes))
-        return self.together(ids, found) if split else found
+        return self.together(ids, self._portable(found)) if split else found
 
     def _shift(self) -> Shift | None:
         if self.evaluation.shift == "none":
@@ -563,8 +569,11 @@ class Simulation:
 
         def work(model: StackedModel, part: Tensor) -> list[final.Arrays]:
             task = dataclasses.replace(self.task, model=model)
-            score = functools.partial(scores, self.algorithm.predict, task, ready(model, part))
-            seed = self.training.seed
+            own, seed = ready(model, part), self.training.seed
+
+            def score(data: Examples) -> list[Tensor]:
+                return on_host(scores(self.algorithm.predict, task, own, data))
+
             return final.measured(score, self.federation, part, shift, asked, seed, per_sample=per_sample)
 
         with self.clock("evaluation"):
@@ -629,4 +638,5 @@ def _finite(losses: Tensor) -> float | None:
 
 def _stats(found: list[Tensor]) -> dict[str, float]:
     sizes = torch.tensor([s.numel() for s in found])
-    return metrics.over_clients(torch.segment_reduce(torch.cat(found).double(), "mean", lengths=sizes), sizes)
+    flat = torch.cat(found).cpu().double()
+    return metrics.over_clients(torch.segment_reduce(flat, "mean", lengths=sizes), sizes)
