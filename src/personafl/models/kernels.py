@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from personafl.core.types import Arithmetic
 
 _EMPTY = (0, 1, 1)
-_TILE = {"BO": 32, "BJ": 64}  # of kernels that only move weights
+_TILE = {"BO": 32, "BJ": 32}  # of kernels that only move weights
 PLAIN, RELU, POOL = 0, 1, 2  # what follows the convolution: nothing, ReLU, ReLU and pooling
 _SIZES = ["B", "H", "W", "OH", "OW", "M", "N", "splits", "per_split", "stride", "threshold"]  # no constants of a kernel
 _LAYER = [*_SIZES, "CI", "CO", "T", "BIASED"]  # nor of those that only move numbers
@@ -193,16 +193,16 @@ def _collect(
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     J = CI * T
-    real = (o < CO)[:, None] & (j < J)[None, :]
+    real = (j < J)[:, None] & (o < CO)[None, :]
     row = j % T * CI + j // T
     of_bias = (o < CO) & (BIASED > 0) & (tl.program_id(0) == 0)
-    total = tl.zeros((BO, BJ), dtype=tl.float32)
+    total = tl.zeros((BJ, BO), dtype=tl.float32)
     bias = tl.zeros((BO,), dtype=tl.float32)
     for split in range(splits):
         part = client * splits + split
-        total += tl.load(parts + part * J * CO + row[None, :] * CO + o[:, None], mask=real, other=0.0)
+        total += tl.load(parts + part * J * CO + row[:, None] * CO + o[None, :], mask=real, other=0.0)
         bias += tl.load(sums + part * CO + o, mask=of_bias, other=0.0)
-    tl.store(for_weight + client * J * CO + o[:, None] * J + j[None, :], total, mask=real)
+    tl.store(for_weight + client * J * CO + o[None, :] * J + j[:, None], total, mask=real)
     tl.store(for_bias + client * CO + o, bias, mask=of_bias)
 
 
