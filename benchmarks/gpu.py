@@ -116,6 +116,7 @@ def record(workload: str, sim: Simulation, **found: Any) -> dict[str, Any]:
         "device": where["device"],
         "hardware": where["hardware"],
         "precision": sim.training.precision,
+        "seed": sim.training.seed,
         **found,
         "peak_gpu_gib": memory,
         "torch": where["torch"],
@@ -129,9 +130,15 @@ def by_round(workload: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A and B: a few rounds to warm up, then the mean of the others."""
     size, epochs, lr = (64, 5, 0.05) if workload == "A" else (10, 1, 0.05)
     warm, timed = 3, args.rounds or 20
-    fed = mnist(0)
+    fed = mnist(args.seed)
     training = Training(
-        num_rounds=warm + timed, join_ratio=1.0, local_epochs=epochs, batch_size=size, lr=lr, precision=args.precision
+        num_rounds=warm + timed,
+        join_ratio=1.0,
+        local_epochs=epochs,
+        batch_size=size,
+        lr=lr,
+        precision=args.precision,
+        seed=args.seed,
     )
     evaluation = Evaluation(eval_every=1, shift="none", train_loss=True)
     begun = clock(args.device)
@@ -163,7 +170,7 @@ def by_round(workload: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def users(args: argparse.Namespace) -> list[dict[str, Any]]:
-    fed = cifar_users(0)
+    fed = cifar_users(args.seed)
     training = Training(
         num_rounds=args.rounds or 1500,
         join_ratio=0.05,
@@ -171,6 +178,7 @@ def users(args: argparse.Namespace) -> list[dict[str, Any]]:
         batch_size=10,
         lr=0.1,
         precision=args.precision,
+        seed=args.seed,
     )
     evaluation = Evaluation(eval_every=10, shift="none", clients=50)
     model = network("dropout-cnn", fed)
@@ -188,7 +196,7 @@ def users(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(args: argparse.Namespace) -> list[dict[str, Any]]:
-    fed = cifar_dirichlet(0)
+    fed = cifar_dirichlet(args.seed)
     model = network("cifar-cnn", fed)
     training = Training(
         num_rounds=args.rounds or 300,
@@ -198,6 +206,7 @@ def table(args: argparse.Namespace) -> list[dict[str, Any]]:
         lr=0.1,
         lr_decay=0.99,
         precision=args.precision,
+        seed=args.seed,
     )
     rows, total, steps = {}, 0.0, 0
     for name in args.methods or TABLE_1:
@@ -226,7 +235,9 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
     x = torch.randint(256, (60_000, 3, 32, 32), dtype=torch.uint8, generator=draw)
     source = arrays(x, torch.arange(60_000) % 100, name="cifar100-sized")
     fed = Federation.build(source, np.split(np.arange(60_000), 500), 0)
-    training = Training(num_rounds=12, join_ratio=0.1, local_epochs=1, batch_size=64, precision=args.precision)
+    training = Training(
+        num_rounds=12, join_ratio=0.1, local_epochs=1, batch_size=64, precision=args.precision, seed=args.seed
+    )
     evaluation = Evaluation(shift="none", clients=100)
     method = DMPFL()
     begun = clock(args.device)
@@ -270,6 +281,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", choices=["float32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", nargs="*", default=[])
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--profile", action="store_true")
