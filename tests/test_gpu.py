@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from personafl import ALGORITHMS, FedAvg, Simulation
+from personafl import ALGORITHMS, FedAvg, Federation, Simulation, Training, arrays
 from personafl.core import batches, rng
 from personafl.core.algorithm import Local, Play, Turn
 from personafl.core.types import Batch, Round, Task
@@ -111,3 +112,20 @@ def test_a_step_that_cannot_be_recorded_is_played() -> None:
     plain.run()
     for n, t in plain.server.items():
         torch.testing.assert_close(asked.server[n], t, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "dm-pfl"])
+def test_a_run_stays_under_its_memory_limit(name: str) -> None:
+    """400 test images each: activations of one pass over a stack would alone be more than the limit."""
+    clients, limit = 40, 0.5
+    x = torch.randint(256, (clients * 500, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    source = arrays(x, torch.arange(len(x)) % 10)
+    fed = Federation.build(source, np.split(np.arange(len(x)), clients), 0, test_share=0.8)
+    model = StackedModel(MODELS["pfllib-cnn"].build((1, 28, 28), 10), torch.rand(2, 1, 28, 28))
+    assert 4 * model.info.activations * clients * 400 > limit * 2**30
+    train = Training(num_rounds=12, join_ratio=0.5, local_epochs=1, batch_size=50)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    sim = Simulation(fed, model, ALGORITHMS[name](), train, worlds.QUIET, device="cuda", memory=limit)
+    sim.run()
+    assert torch.cuda.max_memory_allocated() < limit * 2**30

@@ -36,16 +36,21 @@ from personafl.models.stacked import StackedModel
 T = TypeVar("T")
 SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
+PASS = 2.0**30  # bytes of activations of a pass without training that do, if all were kept
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Clients per stack, stacks at a time, threads inside each, in training and in passes without."""
+    """Clients per stack, stacks at a time, threads inside each, in training and in passes without.
+
+    `room` are bytes of activations a pass without training may leave on a GPU, if all were kept.
+    """
 
     chunk: int
     workers: int
     threads: int
     sweeping: int = 1
+    room: float = PASS
 
 
 def choose(
@@ -73,7 +78,8 @@ def choose(
     forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
-    return Layout(chunk, 1, *(1 if flops < SMALL else threads for flops in (step, sweep)))
+    training_threads, sweeping = (1 if flops < SMALL else threads for flops in (step, sweep))
+    return Layout(chunk, 1, training_threads, sweeping, min(PASS, room / 4) if room else PASS)
 
 
 def _fitting(

@@ -407,8 +407,8 @@ class Simulation:
             with clock("evaluation"):
                 payload = tree.received(received, len(ids))
                 came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, lambda: data)
-                found = scores(self.algorithm.predict, task, came, self.federation.examples("test", ids))
-                before = self._portable(found)
+                test = self.federation.examples("test", ids)
+                before = self._portable(scores(self.algorithm.predict, task, came, test, self.layout.room))
                 own = self.algorithm.trained(done.kept, done.local, payload, rnd)
                 trained = deployed(self.algorithm, task, own, payload, lambda: data)
         return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
@@ -523,7 +523,7 @@ class Simulation:
         self, model: StackedModel, ids: Tensor, data: Examples, metric: Criterion | None = None
     ) -> list[Tensor]:
         task = dataclasses.replace(self.task, model=model, metric=metric or self.task.metric)
-        return self._portable(scores(self.algorithm.predict, task, self.judged(model, ids), data))
+        return self._portable(scores(self.algorithm.predict, task, self.judged(model, ids), data, self.layout.room))
 
     def _portable(self, found: list[Tensor]) -> list[Tensor]:
         """On the host, where other ranks are to see them."""
@@ -548,7 +548,8 @@ class Simulation:
             sizes = [len(flat)]
         data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
         with products(self.training.precision):
-            found = list(torch.split(scores(self.algorithm.common_answer, self.task, common, data)[0], sizes))
+            (row,) = scores(self.algorithm.common_answer, self.task, common, data, self.layout.room)
+            found = list(torch.split(row, sizes))
         return self.together(ids, self._portable(found)) if split else found
 
     def _shift(self) -> Shift | None:
@@ -572,7 +573,7 @@ class Simulation:
             own, seed = ready(model, part), self.training.seed
 
             def score(data: Examples) -> list[Tensor]:
-                return on_host(scores(self.algorithm.predict, task, own, data))
+                return on_host(scores(self.algorithm.predict, task, own, data, self.layout.room))
 
             return final.measured(score, self.federation, part, shift, asked, seed, per_sample=per_sample)
 
