@@ -243,7 +243,11 @@ class _Conv(Stacked):
 
 def _arranged(x: Tensor, weight: Tensor) -> Tensor:
     """Images as a CPU convolves them fastest: channels last, unless weights, which have to follow, are larger."""
-    return x.contiguous(memory_format=torch.channels_last if weight.numel() <= x.numel() else torch.contiguous_format)
+    if weight.numel() > x.numel():
+        return x.contiguous()
+    if x.shape[1] == 1:  # contiguous either way: the strides must say which is meant
+        return x.reshape(len(x), *x.shape[2:], 1).movedim(3, 1)
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def conv_relu(conv: nn.Module, x: Tensor, *, pooled: bool, inner: bool = False) -> Tensor:
