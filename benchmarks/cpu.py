@@ -149,7 +149,7 @@ def _simulation(name: str, work: Workload, fed: Federation, method: str) -> Simu
 def training(name: str, work: Workload, fed: Federation, repeats: int) -> tuple[list[float], list[float], Simulation]:
     """Seconds of the loop and of the engine for a round, turn by turn."""
     module, sim = network(name, work), _simulation(name, work, fed, "fedavg")
-    # ResNet-18 in float32 drifts from the loop by percents of an update, in float64 it agrees; dropout draws differ.
+    # Dropout draws differ; a ResNet-18's update moves by up to a tenth when weights move by a rounding of float32.
     loose = any(isinstance(m, nn.Dropout | nn.Dropout2d | nn.BatchNorm2d) for m in module.modules())
     slow, fast = [], []
     for t in range(repeats + 1):
