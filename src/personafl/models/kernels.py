@@ -25,6 +25,7 @@ from personafl.core.types import Arithmetic
 
 _EMPTY = (0, 1, 1)
 _TILE = {"BO": 32, "BJ": 32}  # of kernels that only move weights
+_SMALL_TILE = {"BO": 32, "BJ": 8, "num_warps": 2}  # of one that adds many parts first: more programs, less of a wait
 PLAIN, RELU, POOL = 0, 1, 2  # what follows the convolution: nothing, ReLU, ReLU and pooling
 _SIZES = ["B", "H", "W", "OH", "OW", "M", "N", "splits", "per_split", "stride", "threshold"]  # no constants of a kernel
 _LAYER = [*_SIZES, "CI", "CO", "T", "BIASED"]  # nor of those that only move numbers
@@ -303,9 +304,9 @@ def _weight_gradient(layer: _Layer, images: Tensor, g: Tensor, clients: int) -> 
     _for_weight[grid](images, g, parts, sums, *sizes, splits, per_split, BM=64, BK=bk, **layer.constants())
     for_weight = parts.new_empty(clients, co, layer.inputs, layer.size, layer.size)
     for_bias = parts.new_empty(clients, co) if layer.biased else None
-    _collect[(triton.cdiv(k, _TILE["BJ"]), triton.cdiv(co, _TILE["BO"]), clients)](
+    _collect[(triton.cdiv(k, _SMALL_TILE["BJ"]), triton.cdiv(co, _SMALL_TILE["BO"]), clients)](
         parts, sums, for_weight, parts if for_bias is None else for_bias, splits,
-        layer.inputs, co, layer.size**2, int(layer.biased), **_TILE,
+        layer.inputs, co, layer.size**2, int(layer.biased), **_SMALL_TILE,
     )  # fmt: skip
     return for_weight, for_bias
 
@@ -336,7 +337,7 @@ def _compile(layer: _Layer, x: Tensor, images: Tensor, weight: Tensor, dtype: to
     weights = partial(_for_weight[_EMPTY], images, images, weight, weight, *sizes, BM=64, BK=bk, **layer.constants())
     launches.append(weights)
     launches.append(partial(_pack[_EMPTY], weight, images, *sizes[:4], **_TILE))
-    launches.append(partial(_collect[_EMPTY], weight, weight, weight, weight, *sizes[:5], **_TILE))
+    launches.append(partial(_collect[_EMPTY], weight, weight, weight, weight, *sizes[:5], **_SMALL_TILE))
     if layer.mode:
         tile = {"BM": 64, "BN": layer.columns, "num_warps": 4}
         launches.append(
