@@ -226,8 +226,8 @@ def table(args: argparse.Namespace) -> list[dict[str, Any]]:
         total += seconds
         steps += steps_of(sim, range(training.num_rounds))
         print(f"  {name}: {seconds:.1f} s, {rows[name]}", flush=True)
-    accuracy = rows[name]["no_shift"]
-    return [record("D", sim, seconds=total, methods=rows, client_steps=steps, accuracy=accuracy)]
+    found = {"whole": not (args.methods or args.rounds), "seconds": total, "methods": rows, "client_steps": steps}
+    return [record("D", sim, **found, accuracy=rows[name]["no_shift"])]
 
 
 def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
