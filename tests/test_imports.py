@@ -23,7 +23,7 @@ MAY: dict[str, set[str]] = {
     "evaluation": {"core", "data", "evaluation"},
     "sim": {"core", "models", "data", "evaluation", "sim"},
     "config": {"algorithms", "core", "data", "evaluation", "models"},
-    "experiment": {"config", "core", "data", "evaluation", "models", "sim"},
+    "experiment": {"config", "core", "data", "evaluation", "experiment", "models", "sim"},
     "cli": {"algorithms", "config", "core", "data", "evaluation", "experiment", "models"},
 }
 

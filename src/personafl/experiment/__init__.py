@@ -1,0 +1,24 @@
+"""From a recipe to results: the parts put together, and the run folder."""
+
+from personafl.experiment.folder import checked
+from personafl.experiment.machine import chosen_device, cpu, environment
+from personafl.experiment.making import federation, model, note_clients, resolved, simulation, source
+from personafl.experiment.results import Client, MethodResult, Result
+from personafl.experiment.running import run
+
+__all__ = [
+    "Client",
+    "MethodResult",
+    "Result",
+    "checked",
+    "chosen_device",
+    "cpu",
+    "environment",
+    "federation",
+    "model",
+    "note_clients",
+    "resolved",
+    "run",
+    "simulation",
+    "source",
+]

@@ -1,0 +1,44 @@
+"""The run folder: whether it may be written to, and what it begins with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from personafl import config
+from personafl.config import ConfigError, Recipe
+from personafl.data import Federation, artefact
+
+SPLIT = "split.json"  # a partition that came from a file, in the run folder
+
+
+def checked(folder: str | Path) -> Path:
+    """A folder a run may be written to: absent or empty, in a place that can be written; nothing is created."""
+    out = Path(folder)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: that is a file")
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError(
+            f"--out {out}: the folder is not empty; choose another, or continue with: personafl resume {out}"
+        )
+    home = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {out}: {home} cannot be written to")
+    return out
+
+
+def claimed(folder: str | Path) -> Path:
+    """The same folder, created."""
+    out = checked(folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"--out {out}: cannot be created: {e.strerror}") from None
+    return out
+
+
+def begin(folder: Path, recipe: Recipe, fed: Federation | None) -> None:
+    """Write what a run folder begins with: the recipe, and the partition where that came from a file."""
+    (folder / "recipe.toml").write_text(config.dump(config.anchored(recipe)))
+    if recipe.data.from_file and fed is not None:
+        artefact.save(fed, folder / SPLIT, {"partition": recipe.data.partition})

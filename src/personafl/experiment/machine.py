@@ -1,0 +1,56 @@
+"""Where a run is played, and what a result says about that place."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import personafl
+from personafl.config import ConfigError
+from personafl.sim.simulator import Simulation
+
+
+def chosen_device(name: str) -> str:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"--device {name}: possible are auto, cpu, cuda, cuda:N")
+    number = int(name.partition(":")[2] or 0)
+    if name != "cpu" and number >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return name
+
+
+def environment(sim: Simulation) -> dict[str, Any]:
+    """Where a result was made."""
+    gpu = sim.device.type == "cuda"
+    return {
+        "device": str(sim.device),
+        "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{cpu()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "version": personafl.__version__,
+        "commit": _commit(),
+    }
+
+
+def cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit this code stands at, if it runs from a checkout."""
+    git = Path(__file__).parents[3] / ".git"
+    try:
+        head = (git / "HEAD").read_text().strip()
+        return (git / head[5:]).read_text().strip() if head.startswith("ref: ") else head
+    except OSError:
+        return None

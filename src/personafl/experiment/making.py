@@ -1,0 +1,221 @@
+"""From a recipe to the parts of a run: data, federation, model, simulation."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from personafl import config
+from personafl.config import ConfigError, Method, Recipe
+from personafl.core import batches, rng
+from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
+from personafl.data.corrupted import corrupted, whole
+from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
+from personafl.evaluation import matrix
+from personafl.evaluation.metrics import LOSSES, METRICS
+from personafl.models import MODELS, StackedModel
+from personafl.sim.simulator import Simulation
+
+
+def source(recipe: Recipe) -> Source:
+    """The data set of a recipe."""
+    name = recipe.data.dataset
+    if name in DATASETS:
+        return DATASETS[name]()
+    if name.endswith(".npz"):
+        return _npz(Path(name))
+    if ":" not in name or Path(name).is_dir():
+        return _named(name, lambda: own.opened(name))
+    made = config.imported(name, "data set")()
+    return _named(name, lambda: own.anything(made, name.rpartition(":")[2]))
+
+
+def _named(name: str, read: Callable[[], Source]) -> Source:
+    """One's own data; what is wrong with them begins with the setting that names them."""
+    try:
+        return read()
+    except ValueError as e:
+        raise ConfigError(f"data.dataset={name!r}: {e}") from None
+
+
+def _npz(path: Path) -> Source:
+    if not path.is_file():
+        raise ConfigError(f"data.dataset={str(path)!r}: no such file")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            held = {n: file[n] for n in file.files}
+    except Exception as e:  # a damaged file may raise anything
+        raise ConfigError(f"data.dataset={str(path)!r}: not a readable .npz file: {e}") from None
+    if not {"x", "y"} <= held.keys():
+        raise ConfigError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")
+    return arrays(held["x"], held["y"], held.get("clients"), name=path.stem)
+
+
+def federation(recipe: Recipe, data: Source | None = None) -> Federation:
+    """The data set of a recipe, divided over clients by its seed."""
+    data = data or source(recipe)
+    d, seed = recipe.data, recipe.training.seed
+    if d.from_file:
+        return corrupted(artefact.load(d.partition, data), d.corruption, d.corruption_severity)
+    draw = rng.generator(seed, "partition")
+    ask = Ask(
+        labels=data.y.numpy(),
+        classes=data.classes,
+        num_clients=d.num_clients,
+        alpha=d.alpha,
+        classes_per_client=d.classes_per_client,
+        clients=data.clients,
+        rng=draw,
+        sources=data.sources,
+        samples_per_class=d.samples_per_class,
+        samples_per_client=d.samples_per_client,
+        uniform_share=d.uniform_share,
+        test_samples_per_class=d.test_samples_per_class,
+        test_samples_per_client=d.test_samples_per_client,
+    )
+    try:
+        parts, tests, official = _divided(recipe, ask, data)
+    except ValueError as e:
+        if data.clients is None or d.partition == "natural":
+            raise
+        raise ConfigError(f"{e}; {data.name} knows its clients, data.partition=natural takes them") from None
+    rows, unseen = parts.rows, 0
+    if d.unseen_ratio:
+        unseen = max(1, round(d.unseen_ratio * len(rows)))
+        order = rng.generator(seed, "unseen").permutation(len(rows))  # the last ones are held out
+        rows, tests = Rows.of(rows).taken(order), None if tests is None else Rows.of(tests).taken(order)
+    built = Federation.build(
+        data,
+        rows,
+        seed,
+        test_share=d.test_share,
+        validation_share=d.validation_share,
+        notes=parts.notes,
+        unseen=unseen,
+        tests=tests,
+        official=official,
+    )
+    return corrupted(built, d.corruption, d.corruption_severity)
+
+
+def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, Sequence[Indices] | None, Indices | None]:
+    """Clients' rows, their test rows where those are dealt, and the test rows of no client."""
+    d = recipe.data
+    if d.official_test == "pooled":
+        return partition(d.partition, ask), None, None
+    where = f"data.official_test={d.official_test!r}"
+    if data.test is None or data.test.all() or not data.test.any():
+        raise ConfigError(f"{where}: {data.name} does not come with a training and a test part; use pooled")
+    if data.groups is not None and len(both := np.intersect1d(data.groups[data.test], data.groups[~data.test])):
+        raise ConfigError(f"{where}: group {both[0]} of {data.name} has samples in both parts; use pooled")
+    if d.official_test == "dealt":
+        return *dealt(d.partition, ask, data.test), None
+    return trained_on(d.partition, ask, data.test), None, np.flatnonzero(data.test)
+
+
+def note_clients(recipe: Recipe, data: Source) -> None:
+    """Warn where data of one's own know their clients and a run divides them otherwise."""
+    d = recipe.data
+    if data.clients is not None and d.dataset not in DATASETS and not d.from_file and d.partition != "natural":
+        count = len(np.unique(data.clients))
+        warnings.warn(f"{data.name} knows its {count} clients; data.partition=natural keeps them", stacklevel=2)
+
+
+def model(recipe: Recipe, data: Source) -> StackedModel:
+    """The network of a recipe, initialised by its seed."""
+    choice = recipe.model
+    name = data.model if choice.name == "auto" else choice.name
+    build = MODELS[name].build if name in MODELS else config.imported(name, "model")
+    example = batches.inputs(data.x[:2], torch.float32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.key(recipe.training.seed, "init")) % 2**63)
+        module = build(tuple(data.x.shape[1:]), data.classes) if name in MODELS else _users(build, data)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name={name!r}: gave {type(module).__name__}, not a torch.nn.Module")
+    try:
+        return StackedModel(module, example, choice.head or None, choice.buffers)
+    except (RuntimeError, TypeError) as e:
+        what = f"{example.dtype} of shape {tuple(example.shape)}".removeprefix("torch.")
+        hint = "" if example.is_floating_point() else "; examples are whole numbers: give floats, or bytes for images"
+        raise ConfigError(f"model.name={name!r}: fails on a batch of {what}: {e}{hint}") from None
+
+
+def _users(build: Callable[..., Any], data: Source) -> Any:
+    """A model of one's own: called with the shape of an example and the number of classes unless it takes nothing."""
+    wanted: tuple[Any, ...] = (tuple(data.x.shape[1:]), data.classes)
+    try:
+        inspect.signature(build).bind()
+        wanted = ()
+    except TypeError:
+        pass
+    try:
+        return build(*wanted)
+    except TypeError as e:
+        raise ConfigError(
+            f"model {getattr(build, '__name__', build)}: called with {wanted or 'nothing'}: {e}"
+        ) from None
+
+
+def simulation(
+    recipe: Recipe, method: Method, *, device: str = "cpu", fed: Federation | None = None, **options: Any
+) -> Simulation:
+    """One method of a recipe, ready to run."""
+    fed = fed or federation(recipe)
+    return Simulation(
+        fed,
+        model(recipe, fed.source),
+        method.algorithm,
+        recipe.training,
+        recipe.evaluation,
+        criterion=config.criterion(recipe.training.loss, LOSSES, "loss"),
+        metric=config.criterion(recipe.evaluation.metric, METRICS, "metric"),
+        device=device,
+        **options,
+    )
+
+
+def resolved(
+    recipe: Recipe, seeds: Sequence[int], device: str = "cpu", data: Source | None = None
+) -> tuple[Recipe, dict[int, Federation]]:
+    """The recipe with `auto` replaced by what it means, and its data divided for every seed.
+
+    All of it is built once before anything is written, so that what cannot be built is said first.
+    """
+    data = whole(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
+    name = data.model if recipe.model.name == "auto" else recipe.model.name
+    recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
+    feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
+    note_clients(recipe, data)
+    matrix.check(recipe.evaluation, feds[seeds[0]], device)
+    for method in recipe.algorithms:
+        sim = simulation(recipe, method, fed=feds[seeds[0]])
+        sim.ready(sim.model, torch.zeros(1, dtype=torch.int64))
+    _check_scoring(recipe, sim)
+    return recipe, feds
+
+
+def _check_scoring(recipe: Recipe, sim: Simulation) -> None:
+    """Loss and metric must give one number per example."""
+    rows = slice(0, 2)
+    x = batches.inputs(sim.federation.source.x[rows], next(iter(sim.model.initial.values())).dtype)
+    with torch.no_grad():
+        out = sim.model({n: t[None] for n, t in sim.model.initial.items()}, x[None])[0]
+    for what, name, rule in (
+        ("training.loss", recipe.training.loss, sim.task.criterion),
+        ("evaluation.metric", recipe.evaluation.metric, sim.task.metric),
+    ):
+        try:
+            found = rule(out, sim.federation.source.y[rows])
+        except (RuntimeError, TypeError, ValueError, IndexError) as e:
+            raise ConfigError(f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)}: {e}") from None
+        if not isinstance(found, Tensor) or found.shape != (2,):
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(f"{what}={name!r}: must give one number per example, gave {shape} for two examples")

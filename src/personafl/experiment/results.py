@@ -1,0 +1,252 @@
+"""What a run gives: numbers, and a model for every client; written to a run folder and read back."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from personafl import config
+from personafl.config import ConfigError, Method, Recipe
+from personafl.core import batches
+from personafl.core.store import HOST, Store
+from personafl.core.types import Params
+from personafl.data import Federation, Source
+from personafl.data.corrupted import whole
+from personafl.evaluation import final, report
+from personafl.experiment.folder import SPLIT, begin, claimed
+from personafl.experiment.making import federation, simulation, source
+from personafl.sim import profile
+from personafl.sim.simulator import Row, Simulation
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client with the model it ended up with."""
+
+    id: int
+    simulation: Simulation
+    deployed: Params  # a stack of one
+
+    def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
+        """Outputs `[B, K]` for inputs `[B, ...]`, by the rule of the client's method."""
+        sim = self.simulation
+        batch = torch.as_tensor(x).to(sim.device)
+        batch = batches.inputs(batch, next(iter(sim.model.initial.values())).dtype)
+        with torch.no_grad():
+            return sim.algorithm.predict(sim.model, self.deployed, batch[None])[0].cpu()
+
+    @property
+    def module(self) -> nn.Module:
+        """The client's own model as an ordinary module; adaptive inference is `predict`'s alone."""
+        shapes = self.simulation.model.info.shapes
+        more = [n for n in self.deployed if n not in shapes and not n.startswith(("global/", "base_entropy/"))]
+        if more:
+            raise ValueError(f"client {self.id} answers with more than one module ({more[0]}, ...); use predict")
+        own = {n: t[0] for n, t in self.deployed.items() if n in self.simulation.model.info.shapes}
+        return self.simulation.model.client(own)
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method and seed: the numbers, and a model for every client."""
+
+    label: str
+    seed: int
+    summary: dict[str, Any]
+    rows: list[Row]
+    clients: list[Row]
+    simulation: Simulation
+    evaluations: final.Arrays  # `evaluation/final.py` has the names
+    profile: Row | None = None  # where the time went, if that was asked; `sim/profile.py` has the parts
+
+    def client(self, id: int | str) -> Client:
+        """A client by its number, or by its name where the data have names."""
+        sim = self.simulation
+        if isinstance(id, str):
+            return self.client(_numbered(id, sim.federation.names))
+        if not 0 <= id < sim.federation.everybody:
+            raise ValueError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
+        if sim.owners is not None and sim.ranks.rank not in (0, int(sim.owners[id])):
+            raise ValueError(f"client {id}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
+        ready = sim.ready if id < sim.federation.num_clients else sim.joined
+        return Client(id, sim, ready(sim.model, torch.tensor([id])))
+
+    def save(self, folder: Path) -> None:
+        """Write what `Result.load` needs and people read."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "metrics.jsonl").exists():  # a run writes it row by row
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rows))
+        with (folder / "clients.csv").open("w", newline="") as f:
+            table = csv.DictWriter(f, list(self.clients[0]))
+            table.writeheader()
+            table.writerows(self.clients)
+        final.save(self.evaluations, folder / "evaluations.npz")
+        state = folder / "checkpoint"
+        state.mkdir(exist_ok=True)
+        sim = self.simulation
+        save_file({n: t.cpu().contiguous() for n, t in sim.server.items()}, state / "server.safetensors")
+        for name, store in (("clients", sim.store), ("known", sim.known)):  # what they keep; what the server knows
+            if store.home != folder / "store" / name:
+                store.save(state / f"{name}.safetensors")
+        path = dataclasses.asdict(sim.layout) | {"module_per_client": sim.model.whole, "store": _housed(sim)}
+        (state / "engine.json").write_text(json.dumps(path) + "\n")
+        (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
+        self.save_profile(folder)
+
+    def save_profile(self, folder: Path) -> None:
+        """Write where the time went, if that was asked."""
+        if self.profile is not None:
+            (folder / "profile.json").write_text(json.dumps(self.profile, indent=1) + "\n")
+
+
+def _numbered(name: str, names: tuple[str, ...]) -> int:
+    """The client of this name."""
+    if name in names:
+        return names.index(name)
+    known = f"possible are {', '.join(names[:20])}" if names else "the clients of these data have no names"
+    raise ValueError(f"client {name!r}: no such client; {known}{', ...' if len(names) > 20 else ''}")
+
+
+def _housed(sim: Simulation) -> Row:
+    """Where rows of clients are kept, of how many, and how much that is."""
+    homes = {s.home for s in (sim.store, sim.known)}
+    disk = any(isinstance(h, Path) for h in homes)
+    count = max(len(sim.store), len(sim.known))
+    return {
+        "home": "disk" if disk else "host" if HOST in homes else "device",
+        "clients": count,
+        "bytes_per_client": sim.store.row_bytes + sim.known.row_bytes,
+        **(
+            {"disk_bytes_per_client": (sim.store.disk_bytes() + sim.known.disk_bytes()) / max(count, 1)} if disk else {}
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """All methods and seeds of a run."""
+
+    recipe: Recipe
+    methods: dict[tuple[str, int], MethodResult]
+
+    def __getitem__(self, label: str) -> MethodResult:
+        """A method by label, of the first seed."""
+        return self.of(label)
+
+    def of(self, label: str, seed: int | None = None) -> MethodResult:
+        """A method by label, of this seed or the first."""
+        for (name, s), found in self.methods.items():
+            if name == label and seed in (None, s):
+                return found
+        raise KeyError(f"{label!r}: this run has {', '.join(f'{n} (seed {s})' for n, s in self.methods)}")
+
+    def client(self, id: int | str) -> Client:
+        """A client of a run with a single method; with several, `result[label].client(id)`."""
+        if len({label for label, _ in self.methods}) > 1:
+            raise ValueError(f"the run has several methods; choose one: result[label].client({id!r})")
+        return next(iter(self.methods.values())).client(id)
+
+    def times(self) -> tuple[list[str], list[list[str]], str]:
+        """Where the time went: columns, a row for each method and seed that was timed, and a note."""
+        several = len({seed for _, seed in self.methods}) > 1
+        names = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in self.methods.values()}
+        return *profile.table({name: m.profile for name, m in names.items() if m.profile}), profile.NOTE
+
+    def table(self) -> str:
+        """The comparison as Markdown."""
+        return report.markdown([m.summary for m in self.methods.values()])
+
+    def save(self, folder: str | Path) -> None:
+        """Write a run folder."""
+        out = claimed(folder)
+        begin(out, self.recipe, next((m.simulation.federation for m in self.methods.values()), None))
+        for (label, seed), m in self.methods.items():
+            m.save(out / label / f"seed-{seed}")
+        write_reports(out, list(self.methods.values()))
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "cpu") -> Self:
+        """Read a run folder back, with every client ready to predict."""
+        out = Path(folder)
+        if not (out / "recipe.toml").is_file():
+            raise ConfigError(f"{out}: not a run folder, it has no recipe.toml")
+        recipe = config.load(out / "recipe.toml")
+        divided = _divisions(recipe, out / SPLIT)
+        methods = {}
+        for method in recipe.algorithms:
+            for path in sorted((out / method.label).glob("seed-*"), key=lambda p: int(p.name.removeprefix("seed-"))):
+                if (path / "summary.json").is_file():
+                    found = _loaded(recipe, method, path, device, divided)
+                    methods[found.label, found.seed] = found
+        return cls(recipe, methods)
+
+
+def write_reports(folder: Path, done: list[MethodResult]) -> None:
+    summaries = [m.summary for m in done]
+    (folder / "table.md").write_text(report.markdown(summaries) + "\n")
+    several = len({m.seed for m in done}) > 1
+    named = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in done}
+    curves = {name: m.rows for name, m in named.items()}
+    evaluations = {name: m.evaluations for name, m in named.items()}
+    (folder / "report.html").write_text(report.html(summaries, curves, title=folder.name, evaluations=evaluations))
+
+
+def _loaded(
+    recipe: Recipe, method: Method, path: Path, device: str, divided: Callable[[int], Federation]
+) -> MethodResult:
+    summary = json.loads((path / "summary.json").read_text())
+    fed = divided(summary["seed"])
+    for what, now in (("split", fed.digest()), ("data", fed.source.digest)):
+        if (then := summary["hashes"].get(what, now)) != now:
+            raise ConfigError(
+                f"{path}: the {what} of this run had hash {then}, now it is {now}: what data.dataset="
+                f"{recipe.data.dataset!r} or data.partition={recipe.data.partition!r} names has changed since"
+            )
+    sim = simulation(recipe.with_seed(summary["seed"]), method, device=device, fed=fed)
+    sim.server = load_file(path / "checkpoint" / "server.safetensors", device=device)
+    sim.store, sim.known = (
+        _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))
+    )
+    sim.played = len(sim.schedule)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    sim.rows = rows
+    with (path / "clients.csv").open(newline="") as f:
+        clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
+    scored = final.load(path / "evaluations.npz")
+    return MethodResult(method.label, summary["seed"], summary, rows, clients, sim, scored)
+
+
+def _divisions(recipe: Recipe, split: Path) -> Callable[[int], Federation]:
+    """The federation of each seed, on one copy of the data, by the run folder's own partition file if it has one."""
+    if recipe.data.from_file and split.is_file():
+        recipe = replace(recipe, data=replace(recipe.data, partition=str(split)))
+
+    @functools.cache
+    def data() -> Source:
+        return whole(source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
+
+    return functools.cache(lambda seed: federation(recipe.with_seed(seed), data()))
+
+
+def _reopened(store: Store, path: Path, name: str, device: torch.device) -> Store:
+    """The rows of a finished run: its own files, or what was written of them."""
+    if (path / "store" / name / "store.json").is_file():
+        return Store.opened(store.fresh, path / "store" / name, device=device)
+    if (file := path / "checkpoint" / f"{name}.safetensors").is_file():
+        store.load(file)
+    return store
+
+
+def _number(text: str) -> float | int:
+    return int(text) if text.isdecimal() else float(text)

@@ -1,0 +1,162 @@
+"""Playing a recipe: every seed and method, told to whoever watches and written as it goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from personafl import config
+from personafl.config import ConfigError, Method, Recipe
+from personafl.data import Federation
+from personafl.data.shift import Shift, draw
+from personafl.evaluation import final
+from personafl.experiment.folder import begin, checked, claimed
+from personafl.experiment.machine import chosen_device, environment
+from personafl.experiment.making import resolved, simulation, source
+from personafl.experiment.results import MethodResult, Result, write_reports
+from personafl.sim import profile, ranks
+from personafl.sim.layout import temporary
+from personafl.sim.simulator import Row, Simulation
+
+Watch = Callable[[str, int, int, Row], None]
+"""Told after every stage: label, seed, number of stages, and the row of metrics.jsonl."""
+
+
+STORES = ("auto", "device", "host", "disk")
+
+
+def run(
+    recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
+    *overrides: str,
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (),
+    device: str = "auto",
+    watch: Watch | None = None,
+    timed: bool = False,
+    store: str = "auto",
+    memory: float | None = None,
+) -> Result:
+    """Run a recipe (a path, a shipped name, a dict; None: the demo) and return its results.
+
+    With `out`, a run folder is written as the run goes on. `timed` keeps account of where the time goes. Processes
+    that `torchrun` started share the work; the first of them writes, watches and ends up with every client's model.
+    `store` (auto, device, host, disk) and `memory` (GiB) are `Simulation`'s; on disk, rows are in the run folder.
+    """
+    if store not in STORES:
+        raise ConfigError(f"--store {store}: possible are {', '.join(STORES)}")
+    if memory is not None and not memory > 0:
+        raise ConfigError(f"--memory {memory:g}: must be greater than 0")
+    if not isinstance(recipe, Recipe):
+        recipe = config.load(recipe, overrides)
+    elif overrides:
+        raise ValueError("overrides go with a path, a name or a dict, not with a finished Recipe")
+    place = ranks.device_of(chosen_device(device))
+    with ranks.joined(place) as world:
+        folder = None if out is None or world.rank else checked(out)
+        asked = recipe
+        data = world.in_turn(lambda: source(asked))
+        recipe, feds = resolved(recipe, seeds or (recipe.training.seed,), place, data)
+        if folder is not None:
+            begin(claimed(folder), recipe, next(iter(feds.values())))
+        done: dict[tuple[str, int], MethodResult] = {}
+        asked_shift = recipe.evaluation.shift
+        for seed, fed in feds.items():
+            shift = None if asked_shift == "none" else draw(fed, asked_shift, seed, recipe.evaluation.draws)
+            for method in recipe.algorithms:
+                home = None if folder is None else folder / method.label / f"seed-{seed}"
+                clock = profile.Clock(place) if timed else profile.NoClock()
+                told = None if world.rank else watch
+                done[method.label, seed] = _play(
+                    recipe.with_seed(seed), method, fed, shift, place, home, told, world, clock, store, memory
+                )
+                if folder is not None:
+                    write_reports(folder, list(done.values()))
+    return Result(recipe, done)
+
+
+def _play(
+    recipe: Recipe,
+    method: Method,
+    fed: Federation,
+    drawn: Shift | None,
+    place: str,
+    home: Path | None,
+    watch: Watch | None,
+    world: ranks.Alone,
+    clock: profile.NoClock,
+    store: str,
+    memory: float | None,
+) -> MethodResult:
+    begun = time.perf_counter()
+    spill = None if home is None else home / "store"
+    where: dict[str, Any] = {"store": spill or temporary() if store == "disk" else store, "spill": spill}
+    where |= {"device": place, "ranks": world, "clock": clock, "memory": memory}
+    with clock("setup"):
+        sim = simulation(recipe, method, fed=fed, shift=drawn, **where)
+    log = None
+    if home is not None:
+        home.mkdir(parents=True)
+        log = (home / "metrics.jsonl").open("w")
+
+    def on_round(row: Row) -> None:
+        if log is not None:
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+        if watch is not None:
+            watch(method.label, recipe.training.seed, len(sim.schedule), row)
+
+    try:
+        sim.run(on_round)
+    finally:
+        if log is not None:
+            log.close()
+    scored = sim.evaluations()
+    clients, shift = sim.clients_table(scored)
+    summary = _summary(recipe, method, sim, scored, shift, time.perf_counter() - begun)
+    if more := final.robustness(scored, recipe.evaluation):
+        summary["robustness"] = more
+    with clock("waiting"):
+        sim.collect()
+    found = MethodResult(method.label, recipe.training.seed, summary, sim.rows, clients, sim, scored)
+    if home is not None:
+        with clock("files"):
+            found.save(home)
+    if spent := clock.report():
+        found = replace(found, profile=profile.joined(world.gather(spent)))
+        if home is not None:
+            found.save_profile(home)
+    return found
+
+
+def _summary(
+    recipe: Recipe, method: Method, sim: Simulation, scored: final.Arrays, shift: Row | None, seconds: float
+) -> dict[str, Any]:
+    clients, totals = sim.federation.num_clients, sim.totals
+    last = next(r for r in reversed(sim.rows) if "personal" in r)
+    newcomers = sim.newcomers(scored)
+    return {
+        "algorithm": method.name,
+        "label": method.label,
+        "seed": recipe.training.seed,
+        "rounds": recipe.training.num_rounds,
+        "evaluated_model": sim.algorithm.evaluated(recipe.evaluation.when),
+        "settings": config.settings(method.algorithm),
+        "environment": environment(sim),
+        "accuracy": {"personal": last["personal"], "global": last.get("global")}
+        | ({} if newcomers is None else {"unseen": newcomers}),
+        "shift": shift,
+        "communication": {
+            "up_bytes": totals.up_bytes,
+            "down_bytes": totals.down_bytes,
+            "mib_per_client": (totals.up_bytes + totals.down_bytes) / clients / 2**20,
+            "paper_mib_per_client": totals.paper_bytes / clients / 2**20,
+        },
+        "compute": {"flops_per_client": totals.flops / clients, "dense_flops_per_client": totals.dense_flops / clients},
+        "time": {"seconds": seconds, "seconds_per_round": seconds / recipe.training.num_rounds}
+        | ({} if sim.ranks.size == 1 else {"ranks": sim.ranks.size, "balance": sim.balance}),
+        "hashes": sim.hashes(),
+    }
