@@ -22,7 +22,7 @@ MAY: dict[str, set[str]] = {
     "algorithms": {"core", "sparse", "algorithms"},
     "evaluation": {"core", "data", "evaluation"},
     "sim": {"core", "models", "data", "evaluation", "sim"},
-    "config": {"algorithms", "core", "data", "evaluation", "models"},
+    "config": {"algorithms", "config", "core", "data", "evaluation", "models"},
     "experiment": {"config", "core", "data", "evaluation", "experiment", "models", "sim"},
     "cli": {"algorithms", "config", "core", "data", "evaluation", "experiment", "models"},
 }

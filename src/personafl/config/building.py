@@ -1,0 +1,153 @@
+"""From tables of plain values to the typed objects of a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from personafl.config.checking import check
+from personafl.config.names import ConfigError, algorithm_class, unknown
+from personafl.config.recipe import SECTIONS, Data, Method, Recipe
+from personafl.core.algorithm import Algorithm
+from personafl.data import DATASETS
+from personafl.data.corrupted import CORRUPTED, PER_CLIENT
+from personafl.data.partition import KNOW_THEIR_CLIENTS
+
+T = TypeVar("T")
+
+
+def build(name: str, raw: Mapping[str, Any]) -> Recipe:
+    """A recipe from its tables: typed, checked, and with what they leave open filled in."""
+    for section in raw:
+        if section not in (*SECTIONS, "algorithms"):
+            raise ConfigError(f"section [{section}]: {unknown('section', section, (*SECTIONS, 'algorithms'))}")
+    made: dict[str, Any] = {}
+    for section, cls in SECTIONS.items():
+        values = raw.get(section, {})
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"[{section}] must be a table of settings, it is {values!r}")
+        made[section] = _section(section, cls, values)
+    given = raw.get("data", {})
+    if "num_clients" in given and made["data"].num_clients < 1:
+        raise ConfigError(f"data.num_clients={made['data'].num_clients}: must be at least 1")
+    if made["data"].dataset not in DATASETS and Path(made["data"].dataset).is_dir():
+        made["data"] = replace(made["data"], dataset=_folder(made["data"].dataset))
+    check(**made)
+    made["data"] = _filled(made["data"], given)
+    if made["evaluation"].when == "after_local":
+        made["evaluation"] = replace(made["evaluation"], clients="selected")
+    return Recipe(name, algorithms=_methods(raw.get("algorithms", [])), **made)
+
+
+def _folder(name: str) -> str:
+    """A folder's name that is seen to be one, also where the folder is not there."""
+    return name if "/" in name or "\\" in name else f"./{name}"
+
+
+def _filled(data: Data, given: Collection[str]) -> Data:
+    """The data section with what was not given as its data set and partition have it."""
+    if data.dataset in CORRUPTED and "corruption" not in given:
+        data = replace(data, corruption=PER_CLIENT)
+    if data.partition == "dominant" and "classes_per_client" not in given:
+        data = replace(data, classes_per_client=3)  # FedPAC's
+    if data.num_clients == 0 and data.partition not in KNOW_THEIR_CLIENTS and not data.from_file:
+        data = replace(data, num_clients=20)
+    return data
+
+
+def _methods(entries: Any) -> tuple[Method, ...]:
+    """The `[[algorithms]]` tables as objects, each with a label of its own."""
+    if not isinstance(entries, list) or not all(isinstance(m, Mapping) for m in entries):
+        raise ConfigError("algorithms must be [[algorithms]] tables, each with a name")
+    if not entries:
+        raise ConfigError("no algorithms: add an [[algorithms]] table or algorithms=NAME,...")
+    methods = tuple(method(m) for m in entries)
+    labels = [m.label for m in methods]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"algorithms: two methods are called {label!r}; give one of them another label")
+    return methods
+
+
+def method(entry: Mapping[str, Any]) -> Method:
+    """An `[[algorithms]]` table as an object."""
+    if "name" not in entry:
+        raise ConfigError(f"[[algorithms]] entry {dict(entry)}: it has no name")
+    name = entry["name"]
+    cls = algorithm_class(name)
+    label = entry.get("label", name)
+    if not isinstance(label, str) or not re.fullmatch(r"[\w.+ :-]+", label) or label.startswith("."):
+        raise ConfigError(f"algorithms.label={label!r}: letters, digits and . _ - + : only, for it names a folder")
+    settings = {k: v for k, v in entry.items() if k not in ("name", "label")}
+    known = {f.name: f for f in cls.settings()}
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(f"{label}.{key}={value!r}: {unknown('setting', key, known, f'of {name}')}")
+        values[key] = _slot(f"{label}.{key}", value, hints[key])
+    try:
+        return Method(label.replace(":", "-"), name, cls(**values))
+    except ValueError as e:
+        raise ConfigError(f"{label}: {e}") from None
+
+
+def _slot(where: str, value: Any, hint: Any) -> Any:
+    """A setting that may itself be a table: a base method, or what fills a slot. A bare value is its first setting."""
+    if hint is Algorithm:
+        return method({"name": value} if isinstance(value, str) else value).algorithm
+    kind = next((o for o in typing.get_args(hint) if dataclasses.is_dataclass(o)), None)
+    if kind is None:
+        return _typed(where, value, hint)
+    if value in (None, "none"):
+        return None
+    if not isinstance(value, Mapping):
+        value = {dataclasses.fields(kind)[0].name: value}
+    try:
+        return _section(where, typing.cast(type[Any], kind), value)
+    except ValueError as e:
+        raise e if isinstance(e, ConfigError) else ConfigError(f"{where}: {e}") from None
+
+
+def _section(section: str, cls: type[T], values: Mapping[str, Any]) -> T:
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for key, value in values.items():
+        if key not in names:
+            raise ConfigError(f"{section}.{key}={value!r}: {unknown('setting', key, sorted(names), f'of [{section}]')}")
+    return cls(**{k: _typed(f"{section}.{k}", v, hints[k]) for k, v in values.items()})
+
+
+def _typed(where: str, value: Any, hint: Any) -> Any:
+    """The value as the type asks; whole numbers pass for real ones, nothing else is bent."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{where}={value!r}: possible are {', '.join(map(str, args))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for option in args:
+            try:
+                return _typed(where, value, option)
+            except ConfigError:
+                continue
+        words = [str(a) for o in args for a in (typing.get_args(o) or ("a whole number" if o is int else o.__name__,))]
+        raise ConfigError(f"{where}={value!r}: possible are {', '.join(words)}")
+    if origin is tuple:
+        items = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_typed(where, v, args[0]) for v in items)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}={value!r}: must be finite")
+    if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
+        kind = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, str(hint))
+        raise ConfigError(f"{where}={value!r}: must be {kind}")
+    return value

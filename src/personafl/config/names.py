@@ -1,0 +1,93 @@
+"""What a recipe names: found, or refused with what is possible."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from personafl.algorithms import ALGORITHMS
+from personafl.core.algorithm import Algorithm
+from personafl.core.types import Criterion
+
+# What other frameworks call our keys.
+_ELSEWHERE = {
+    "global_rounds": "num_rounds",
+    "rounds": "num_rounds",
+    "n_rounds": "num_rounds",
+    "num_server_rounds": "num_rounds",
+    "global_epoch": "num_rounds",
+    "local_learning_rate": "lr",
+    "learning_rate": "lr",
+    "local_epoch": "local_epochs",
+    "epochs": "local_epochs",
+    "lbs": "batch_size",
+    "batch": "batch_size",
+    "fraction_fit": "join_ratio",
+    "fraction_train": "join_ratio",
+    "client_participation": "join_ratio",
+    "eligible_perc": "join_ratio",
+    "n_clients": "num_clients",
+    "client_num": "num_clients",
+    "dirichlet_alpha": "alpha",
+    "eval_gap": "eval_every",
+    "test_interval": "eval_every",
+    "learning_rate_decay_gamma": "lr_decay",
+    "class_per_client": "classes_per_client",
+    "model_name": "name",
+}
+
+
+class ConfigError(ValueError):
+    """A recipe or a command line that cannot be run, in one line."""
+
+
+def unknown(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], where: str = "") -> str:
+    """`no such setting of [training]; did you mean num_rounds?`, or what was possible."""
+    names = list(possible)
+    elsewhere = _ELSEWHERE.get(given.lower())
+    near = [elsewhere] if elsewhere in names else difflib.get_close_matches(given, names, 1, 0.6)
+    guess = f"; did you mean {near[0]}?" if near else ";"
+    return f"no such {what}{' ' + where if where else ''}{guess} possible are {', '.join(names)}"
+
+
+def imported(path: str, what: str) -> Any:
+    """The object at `package.module:name`."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise ConfigError(f"{what} {path!r}: cannot be imported: {e}") from None
+
+
+def algorithm_class(name: object) -> type[Algorithm]:
+    """A registered method, or one's own as `package.module:Class`."""
+    if isinstance(name, str) and name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if isinstance(name, str) and ":" in name:
+        cls = imported(name, "algorithm")
+        if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+            raise ConfigError(f"algorithm {name!r}: that is not a subclass of personafl.Algorithm")
+        return cls
+    raise ConfigError(f"algorithm {name!r}: {unknown('algorithm', str(name), ALGORITHMS)}, or package.module:Class")
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """What a recipe calls a method."""
+    cls = type(algorithm)
+    registered = next((n for n, c in ALGORITHMS.items() if c is cls), None)
+    return registered or f"{cls.__module__}:{cls.__qualname__}"
+
+
+def criterion(name: str, known: Mapping[str, Criterion], what: str) -> Criterion:
+    """A loss or metric by name or dotted path: outputs and targets to one number per example."""
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise ConfigError(f"{what} {name!r}: {unknown(what, name, known)}, or package.module:function")
+    found = imported(name, what)
+    if not callable(found):
+        raise ConfigError(f"{what} {name!r}: that is not a function")
+    return typing.cast(Criterion, found)

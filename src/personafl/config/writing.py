@@ -1,0 +1,61 @@
+"""A recipe out again, as TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from personafl.config.names import name_of
+from personafl.config.recipe import SECTIONS, Recipe, unused
+from personafl.core.algorithm import Algorithm
+from personafl.data import DATASETS
+
+
+def anchored(recipe: Recipe) -> Recipe:
+    """The recipe with the place of data of one's own written out, so that it means the same from anywhere."""
+    name = recipe.data.dataset
+    if name in DATASETS or (":" in name and not Path(name).exists()):
+        return recipe
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, dataset=str(Path(name).resolve())))
+
+
+def dump(recipe: Recipe) -> str:
+    """The resolved recipe as TOML: everything that was used, nothing that was not."""
+    skip = {*unused(recipe), *(() if recipe.model.head else ("model.head",))}
+    lines = []
+    for section in SECTIONS:
+        values = dataclasses.asdict(getattr(recipe, section))
+        kept = {k: v for k, v in values.items() if f"{section}.{k}" not in skip}
+        lines += [f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in kept.items()), ""]
+    for m in recipe.algorithms:
+        lines += ["[[algorithms]]", f"name = {_toml(m.name)}", f"label = {_toml(m.label)}"]
+        lines += [f"{k} = {_toml(v)}" for k, v in settings(m.algorithm).items()] + [""]
+    return "\n".join(lines)
+
+
+def settings(algorithm: Algorithm) -> dict[str, Any]:
+    """A method's own settings as plain values; what is not set (no inherited model) is left out."""
+    out: dict[str, Any] = {}
+    for f in algorithm.settings():
+        value = getattr(algorithm, f.name)
+        if isinstance(value, Algorithm):
+            out[f.name] = {"name": name_of(value), **settings(value)}
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            out[f.name] = dataclasses.asdict(value)
+        elif value is not None:
+            out[f.name] = value
+    return out
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    return repr(value)
