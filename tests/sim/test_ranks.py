@@ -131,22 +131,22 @@ def test_a_clients_state_stays_on_one_rank() -> None:
     owned = [{0, 1, 3}, {2, 4, 5}]
     sims = together(2, lambda world: simulated(Ditto(), world))
     for sim, mine in zip(sims, owned, strict=True):
-        assert set(sim.mine(sim.everybody).tolist()) == mine
+        assert set(sim.placement.mine(sim.everybody).tolist()) == mine
         assert sim.store.ids and set(sim.store.ids) <= mine
 
 
 def test_cohorts_are_balanced_by_work_alone_where_clients_keep_nothing() -> None:
     (sim, *_) = together(2, lambda world: simulated(FedAvg(), world))
-    assert sim.owners is None
+    assert sim.placement.owners is None
     # 6 to rank 0, 5 and 1 to rank 1
-    assert sim.places(torch.tensor([0, 5, 4])).tolist() == [0, 1, 1]
+    assert sim.placement.places(torch.tensor([0, 5, 4])).tolist() == [0, 1, 1]
 
 
 def test_balance_is_the_mean_ranks_work_over_the_busiest_ranks() -> None:
     (sim, *_) = together(2, lambda world: simulated(Ditto(), world, num_rounds=2))
     steps, owner = torch.tensor([6, 2, 4, 2, 1, 5]), torch.tensor([0, 0, 1, 0, 1, 1])
     loads = [[int(steps[c][owner[c] == r].sum()) for r in (0, 1)] for c in map(sim.cohort, sim.schedule)]
-    assert sim.balance == sum(map(sum, loads)) / 2 / sum(map(max, loads))
+    assert sim.placement.balance == sum(map(sum, loads)) / 2 / sum(map(max, loads))
 
 
 # The same numbers

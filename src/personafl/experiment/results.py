@@ -77,7 +77,7 @@ class MethodResult:
             return self.client(_numbered(id, sim.federation.names))
         if not 0 <= id < sim.federation.everybody:
             raise ValueError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
-        if sim.owners is not None and sim.ranks.rank not in (0, int(sim.owners[id])):
+        if sim.placement.owners is not None and sim.ranks.rank not in (0, int(sim.placement.owners[id])):
             raise ValueError(f"client {id}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
         ready = sim.ready if id < sim.federation.num_clients else sim.joined
         return Client(id, sim, ready(sim.model, torch.tensor([id])))

@@ -157,6 +157,6 @@ def _summary(
         },
         "compute": {"flops_per_client": totals.flops / clients, "dense_flops_per_client": totals.dense_flops / clients},
         "time": {"seconds": seconds, "seconds_per_round": seconds / recipe.training.num_rounds}
-        | ({} if sim.ranks.size == 1 else {"ranks": sim.ranks.size, "balance": sim.balance}),
+        | ({} if sim.ranks.size == 1 else {"ranks": sim.ranks.size, "balance": sim.placement.balance}),
         "hashes": sim.hashes(),
     }

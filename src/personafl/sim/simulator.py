@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,15 +34,15 @@ from personafl.core.types import (
     Task,
     Training,
 )
-from personafl.data.federated import Federation, Place, Split
+from personafl.data.federated import Federation, Place
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, metrics, shifts
-from personafl.evaluation.evaluate import deployed, on_host, scores
+from personafl.evaluation.evaluate import deployed, scores
 from personafl.models.stacked import StackedModel
-from personafl.sim import network
-from personafl.sim.layout import choose, each, housed, products
+from personafl.sim import layout, network, scoring
+from personafl.sim.placement import Placement
 from personafl.sim.profile import NoClock
-from personafl.sim.ranks import Alone, balanced
+from personafl.sim.ranks import Alone
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -153,8 +152,9 @@ class Simulation:
         self.server = self.algorithm.init_server(self.model.initial)
         self.schedule = self.algorithm.schedule()
         self._house(store, spill, memory, chunk)
-        self.owners = self._owners()
-        self.loads = torch.zeros(2, dtype=torch.float64)  # steps of the busiest rank and of the mean one, so far
+        one = torch.zeros(1, dtype=torch.int64)
+        owned = bool(self.store.gather(one) or self.known.gather(one))
+        self.placement = Placement(self.ranks, self.clock, self._steps, self.federation.everybody, owned=owned)
         self.played = 0  # stages behind us
         self.totals = Totals()
         self.rows: list[Row] = []
@@ -174,13 +174,13 @@ class Simulation:
         one = torch.zeros(1, dtype=torch.int64)
         kept, known = fresh(one), unknown(one)
         rows = self.touched()
-        home, room = housed(store, rows, row_bytes(kept) + row_bytes(known), self.device, memory, spill)
+        home, room = layout.housed(store, rows, row_bytes(kept) + row_bytes(known), self.device, memory, spill)
         homes = (home / "clients", home / "known") if isinstance(home, Path) else (home, home)
         self.store = Store(fresh, homes[0], device=self.device, expected=rows)
         self.known = Store(unknown, homes[1], device=self.device, expected=rows)
         held = sum(t.numel() * t.element_size() for t in (*kept.values(), *known.values()))
         sizes = self.federation.sizes("train")
-        self.layout = choose(self.model, self.training, self.device, sizes, chunk, kept=held, room=room)
+        self.layout = layout.choose(self.model, self.training, self.device, sizes, chunk, kept=held, room=room)
 
     # Who
 
@@ -200,13 +200,13 @@ class Simulation:
         if stage.who == "nobody":
             return torch.zeros(0, dtype=torch.int64)
         if stage.who == "all":
-            return self._sorted(self.everybody)
+            return self.sorted(self.everybody)
         clients = self.federation.num_clients
         size = self.training.cohort(clients)
         chosen = rng.generator(self.training.seed, "cohort", stage.number).choice(clients, size, replace=False)
-        return self._sorted(torch.from_numpy(chosen))
+        return self.sorted(torch.from_numpy(chosen))
 
-    def _sorted(self, ids: Tensor) -> Tensor:
+    def sorted(self, ids: Tensor) -> Tensor:
         ids = ids.sort().values
         sizes = self.federation.splits["train"].lengths(ids)
         return ids[sizes.argsort(descending=True, stable=True)]
@@ -220,78 +220,25 @@ class Simulation:
             behind = self.schedule[: self.played] or [stage]
             return self.cohort(next(s for s in reversed(behind) if s.who != "nobody" and s.judged))
         if which == "all" or which >= self.federation.num_clients:
-            return self._sorted(self.everybody)
+            return self.sorted(self.everybody)
         pick = rng.generator(self.training.seed, "scored").choice(self.federation.num_clients, which, replace=False)
-        return self._sorted(torch.from_numpy(pick))
+        return self.sorted(torch.from_numpy(pick))
 
-    def _each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T], *, train: bool = False) -> Iterator[T]:
+    def each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T], *, train: bool = False) -> Iterator[T]:
         threads = self.layout.threads if train else self.layout.sweeping
-        with products(self.training.precision):
-            yield from each(dataclasses.replace(self.layout, threads=threads), self.model, ids, work)
-
-    # On which rank
-
-    def _owners(self) -> Tensor | None:
-        """The rank of each client `[clients]`, where something is kept of clients between rounds."""
-        one = torch.zeros(1, dtype=torch.int64)
-        if self.ranks.size == 1 or not (self.store.gather(one) or self.known.gather(one)):
-            return None
-        return balanced(self._steps(torch.arange(self.federation.everybody)), self.ranks.size)
+        with layout.products(self.training.precision):
+            yield from layout.each(dataclasses.replace(self.layout, threads=threads), self.model, ids, work)
 
     def _steps(self, ids: Tensor) -> Tensor:
-        """Minibatches of an epoch of these clients, which is what their work goes by."""
+        """Minibatches of an epoch of these clients."""
         if self.training.local_steps:
             return torch.ones_like(ids)
         return steps_per_epoch(self.federation.splits["train"].lengths(ids), self.training.batch_size)
 
-    def places(self, ids: Tensor) -> Tensor:
-        """The rank of each of these clients: its owner's, or where nothing is kept of clients, by work alone."""
-        return balanced(self._steps(ids), self.ranks.size) if self.owners is None else self.owners[ids]
-
-    def mine(self, ids: Tensor) -> Tensor:
-        """Those of these clients that are this rank's, in the same order."""
-        return ids if self.ranks.size == 1 else ids[self.places(ids) == self.ranks.rank]
-
-    def together(self, ids: Tensor, found: list[T]) -> list[T]:
-        """Something of each of these clients on every rank, from what each found of its own."""
-        if self.ranks.size == 1:
-            return found
-        with self.clock("waiting"):
-            parts = [iter(part) for part in self.ranks.gather(found)]
-        return [next(parts[r]) for r in self.places(ids).tolist()]
-
-    def _uploads(self, ids: Tensor, parts: list[_Part]) -> Payload:
-        """The uploads of a whole cohort as one stack, in its order."""
-        mine = tree.gathered(p.upload for p in parts) if parts else {}
-        if self.ranks.size == 1:
-            return mine
-        with self.clock("waiting"):
-            found = [p for p in self.ranks.gather(tree.moved(mine, torch.device("cpu"))) if p]
-        order = self.places(ids).argsort(stable=True).argsort()
-        return tree.moved(tree.rows_of(tree.gathered(found), order), self.device)
-
-    @property
-    def balance(self) -> float:
-        """How busy the ranks were beside the busiest of each round: 1 where all had as many steps."""
-        return float(self.loads[1] / self.loads[0]) if self.loads[0] else 1.0
-
     def collect(self) -> None:
-        """Bring all that is kept of clients to the first rank, some rows at a time."""
-        if self.owners is None:
-            return
+        """Bring all that is kept of clients to the first rank."""
         everywhere = self.algorithm.needs_uploads()  # then every rank remembered what the server knows
-        for store in (self.store,) if everywhere else (self.store, self.known):
-            parts = store.parts() if self.ranks.rank else iter(())
-            while any(self.ranks.gather((part := next(parts, None)) is not None)):
-                sent = part and (part[0], {n: t.cpu() for n, t in part[1].items()})
-                for came in filter(None, self.ranks.first(sent)):
-                    store.scatter(*came)
-
-    def _weigh_ranks(self, ids: Tensor) -> None:
-        if self.ranks.size > 1:
-            held = torch.zeros(self.ranks.size, dtype=torch.float64)
-            held.index_add_(0, self.places(ids), self._steps(ids).double())
-            self.loads += torch.stack([held.max(), held.mean()])
+        self.placement.collect(self.store, *(() if everywhere else (self.known,)))
 
     # A round
 
@@ -304,11 +251,11 @@ class Simulation:
         ids = self.cohort(stage)
         parts: list[_Part] = []
         sums: Params = {}
-        self._weigh_ranks(ids)
-        mine = self.mine(ids)
+        self.placement.weigh(ids)
+        mine = self.placement.mine(ids)
         none = torch.zeros(len(mine), dtype=torch.float64)
         spent = _Spent(Totals(), torch.zeros_like(none, device=self.device), none)
-        for part in self._each(mine, lambda model, chunk: self._client_side(model, chunk, rnd), train=True):
+        for part in self.each(mine, lambda model, chunk: self._client_side(model, chunk, rnd), train=True):
             spent.add(part)
             if part.upload or part.before or part.trained:  # nothing else outlives its stack
                 parts.append(dataclasses.replace(part, sums={}))
@@ -324,7 +271,7 @@ class Simulation:
         if self._due(self.played - 1):
             with self.clock("evaluation"):
                 before = [s for p in parts for s in p.before]
-                found = self.evaluate(self.together(ids, before) if judged else [])
+                found = scoring.after_round(self, self.placement.together(ids, before) if judged else [])
         losses = self._count(spent)  # waits for the device, so it comes last
         diverged = int((~losses.isfinite()).sum())
         row: Row = {
@@ -349,7 +296,8 @@ class Simulation:
         """The server's new state, from what came from each chunk."""
         with self.clock("aggregation"):
             if self.algorithm.needs_uploads():
-                _add(sums, self._server_side(ids, self._uploads(ids, parts), rnd))
+                mine = tree.gathered(p.upload for p in parts) if parts else {}
+                _add(sums, self._server_side(ids, self.placement.stacked(ids, mine, self.device), rnd))
             else:
                 with self.clock("waiting"):
                     sums = self.ranks.sum(sums)
@@ -408,7 +356,7 @@ class Simulation:
                 payload = tree.received(received, len(ids))
                 came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, lambda: data)
                 test = self.federation.examples("test", ids)
-                before = self._portable(scores(self.algorithm.predict, task, came, test, self.layout.room))
+                before = scoring.portable(self, scores(self.algorithm.predict, task, came, test, self.layout.room))
                 own = self.algorithm.trained(done.kept, done.local, payload, rnd)
                 trained = deployed(self.algorithm, task, own, payload, lambda: data)
         return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
@@ -458,129 +406,35 @@ class Simulation:
         received = tree.received(down, len(ids))
         return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, lambda: data)
 
-    def newcomers(self, found: final.Arrays | None = None) -> Row | None:
-        """Accuracy of the clients held out, as newcomers; None where there are none."""
-        if not self.federation.unseen:
-            return None
-        held = self._newcomers() if found is None else final.newcomers(found)
-        parts = torch.split(torch.from_numpy(held["scores"]), np.diff(held["edges"]).tolist())
-        order = self._sorted(torch.from_numpy(held["ids"])) - self.federation.num_clients
-        return _stats([parts[i] for i in order.tolist()])
-
-    def _newcomers(self) -> final.Arrays:
-        """The scores of the clients held out, under all that was asked for but shift."""
-        ids = self._sorted(torch.arange(self.federation.num_clients, self.federation.everybody))
-        asked = dataclasses.replace(self.evaluation, shift="none", matrix=False)
-        return self._measured(ids, self.joined, None, asked)
-
     def judged(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients are scored with: what they predict with, or what their last training gave."""
         if self.trained is None:
             return self.ready(model, ids)
         have, rows = self.trained
-        place = {c: i for i, c in enumerate(self.mine(have).tolist())}
+        place = {c: i for i, c in enumerate(self.placement.mine(have).tolist())}
         return tree.take(rows, torch.tensor([place[c] for c in ids.tolist()], device=self.device))
-
-    def evaluate(self, before: list[Tensor] | None = None) -> Row:
-        """Accuracy of the personal models and of the global one, over clients; with `before`, scores on arrival."""
-        ids = self.scored(self.now.stage)
-        common, validated = self.common(), int(self.federation.splits["validation"].first[-1])
-        # A device gets all its work before the first answer is waited for.
-        own = self._personal_scores(ids, "test")
-        held = self._personal_scores(ids, "validation") if validated else None
-        losses = self._personal_scores(ids, "train", self.task.criterion) if self.evaluation.train_loss else None
-        of_all = None if common is None else self._global_scores(common, ids)
-        row: Row = {"personal": _stats(own)}
-        if before:
-            row |= self._since(ids, on_host(before), on_host(own))
-        if held is not None:
-            row["validation"] = _stats(held)
-        if losses is not None:
-            row["train_loss"] = float(torch.cat(losses).double().mean())
-        row["global"] = None if of_all is None else _stats(of_all)
-        return row
-
-    def _since(self, ids: Tensor, before: list[Tensor], after: list[Tensor]) -> Row:
-        """How good clients were on arrival, and by how much better than when they last left (FedPHP's Eq. 4)."""
-        came, left = (
-            {c: float(s.double().mean()) for c, s in zip(ids.tolist(), part, strict=True)} for part in (before, after)
-        )
-        gained = [came[c] - self.left[c] for c in came if c in self.left]
-        self.left |= left
-        return {"before": _stats(before), "delta": sum(gained) / len(gained) if gained else None}
-
-    def _personal_scores(self, ids: Tensor, split: Split, metric: Criterion | None = None) -> list[Tensor]:
-        def work(model: StackedModel, part: Tensor) -> list[Tensor]:
-            return self._scores(model, part, self.federation.examples(split, part), metric)
-
-        return self._of_each(ids, work)
-
-    def _of_each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], list[T]]) -> list[T]:
-        """What is found of each of these clients, stack by stack and rank by rank, in their order."""
-        return self.together(ids, [found for part in self._each(self.mine(ids), work) for found in part])
-
-    def _scores(
-        self, model: StackedModel, ids: Tensor, data: Examples, metric: Criterion | None = None
-    ) -> list[Tensor]:
-        task = dataclasses.replace(self.task, model=model, metric=metric or self.task.metric)
-        return self._portable(scores(self.algorithm.predict, task, self.judged(model, ids), data, self.layout.room))
-
-    def _portable(self, found: list[Tensor]) -> list[Tensor]:
-        """On the host, where other ranks are to see them."""
-        return found if self.ranks.size == 1 else on_host(found)
 
     def common(self) -> Params | None:
         """The server's model, as a stack of one; None where the method has no complete one."""
         known = self.algorithm.init_known(self.model.initial, torch.zeros(1, dtype=torch.int64))
         return self.algorithm.common(tree.received(self.algorithm.download(self.server, known, self.now), 1))
 
-    def _global_scores(self, common: Params, ids: Tensor) -> list[Tensor]:
-        """Scores of the server's model on these clients' test data, or on a test part that belongs to nobody."""
-        source, flat = self.federation.source, self.federation.official
-        split = flat is None and self.ranks.size > 1 and not self.model.looks_at_batches
-        mine = self.mine(ids) if split else ids
-        if split and not len(mine):
-            return self.together(ids, [])
-        if flat is None:
-            rows, count = self.federation.splits["test"].padded(mine)
-            flat, sizes = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)]), count.tolist()
-        else:
-            sizes = [len(flat)]
-        data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
-        with products(self.training.precision):
-            (row,) = scores(self.algorithm.common_answer, self.task, common, data, self.layout.room)
-            found = list(torch.split(row, sizes))
-        return self.together(ids, self._portable(found)) if split else found
-
     def _shift(self) -> Shift | None:
         if self.evaluation.shift == "none":
             return None
         return draw(self.federation, self.evaluation.shift, self.training.seed, self.evaluation.draws)
 
+    def evaluate(self) -> Row:
+        """Accuracy of the personal models and of the global one, over clients."""
+        return scoring.after_round(self, [])
+
     def evaluations(self) -> final.Arrays:
         """The scores of all scored clients under all that was asked for; `evaluation/final.py` has the names."""
-        found = self._measured(self.scored(self.now.stage), self.judged, self.shift, self.evaluation)
-        held = self._newcomers() if self.federation.unseen else {}
-        return found | {f"{final.UNSEEN}{n}": a for n, a in held.items()}
+        return scoring.of_run(self)
 
-    def _measured(
-        self, ids: Tensor, ready: Callable[[StackedModel, Tensor], Params], shift: Shift | None, asked: Evaluation
-    ) -> final.Arrays:
-        per_sample = not self.model.looks_at_batches
-
-        def work(model: StackedModel, part: Tensor) -> list[final.Arrays]:
-            task = dataclasses.replace(self.task, model=model)
-            own, seed = ready(model, part), self.training.seed
-
-            def score(data: Examples) -> list[Tensor]:
-                return on_host(scores(self.algorithm.predict, task, own, data, self.layout.room))
-
-            return final.measured(score, self.federation, part, shift, asked, seed, per_sample=per_sample)
-
-        with self.clock("evaluation"):
-            clients = self._of_each(ids, work)
-        found = final.joined(clients, shift, asked, per_sample=per_sample)
-        return found | final.who(self.federation, found["ids"])
+    def newcomers(self, found: final.Arrays | None = None) -> Row | None:
+        """Accuracy of the clients held out, as newcomers; None where there are none."""
+        return scoring.newcomers(self, found)
 
     def clients_table(self, found: final.Arrays | None = None) -> tuple[list[Row], Row | None]:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
@@ -635,9 +489,3 @@ def _finite(losses: Tensor) -> float | None:
     """The mean over clients that trained and whose loss is still finite; None where there are none."""
     mean = float(losses[losses.isfinite()].mean()) if len(losses) else math.nan
     return mean if math.isfinite(mean) else None
-
-
-def _stats(found: list[Tensor]) -> dict[str, float]:
-    sizes = torch.tensor([s.numel() for s in found])
-    flat = torch.cat(found).cpu().double()
-    return metrics.over_clients(torch.segment_reduce(flat, "mean", lengths=sizes), sizes)
