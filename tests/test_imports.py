@@ -24,7 +24,7 @@ MAY: dict[str, set[str]] = {
     "sim": {"core", "models", "data", "evaluation", "sim"},
     "config": {"algorithms", "config", "core", "data", "evaluation", "models"},
     "experiment": {"config", "core", "data", "evaluation", "experiment", "models", "sim"},
-    "cli": {"algorithms", "config", "core", "data", "evaluation", "experiment", "models"},
+    "cli": {"algorithms", "cli", "config", "core", "data", "evaluation", "experiment", "models"},
 }
 
 

@@ -1,0 +1,81 @@
+"""`personafl compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from personafl import config
+from personafl.cli.terminal import console, print_table
+
+
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or <label>/seed-<n> inside one.")
+    ],
+    html: Annotated[Path | None, typer.Option(help="Write a page with the table and the curves.")] = None,
+    md: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the table as LaTeX.")] = None,
+) -> None:
+    """Put finished runs side by side."""
+    from personafl.evaluation import final, report
+
+    roots = [f.parent.parent if (f / "summary.json").is_file() else f for f in folders]  # the run folders
+    names = [r.name for r in dict.fromkeys(roots)]
+    found = []
+    for folder, root in zip(folders, roots, strict=True):
+        prefix = "" if len(names) == 1 else root.name if names.count(root.name) == 1 else root.as_posix()
+        found += _finished(folder, prefix)
+    summaries = [s for _, s in found]
+    keys = [(s["label"], s["seed"]) for s in summaries]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise config.ConfigError(f"compare: {key[0]}, seed {key[1]} is given twice")
+    if html:
+        curves = {f"{s['label']}, seed {s['seed']}": _lines(home / "metrics.jsonl") for home, s in found}
+        evaluations = {
+            f"{s['label']}, seed {s['seed']}": final.load(path, ("ids", "client_accuracy"))
+            for home, s in found
+            if (path := home / "evaluations.npz").is_file()
+        }
+        html.write_text(report.html(summaries, curves, title="Comparison", evaluations=evaluations))
+    if md:
+        md.write_text(report.markdown(summaries) + "\n")
+    if latex:
+        latex.write_text(report.latex(summaries) + "\n")
+    print_table(summaries)
+    for concern in report.concerns(summaries):
+        console.print(f"note: {concern}", markup=False)
+
+
+def _finished(folder: Path, prefix: str) -> list[tuple[Path, dict[str, Any]]]:
+    """The summaries under a run folder; where several are compared, labels begin with what tells it from the others."""
+    homes = (
+        [folder]
+        if (folder / "summary.json").is_file()
+        else sorted(p.parent for p in folder.glob("*/seed-*/summary.json"))
+    )
+    if not homes:
+        raise config.ConfigError(
+            f"{folder}: no finished run here (no summary.json); expected a run folder or <label>/seed-<n>"
+        )
+    order: list[str] = []
+    if (folder / "recipe.toml").is_file():
+        order = [m.label for m in config.load(folder / "recipe.toml").algorithms]
+    out = []
+    for home in homes:
+        try:
+            summary = json.loads((home / "summary.json").read_text())
+            label = summary["label"]
+        except (json.JSONDecodeError, KeyError):
+            raise config.ConfigError(f"{home / 'summary.json'}: not a summary of a run") from None
+        out.append((home, summary | ({"label": f"{prefix}/{label}"} if prefix else {}), label))
+    out.sort(key=lambda o: (order.index(o[2]) if o[2] in order else len(order), o[2], o[1]["seed"]))
+    return [(home, summary) for home, summary, _ in out]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

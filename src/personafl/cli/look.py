@@ -1,0 +1,198 @@
+"""`personafl list`, `info` and `partition`: what there is, and who would hold what."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from personafl import config
+from personafl.cli.terminal import console, split
+from personafl.core.algorithm import Algorithm
+
+
+def _first_sentence(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _algorithms() -> dict[str, str]:
+    from personafl.algorithms import ALGORITHMS
+
+    return {name: _first_sentence(cls) for name, cls in ALGORITHMS.items()}
+
+
+def _datasets() -> dict[str, str]:
+    from personafl.data import DATASETS
+
+    return {name: _first_sentence(load) for name, load in DATASETS.items()}
+
+
+def _partitions() -> dict[str, str]:
+    from personafl.data import PARTITIONS
+
+    return {name: rule.summary for name, rule in PARTITIONS.items()}
+
+
+def _models() -> dict[str, str]:
+    from personafl.models import MODELS
+
+    return {name: entry.summary for name, entry in MODELS.items()}
+
+
+def _recipes() -> dict[str, str]:
+    return {name: text.split("\n", 1)[0].lstrip("# ") for name, text in config.recipes().items()}
+
+
+def _corruptions() -> dict[str, str]:
+    from personafl.data.corruptions import CORRUPTIONS
+
+    return {name: _first_sentence(make) for name, make in CORRUPTIONS.items()}
+
+
+LISTS: dict[str, Callable[[], dict[str, str]]] = {
+    "algorithms": _algorithms,
+    "datasets": _datasets,
+    "partitions": _partitions,
+    "corruptions": _corruptions,
+    "models": _models,
+    "recipes": _recipes,
+}
+
+
+def _of_partition(name: str) -> list[str]:
+    from personafl.data.partition import PARTITIONS, REPEATED
+
+    rule = PARTITIONS[name]
+    return [
+        inspect.getdoc(rule.make) or "",
+        f"settings: {', '.join(f'data.{n}' for n in sorted(rule.uses))}",
+        *(["may deal a test part by the same rule (data.official_test=dealt)"] if name in REPEATED else []),
+    ]
+
+
+def _of_corruption(name: str) -> list[str]:
+    from personafl.data.corruptions import CORRUPTIONS, PARAMETERS
+
+    words = list(inspect.signature(CORRUPTIONS[name]).parameters)[2:]
+    steps = [", ".join(f"{w} {v:g}" for w, v in zip(words, values, strict=True)) for values in PARAMETERS[name]]
+    return [f"severity {severity}: {step}" for severity, step in enumerate(steps, 1)]
+
+
+DETAILS: dict[str, Callable[[str], list[str]]] = {
+    "partitions": _of_partition,
+    "corruptions": _of_corruption,
+    "recipes": lambda name: [config.recipes()[name]],
+}
+
+
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, corruptions, models or recipes.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """Show what there is."""
+    if what not in LISTS:
+        raise config.ConfigError(f"list {what}: possible are {', '.join(LISTS)}")
+    found = LISTS[what]()
+    if as_json:
+        print(json.dumps([{"name": n, "summary": s} for n, s in found.items()]))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, summary in found.items():
+        table.add_row(escape(name), escape(summary))
+    console.print(table)
+
+
+def info(
+    name: Annotated[str, typer.Argument(help="An algorithm, data set, partition, corruption, model or recipe.")],
+) -> None:
+    """Explain one thing by name."""
+    from personafl.algorithms import ALGORITHMS
+
+    if name in ALGORITHMS:
+        _explain(name, ALGORITHMS[name])
+        return
+    for kind, found in LISTS.items():
+        if name in (entries := found()):
+            console.print(f"{kind.rstrip('s')} {name}: {entries[name]}", markup=False)
+            for more in DETAILS[kind](name) if kind in DETAILS else []:
+                console.print(more, markup=False, highlight=False)
+            return
+    known = [n for found in LISTS.values() for n in found()]
+    raise config.ConfigError(f"info {name}: {config.unknown('name', name, known)}")
+
+
+def _explain(name: str, cls: Any) -> None:
+    module = sys.modules[cls.__module__]
+    console.print(f"{name}: {inspect.getdoc(cls)}\n", markup=False)
+    console.print(f"{inspect.getdoc(module)}\n", markup=False)
+    console.print(f"evaluated: {cls.evaluates}", markup=False)
+    console.print(f"a newcomer gets: {cls.newcomers}\n", markup=False)
+    table = Table("setting", "default", "meaning", box=None, pad_edge=False)
+    for f in cls.settings():
+        choices = f.metadata.get("choices")
+        meaning = f.metadata.get("help", "") + (f" ({', '.join(choices)})" if choices else "")
+        filled = dataclasses.is_dataclass(f.default) and not isinstance(f.default, Algorithm)
+        table.add_row(f.name, "a table:" if filled else _shown(f.default), escape(meaning))
+        if filled:
+            for g in dataclasses.fields(f.default):
+                table.add_row(f"  {f.name}.{g.name}", _shown(getattr(f.default, g.name)), g.metadata.get("help", ""))
+    console.print(table)
+
+
+def _shown(default: Any) -> str:
+    """A default as a recipe would write it."""
+    return config.name_of(default) if isinstance(default, Algorithm) else "none" if default is None else str(default)
+
+
+def partition(
+    recipe: Annotated[str | None, typer.Argument(help="A path or a shipped recipe; none is the demo.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw classes and sizes per client.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write who holds which rows: a .json file data.partition can name.")
+    ] = None,
+    pfllib: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the clients' data as PFLlib has them.")
+    ] = None,
+) -> None:
+    """Show who holds what, without training."""
+    from personafl import experiment
+    from personafl.data import artefact, own, picture
+
+    name, changes = split(recipe, overrides)
+    chosen = config.load(name, changes)
+    if save and save.suffix != ".json":
+        raise config.ConfigError(f"--save {save}: must end in .json, so that data.partition can name it")
+    fed = experiment.federation(chosen)
+    counts = fed.class_counts()
+    names = fed.names
+    columns = ["client", *(["name"] if names else []), "train", "test", *(f"c{k}" for k in range(counts.shape[1]))]
+    table = Table(*columns[: 12 + 3 + bool(names)], box=None, pad_edge=False)
+    for c in range(min(fed.everybody, 40)):
+        sizes = [str(int(fed.sizes(s)[c])) for s in ("train", "test")]
+        table.add_row(
+            str(c), *(escape(n) for n in names[c : c + 1]), *sizes, *(str(n) if n else "·" for n in counts[c, :12])
+        )
+    console.print(table)
+    if fed.everybody > 40:
+        console.print(f"... and {fed.everybody - 40} more clients")
+    notes = "".join(f", {k.replace('_', ' ')}: {v}" for k, v in fed.notes.items())
+    console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
+    experiment.note_clients(chosen, fed.source)
+    if save:
+        found = artefact.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
+        console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}", markup=False)
+    if plot:
+        picture.draw(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
+    if pfllib:
+        own.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=chosen.data.alpha)
+        console.print(f"written to {pfllib}: train/, test/ and config.json, as PFLlib has them", markup=False)

@@ -1,0 +1,122 @@
+"""`personafl run`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from personafl import config
+from personafl.cli.terminal import console, first, print_table, split
+
+
+def run(
+    recipe: Annotated[str | None, typer.Argument(help="A path or a shipped recipe; none runs the demo.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, section.key=value.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<recipe>-<time>.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; default the recipe's.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    profile: Annotated[bool, typer.Option("--profile", help="Tell where the time went.")] = False,
+    store: Annotated[str, typer.Option(help="What clients keep: auto, device, host or disk.")] = "auto",
+    memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory to use, in GiB.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON and nothing else.")] = False,
+) -> None:
+    """Run a recipe: every method, one table, one run folder."""
+    from personafl import experiment
+    from personafl.evaluation import report
+
+    name, changes = split(recipe, overrides)
+    chosen = config.load(name, changes)
+    folder = out or Path("runs") / f"{chosen.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if first():
+        experiment.checked(folder)
+    numbers = _seeds(seeds)
+    with _Watch(chosen, numbers, silent=quiet or as_json or not first()) as watch:
+        where: dict[str, Any] = {"device": device, "store": store, "memory": memory}
+        result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
+    if not first():
+        return
+    summaries = [m.summary for m in result.methods.values()]
+    if as_json:
+        print(json.dumps(summaries))
+        return
+    print_table(summaries)
+    for concern in report.concerns(summaries):
+        console.print(f"note: {concern}", markup=False)
+    if profile:
+        _print_times(*result.times())
+    console.print(
+        f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)", markup=False
+    )
+
+
+def _print_times(columns: list[str], rows: list[list[str]], note: str) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    console.print(note, markup=False, highlight=False)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(s) for s in text.split(",") if s.strip()]
+    except ValueError:
+        raise config.ConfigError(f"--seeds {text}: expected whole numbers, such as 0,1,2") from None
+    if len(set(seeds)) < len(seeds) or any(s < 0 for s in seeds):
+        raise config.ConfigError(f"--seeds {text}: must differ and not be negative")
+    return seeds
+
+
+class _Watch:
+    """Progress: a bar with accuracy and time left on a terminal, a line per evaluation elsewhere."""
+
+    def __init__(self, recipe: config.Recipe, seeds: list[int], *, silent: bool) -> None:
+        self.silent = silent
+        self.bar: Progress | None = None
+        self.runs = len(recipe.algorithms) * max(1, len(seeds))
+        self.rounds = recipe.training.num_rounds
+        if not silent and console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self.bar = Progress(
+                *columns,
+                TextColumn("{task.fields[accuracy]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self.task = self.bar.add_task("starting", total=self.runs * self.rounds, accuracy="")
+
+    def __enter__(self) -> _Watch:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, label: str, seed: int, stages: int, row: dict[str, Any]) -> None:
+        if self.silent:
+            return
+        accuracy = f"{100 * row['personal']['mean']:.1f} %" if "personal" in row else ""
+        if self.bar is not None:
+            changes: dict[str, Any] = {"accuracy": accuracy} if accuracy else {}
+            ahead = 0 if row["round"] >= self.rounds else 1  # a final stage is no round
+            self.bar.update(self.task, advance=ahead, description=f"{label} ({row['phase']})", **changes)
+        elif accuracy:
+            stage = f"round {row['round'] + 1}/{stages}"
+            console.print(
+                f"{label} seed {seed} {stage} {row['phase']}: accuracy {accuracy}", markup=False, highlight=False
+            )

@@ -1,0 +1,59 @@
+"""What commands share: how they read a recipe with its overrides, and how they print."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+console = Console(width=None if sys.stdout.isatty() else 120)
+errors = Console(stderr=True)
+
+
+def split(recipe: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """A first positional that contains `=` is an override of the demo."""
+    rest = list(overrides or [])
+    return (None, [recipe, *rest]) if recipe and "=" in recipe else (recipe, rest)
+
+
+def first() -> bool:
+    """Whether this is the process that speaks, of those torchrun may have started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def fail(message: str, code: int = 2) -> None:
+    """Say in one line what is wrong, and end."""
+    if not first():
+        time.sleep(2)  # if the first process failed as well, torchrun ends this one before it says so again
+    errors.print(f"personafl: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning in one line."""
+    if first():
+        errors.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_table(summaries: list[dict[str, Any]]) -> None:
+    """The comparison, and what was evaluated."""
+    from personafl.evaluation import report
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(report.columns(summaries)[:-1]):
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
+    cells = report.rows(summaries)
+    for row in cells:
+        table.add_row(*map(escape, row[:-1]))
+    console.print(table)
+    console.print(report.NOTE, markup=False, highlight=False)
+    for remark in report.remarks(summaries):
+        console.print(remark, markup=False, highlight=False)
+    console.print("Evaluated model:", highlight=False)
+    for row in cells:
+        console.print(f"  {row[0]}: {row[-1]}", markup=False, highlight=False)
