@@ -41,7 +41,7 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("part", sorted(MAY))
 def test_parts_import_only_what_lies_below_them(part: str) -> None:
-    files = sorted((ROOT / part).glob("*.py")) if (ROOT / part).is_dir() else [ROOT / f"{part}.py"]
+    files = sorted((ROOT / part).rglob("*.py")) if (ROOT / part).is_dir() else [ROOT / f"{part}.py"]
     assert files
     for file in files:
         ours = {n.split(".")[1] for n in imports(file) if n.startswith("personafl.")}
