@@ -397,7 +397,7 @@ def test_a_folder_with_something_in_it_is_refused(call, tmp_path: Path) -> None:
     said = call("run", *QUICK, "--out", "full")
     assert said.code == 2
     assert "not empty" in said.err
-    assert "personafl resume full" in said.err
+    assert "choose another, or empty this one" in said.err
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["notes.txt"]
 
 

@@ -18,9 +18,7 @@ def checked(folder: str | Path) -> Path:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: that is a file")
     if out.is_dir() and any(out.iterdir()):
-        raise ConfigError(
-            f"--out {out}: the folder is not empty; choose another, or continue with: personafl resume {out}"
-        )
+        raise ConfigError(f"--out {out}: the folder is not empty; choose another, or empty this one")
     home = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {out}: {home} cannot be written to")
