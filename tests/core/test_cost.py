@@ -61,6 +61,32 @@ def test_every_step_of_a_recurrent_layer_uses_its_weights():
     assert [layer.macs for layer in lstm.info.layers] == [80 * 256]
 
 
+def test_a_recurrent_layer_may_be_called_by_keyword():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.gru(input=x)[0][:, -1])
+
+    assert StackedModel(Named(), torch.rand(2, 5, 4)).info.other_flops == 2 * 5 * 3 * 8 * (4 + 8)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_attention_counts(weights):
+    class Attending(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.attention(x, x, x, need_weights=weights)[0].mean(1))
+
+    projections, products = 5 * 8 * (3 * 8 + 8), 2 * 5 * 5 * 8  # in and out; queries by keys, weights by values
+    assert StackedModel(Attending(), torch.rand(2, 5, 8)).info.other_flops == 2 * (projections + products)
+
+
 def test_products_outside_layers_count():
     class Twice(nn.Module):
         def __init__(self):

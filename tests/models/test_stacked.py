@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from personafl.core import rng, tree
@@ -872,3 +872,27 @@ def test_what_enters_the_head_is_seen_in_a_row_of_linear_layers():
     again = torch.baddbmm(params["head.bias"].unsqueeze(1), z, params["head.weight"].transpose(1, 2))
     torch.testing.assert_close(out, again)
     assert z.shape == (CLIENTS, SIZE, 6) and (z >= 0).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_module_may_take_for_granted_how_images_lie_in_memory(channels: int) -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2, self.head = nn.Conv2d(channels, 6, 5), nn.Conv2d(6, 16, 5), nn.Linear(256, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+            return self.head(F.max_pool2d(F.relu(self.conv2(x)), 2).view(-1, 256))
+
+    torch.manual_seed(0)
+    model = StackedModel(Viewing(), torch.rand(2, channels, 28, 28))
+    assert not model.whole
+    params = {n: torch.stack([t, 1.1 * t]) for n, t in model.initial.items()}
+    for size in (2, 16):  # the second convolution has more weights than the smaller batch has numbers
+        x = torch.rand(2, size, channels, 28, 28)
+        for rows in (slice(0, 2), slice(1, 2)):
+            found = model({n: t[rows] for n, t in params.items()}, x[rows])
+            for c, out in zip(range(2)[rows], found, strict=True):
+                alone = model.client({n: t[c] for n, t in params.items()})
+                torch.testing.assert_close(out, alone(x[c]))

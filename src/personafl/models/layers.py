@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,8 @@ try:
 except ImportError:  # no Triton, so no GPU it would run on
     kernels = None  # type: ignore[assignment]
 
+Channels = Literal["first", "last", "either"]
+"""How images lie in memory; either: as is fastest."""
 CONVS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: F.conv1d,
     nn.Conv2d: F.conv2d,
@@ -61,6 +63,7 @@ class Context:
     count: int  # C
     calls: int  # of dropout, in this forward pass
     arithmetic: Arithmetic = "float32"  # of convolutions on a GPU
+    channels: Channels = "either"
     tape: list[Taped] | None = None  # linear layers as they run, where their gradients are taken by hand
 
 
@@ -202,7 +205,7 @@ class _Conv(Stacked):
         call = CONVS[type(self.original)]
         rest = (conv.stride, conv.padding, conv.dilation)
         if not x.is_cuda and x.dim() == 4:
-            x = _arranged(x, weight)
+            x = self._arranged(x, weight)
         if self.context.count == 1 and not x.is_cuda:
             return call(x, weight.squeeze(0), None if bias is None else bias.squeeze(0), *rest, conv.groups)
         rows = self.split(x)
@@ -229,7 +232,17 @@ class _Conv(Stacked):
     def _launched(self, x: Tensor, mode: int, dtype: torch.dtype) -> Tensor:
         weight, bias, pad = self.get("weight"), self.get("bias"), cast(nn.Conv2d, self.original).padding[0]
         assert weight is not None and isinstance(pad, int)
-        return kernels.convolution(x, weight, bias, pad, mode, self.context.arithmetic, dtype)
+        out = kernels.convolution(x, weight, bias, pad, mode, self.context.arithmetic, dtype)
+        return out.contiguous() if self.context.channels == "first" else out
+
+    def _arranged(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Images as a CPU convolves them fastest: channels last, unless weights, which have to follow, are larger."""
+        channels = self.context.channels
+        if channels == "first" or (channels == "either" and weight.numel() > x.numel()):
+            return x.contiguous()
+        if x.shape[1] == 1:  # contiguous either way: the strides must say which is meant
+            return x.reshape(len(x), *x.shape[2:], 1).movedim(3, 1)
+        return x.contiguous(memory_format=torch.channels_last)
 
     def with_relu(self, x: Tensor, *, pooled: bool, inner: bool) -> Tensor | None:
         """ReLU and pooling in the same kernel; None where there is none. `inner`: another of these follows."""
@@ -239,15 +252,6 @@ class _Conv(Stacked):
             return None
         half = inner and self.context.arithmetic == "bf16"
         return self._launched(x, kernels.POOL if pooled else kernels.RELU, torch.bfloat16 if half else weight.dtype)
-
-
-def _arranged(x: Tensor, weight: Tensor) -> Tensor:
-    """Images as a CPU convolves them fastest: channels last, unless weights, which have to follow, are larger."""
-    if weight.numel() > x.numel():
-        return x.contiguous()
-    if x.shape[1] == 1:  # contiguous either way: the strides must say which is meant
-        return x.reshape(len(x), *x.shape[2:], 1).movedim(3, 1)
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 def conv_relu(conv: nn.Module, x: Tensor, *, pooled: bool, inner: bool = False) -> Tensor:

@@ -27,6 +27,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -36,6 +37,7 @@ from personafl.models.layers import (
     BATCH_NORMS,
     CONVS,
     RUNNING,
+    Channels,
     Context,
     PerClient,
     Stacked,
@@ -63,8 +65,11 @@ class StackedModel:
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
         self._context = Context()
         self._twins: list[StackedModel] = []
-        self.whole = not self._agrees(example, whole=False)
-        if self.whole and not self._agrees(example, whole=True):
+        agrees = self._agrees(example, "last")
+        # A module may take for granted how images lie in memory, as `view` does.
+        self._context.channels = "either" if agrees else "first"
+        self.whole = not agrees and not self._agrees(example, "first")
+        if self.whole and not self._agrees(example, "first", whole=True):
             raise ValueError(
                 f"{type(module).__name__}: the same input and random stream give different outputs each time"
             )
@@ -219,8 +224,15 @@ class StackedModel:
         )
         return folded.eval()
 
-    def _agrees(self, example: Tensor, *, whole: bool) -> bool:
-        """Whether two clients in one stack come out as each does alone, in float64."""
+    def _agrees(self, example: Tensor, channels: Channels, *, whole: bool = False) -> bool:
+        """Whether two clients in one stack come out as each does alone, in float64; with images so in memory."""
+        before, self._context.channels = self._context.channels, channels
+        try:
+            return self._compared(example, whole)
+        finally:
+            self._context.channels = before
+
+    def _compared(self, example: Tensor, whole: bool) -> bool:
         self._folded = self._fold(whole).double()
         alone = copy.deepcopy(self.module).double()
         x = (
@@ -344,11 +356,16 @@ def _layers(
     handles += [m.register_forward_hook(measure) for m in module.modules() if not list(m.children())]
     for m in module.modules():
         if type(m) in known or isinstance(m, nn.RNNBase):
-            handles += [m.register_forward_pre_hook(rest.enter), m.register_forward_hook(rest.leave)]
-    with torch.no_grad(), rest:
-        module(example)
-    for h in handles:
-        h.remove()
+            handles += [m.register_forward_pre_hook(rest.enter, with_kwargs=True), m.register_forward_hook(rest.leave)]
+    quick = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # fused attention says nothing of its products
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), rest:
+            module(example)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(quick)
+        for h in handles:
+            h.remove()
     layers = tuple(layer for layer in found.values() if layer.weight in trainable)
     frozen = sum(2 * layer.macs + layer.outputs for layer in found.values() if layer.weight not in trainable)
     return layers, rest.flops // len(example) + frozen, sum(sizes)
@@ -372,11 +389,12 @@ class _Rest(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flops += count(*args, **(kwargs or {}), out_val=out)
         return out
 
-    def enter(self, m: nn.Module, given: tuple[Any, ...]) -> None:
+    def enter(self, m: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.outside = False
         if isinstance(m, nn.RNNBase):  # every step uses every weight once
             weights = sum(p.numel() for n, p in m.named_parameters() if n.startswith("weight"))
-            self.flops += 2 * weights * given[0].data[..., 0].numel()
+            steps = (given[0] if given else named["input"]).data[..., 0].numel()
+            self.flops += 2 * weights * steps
 
     def leave(self, m: nn.Module, given: tuple[Any, ...], out: Any) -> None:
         self.outside = True
