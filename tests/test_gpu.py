@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import ALGORITHMS, FedAvg, Federation, Simulation, Training, arrays
+from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Simulation, Training, arrays
 from personafl.core import batches, rng
 from personafl.core.algorithm import Local, Play, Turn
 from personafl.core.types import Batch, Round, Task
@@ -17,6 +17,7 @@ from personafl.models import MODELS, StackedModel
 from tests import worlds
 from tests.algorithms.test_contract import BUSY
 
+PARTS = np.split(np.arange(sum(worlds.SIZES)), np.cumsum(worlds.SIZES)[:-1])
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*units for")]
 
 
@@ -36,6 +37,22 @@ def test_a_gpu_agrees_with_a_cpu_in_float64(name: str, kind: str) -> None:
     a, b = (s.ready(s.model, s.everybody) for s in sims)
     for n in a:
         torch.testing.assert_close(b[n].cpu(), a[n], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("when", ["after_aggregation", "after_local"])
+def test_what_is_read_late_is_what_was_computed(when: str) -> None:
+    """Losses and scores of every round, which stay on the device until all of it has been sent off."""
+    shown = Evaluation(eval_every=1, shift="none", train_loss=True, when=when, clients="selected")  # type: ignore[arg-type]
+    rows = []
+    for device in ("cpu", "cuda"):
+        fed = Federation.build(worlds.federation().source, PARTS, 0, validation_share=0.2)
+        sim = Simulation(fed, worlds.model(), ALGORITHMS["ditto"](), worlds.training(), shown, device=device)
+        sim.run()
+        rows.append([{n: v for n, v in row.items() if n != "seconds"} for row in sim.rows])
+    for cpu, gpu in zip(*rows, strict=True):
+        assert cpu.keys() == gpu.keys() >= {"loss", "personal", "validation", "train_loss", "global"}
+        for n, v in cpu.items():
+            assert gpu[n] == (v if v is None or isinstance(v, str) else pytest.approx(v, rel=1e-9)), n
 
 
 def test_grouped_convolution_is_each_clients_own() -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from personafl import ALGORITHMS, DMPFL, Algorithm, Ditto, Evaluation, FedAvg, FedRep, Local, Simulation, StackedModel
 from personafl.core import tree
 from personafl.core.types import Stage
-from personafl.sim.layout import Layout
+from personafl.sim.layout import PASS, Layout, choose
+from personafl.sim.simulator import _add, _total
 from tests import worlds
 
 
@@ -37,8 +38,21 @@ def test_a_cohort_is_a_fresh_sample_sorted_by_size() -> None:
     assert len(worlds.simulation(FedAvg(), join_ratio=0.01).cohort(Stage(0))) == 1
 
 
-def test_convolutions_run_a_client_per_thread_with_the_same_result() -> None:
-    one, two = (worlds.simulation(Ditto(), "cnn", join_ratio=1.0) for _ in range(2))
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(x.squeeze(1))[0][:, -1])
+        return out
+
+
+@pytest.mark.parametrize("module", [worlds.module("cnn"), Recurrent()], ids=["cnn", "lstm"])
+def test_clients_run_one_per_thread_with_the_same_result(module: nn.Module) -> None:
+    model = StackedModel(module, worlds.federation("cnn").source.x[:2])
+    assert not model.stacks and model.parallel
+    one, two = (worlds.simulation(Ditto(), "cnn", join_ratio=1.0, model=model) for _ in range(2))
     one.layout, two.layout = Layout(1, 1, 1), Layout(1, 2, 1)
     one.run()
     two.run()
@@ -46,6 +60,16 @@ def test_convolutions_run_a_client_per_thread_with_the_same_result() -> None:
     assert all(torch.equal(one.server[n], two.server[n]) for n in one.server)
     kept = one.store.gather(one.everybody), two.store.gather(two.everybody)
     assert all(torch.equal(kept[0][n], kept[1][n]) for n in kept[0])
+
+
+@pytest.mark.parametrize(("clients", "numbers"), [(1, 5), (3, 5), (3, 2**15)])
+def test_stacks_are_added_up_in_float64(clients: int, numbers: int) -> None:
+    first, second = torch.rand(2, clients, numbers, generator=torch.Generator().manual_seed(0))
+    given, sums = first.clone(), dict[str, Tensor]()
+    for stack in (first, second):
+        _add(sums, {"a": _total(stack)})
+    torch.testing.assert_close(sums["a"], torch.cat([first, second]).double().sum(0), rtol=1e-14, atol=0)
+    assert torch.equal(first, given)  # a term is not added to in its place
 
 
 def test_float32_stacks_agree_up_to_rounding() -> None:
@@ -290,3 +314,9 @@ def test_a_loss_that_is_no_number_is_written_as_none() -> None:
     sim = worlds.simulation(FedAvg(), lr=1e200, num_rounds=3)
     sim.run()
     assert sim.rows[-1]["loss"] is None
+
+
+@pytest.mark.parametrize(("room", "share"), [(0.0, PASS), (2.0**28, 2.0**26), (2.0**40, PASS)])
+def test_a_limit_leaves_a_quarter_to_the_activations_of_an_evaluation(room: float, share: float) -> None:
+    fed, cpu = worlds.federation(), torch.device("cpu")
+    assert choose(worlds.model(), worlds.training(), cpu, fed.sizes("train"), room=room).activations == share

@@ -33,13 +33,13 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train
 
 
 @torch.no_grad()
-def scores(predict: Predict, task: Task, ready: Params, data: Examples, room: float) -> list[Tensor]:
+def scores(predict: Predict, task: Task, ready: Params, data: Examples, activations: float) -> list[Tensor]:
     """Per client the score of each of its examples, in order, on the device: to read them is to wait for it.
 
-    On a GPU a forward pass takes as many examples as would leave `room` bytes of activations, if all were kept.
+    On a GPU a forward pass takes as many examples as would leave so many bytes of `activations`, if all were kept.
     """
     out = torch.zeros(data.rows.shape, dtype=torch.float32, device=data.rows.device)
-    for batch, first in batches.in_order(data, _at_a_time(task.model, data, room), floating(ready)):
+    for batch, first in batches.in_order(data, _at_a_time(task.model, data, activations), floating(ready)):
         k, size = batch.x.shape[:2]
         model = _Ignoring(task.model, batch.valid)
         logits = predict(model, tree.take(ready, slice(k)), batch.x)
@@ -54,12 +54,12 @@ def on_host(found: list[Tensor]) -> list[Tensor]:
     return list(torch.split(torch.cat(found).cpu(), [len(row) for row in found]))
 
 
-def _at_a_time(model: Model, data: Examples, room: float) -> int:
+def _at_a_time(model: Model, data: Examples, activations: float) -> int:
     """Examples of a client in one forward pass: on a GPU as many as fill it, where they do not look at one another."""
     if not data.rows.is_cuda or getattr(model, "looks_at_batches", True):
         return batches.SWEEP
     each = 4 * max(model.info.activations, 1) * len(data.ids)
-    return max(16, min(16384 // len(data.ids) + 1, int(room / each)))
+    return max(16, min(16384 // len(data.ids) + 1, int(activations / each)))
 
 
 class _Ignoring:

@@ -41,16 +41,13 @@ PASS = 2.0**30  # bytes of activations of a pass without training that do, if al
 
 @dataclass(frozen=True)
 class Layout:
-    """Clients per stack, stacks at a time, threads inside each, in training and in passes without.
+    """How clients lie over the machine. A sweep is a pass over data without training."""
 
-    `room` are bytes of activations a pass without training may leave on a GPU, if all were kept.
-    """
-
-    chunk: int
-    workers: int
-    threads: int
-    sweeping: int = 1
-    room: float = PASS
+    chunk: int  # clients per stack
+    workers: int  # stacks at a time
+    threads: int  # inside each, in training
+    sweep_threads: int = 1
+    activations: float = PASS  # bytes a sweep may leave on a GPU, if all were kept
 
 
 def choose(
@@ -78,8 +75,8 @@ def choose(
     forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
-    training_threads, sweeping = (1 if flops < SMALL else threads for flops in (step, sweep))
-    return Layout(chunk, 1, training_threads, sweeping, min(PASS, room / 4) if room else PASS)
+    in_training, in_sweeps = (1 if flops < SMALL else threads for flops in (step, sweep))
+    return Layout(chunk, 1, in_training, in_sweeps, min(PASS, room / 4) if room else PASS)
 
 
 def _fitting(

@@ -63,7 +63,7 @@ def _personal(sim: Simulation, ids: Tensor, split: Split, metric: Criterion | No
     def work(model: StackedModel, part: Tensor) -> list[Tensor]:
         task = dataclasses.replace(sim.task, model=model, metric=metric or sim.task.metric)
         data = sim.federation.examples(split, part)
-        return portable(sim, scores(sim.algorithm.predict, task, sim.judged(model, part), data, sim.layout.room))
+        return portable(sim, scores(sim.algorithm.predict, task, sim.judged(model, part), data, sim.layout.activations))
 
     return _of_each(sim, ids, work)
 
@@ -93,7 +93,7 @@ def _global(sim: Simulation, common: Params, ids: Tensor) -> list[Tensor]:
         sizes = [len(flat)]
     data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
     with products(sim.training.precision):
-        (row,) = scores(sim.algorithm.common_answer, sim.task, common, data, sim.layout.room)
+        (row,) = scores(sim.algorithm.common_answer, sim.task, common, data, sim.layout.activations)
     found = list(torch.split(row, sizes))
     return sim.placement.together(ids, portable(sim, found)) if split else found
 
@@ -120,7 +120,7 @@ def _measured(sim: Simulation, ids: Tensor, ready: Ready, shift: Shift | None, a
         own, seed = ready(model, part), sim.training.seed
 
         def score(data: Examples) -> list[Tensor]:
-            return on_host(scores(sim.algorithm.predict, task, own, data, sim.layout.room))
+            return on_host(scores(sim.algorithm.predict, task, own, data, sim.layout.activations))
 
         return final.measured(score, sim.federation, part, shift, asked, seed, per_sample=per_sample)
 

@@ -225,7 +225,7 @@ class Simulation:
         return self.sorted(torch.from_numpy(pick))
 
     def each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T], *, train: bool = False) -> Iterator[T]:
-        threads = self.layout.threads if train else self.layout.sweeping
+        threads = self.layout.threads if train else self.layout.sweep_threads
         with layout.products(self.training.precision):
             yield from layout.each(dataclasses.replace(self.layout, threads=threads), self.model, ids, work)
 
@@ -356,7 +356,9 @@ class Simulation:
                 payload = tree.received(received, len(ids))
                 came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, lambda: data)
                 test = self.federation.examples("test", ids)
-                before = scoring.portable(self, scores(self.algorithm.predict, task, came, test, self.layout.room))
+                before = scoring.portable(
+                    self, scores(self.algorithm.predict, task, came, test, self.layout.activations)
+                )
                 own = self.algorithm.trained(done.kept, done.local, payload, rnd)
                 trained = deployed(self.algorithm, task, own, payload, lambda: data)
         return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
@@ -377,7 +379,11 @@ class Simulation:
         """What the server sends these clients."""
         return self.algorithm.download(self.server, self.known.gather(ids), rnd)
 
-    # Evaluation
+    # What clients predict with
+    #
+    # `scored` says who is evaluated, `judged` with what: with what they predict with (`ready`), or, where
+    # `evaluation.when` is "after_local", with what the last cohort came to by its training (`trained`), before the
+    # server's next model. `_judged_next` tells a cohort at work that it is this one.
 
     @property
     def now(self) -> Round:
@@ -468,7 +474,7 @@ class Simulation:
 
 
 def _total(t: Tensor) -> Tensor:
-    """The sum over a stack of clients, in float64; one client's term is it already, and is widened when it is added."""
+    """The sum over a stack of clients for `_add`: in float64, but for a lone client's term, which stays as it is."""
     if len(t) == 1:
         return t.squeeze(0)
     if t.is_cuda or t[0].numel() < 2**15:
