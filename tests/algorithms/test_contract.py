@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from personafl import ALGORITHMS, APFL, DMPFL, Algorithm, Evaluation, FedSelect, Simulation, config
 from personafl.core import tree, wire
-from personafl.core.algorithm import Probe, Turn
-from personafl.core.local import session
-from personafl.core.types import Download, Masked, Payload, Round
+from personafl.core.algorithm import Local, Probe, Turn
+from personafl.core.local import Outcome, session
+from personafl.core.types import Download, Examples, Masked, Params, Payload, Round, Task
+from personafl.sim import simulator
 from tests import worlds
 
 # Six clients share four channels of the CNN.
@@ -32,7 +34,7 @@ BUSY: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(params=sorted(ALGORITHMS))
+@pytest.fixture(scope="module", params=sorted(ALGORITHMS))
 def algorithm(request: pytest.FixtureRequest) -> Algorithm:
     return ALGORITHMS[request.param](**BUSY.get(request.param, {}))
 
@@ -43,7 +45,7 @@ def simulation(algorithm: Algorithm, kind: str = "mlp", **options: object) -> Si
     return worlds.simulation(algorithm, kind, **options)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -61,22 +63,54 @@ def assert_agree(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -
             assert torch.equal(a[n], b[n]), n
 
 
-def sessions(sim: Simulation) -> Iterator[tuple[Round, Tensor, Download]]:
-    """Every stage somebody takes part in, before it is played."""
-    while sim.played < len(sim.schedule):
-        stage = sim.schedule[sim.played]
-        rnd = Round(stage, sim.training.rate(stage.number))
-        ids = sim.cohort(stage)
-        if len(ids):
-            yield rnd, ids, sim.download(ids, rnd) if stage.down else Download()
-        sim.step()
+@dataclass(frozen=True)
+class Visit:
+    """What the clients of one stage had, received and made of it."""
+
+    data: Examples
+    kept: Params
+    down: Download
+    rnd: Round
+    done: Outcome
 
 
-def test_a_stack_equals_each_client_alone(algorithm: Algorithm, kind: str) -> None:
-    together = simulation(algorithm, kind, chunk=100)
+@dataclass(frozen=True)
+class Story:
+    """A run whose cohorts were one stack each, and the visits of which it consisted."""
+
+    sim: Simulation
+    visits: list[Visit]
+
+
+def told(algorithm: Algorithm, kind: str = "mlp", **options: object) -> Story:
+    story = Story(simulation(algorithm, kind, chunk=100, **options), [])
+
+    def noted(
+        algorithm: Algorithm, task: Task, data: Examples, kept: Params, down: Download, rnd: Round, **options: object
+    ) -> Outcome:
+        before = copy.deepcopy((kept, down))
+        done = session(algorithm, task, data, kept, down, rnd, **options)  # type: ignore[arg-type]
+        story.visits.append(Visit(data, *before, rnd, done))
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulator, "session", noted)
+        story.sim.run()
+    assert len(story.visits) == sum(len(story.sim.cohort(stage)) > 0 for stage in story.sim.schedule)
+    return story
+
+
+@pytest.fixture(scope="module")
+def story(algorithm: Algorithm, kind: str) -> Story:
+    """Told once for all tests that look at it; they leave it as it is."""
+    return told(algorithm, kind)
+
+
+def test_a_stack_equals_each_client_alone(story: Story, algorithm: Algorithm, kind: str) -> None:
+    together = story.sim
     alone = simulation(algorithm, kind, chunk=1)
     pairs = simulation(algorithm, kind, chunk=2)
-    for sim in (together, alone, pairs):
+    for sim in (alone, pairs):
         sim.run()
     assert together.totals == alone.totals == pairs.totals
     for other in (alone, pairs):
@@ -85,19 +119,21 @@ def test_a_stack_equals_each_client_alone(algorithm: Algorithm, kind: str) -> No
     assert_agree(together.ready(together.model, together.everybody), alone.ready(alone.model, alone.everybody), 1e-10)
 
 
-def test_clients_do_not_see_each_other(algorithm: Algorithm, kind: str) -> None:
-    sim = simulation(algorithm, kind)
-    for rnd, ids, down in sessions(sim):
-        kept, data = sim.store.gather(ids), sim.federation.examples("train", ids)
-        before = session(sim.algorithm, sim.task, data, kept, down, rnd)
-        x = data.x.clone()
-        x[data.rows[0, : int(data.count[0])]] += 1.0  # the first client's examples and nobody else's
-        after = session(sim.algorithm, sim.task, dataclasses.replace(data, x=x), kept, down, rnd)
-        assert_agree(tree.take(before.kept, slice(1, None)), tree.take(after.kept, slice(1, None)), 1e-12)
-        sent, resent = tree.values(before.upload), tree.values(after.upload)
-        assert_agree(tree.take(sent, slice(1, None)), tree.take(resent, slice(1, None)), 1e-12)
-        assert any(not torch.equal(before.local.params[n][0], after.local.params[n][0]) for n in before.local.params)
-        break
+def test_clients_do_not_see_each_other(story: Story) -> None:
+    first, sim = story.visits[0], story.sim
+    x = first.data.x.clone()
+    x[first.data.rows[0, : int(first.data.count[0])]] += 1.0  # the first client's examples and nobody else's
+    data = dataclasses.replace(first.data, x=x)
+    before, after = first.done, session(sim.algorithm, sim.task, data, first.kept, first.down, first.rnd)
+    assert_agree(tree.take(before.kept, slice(1, None)), tree.take(after.kept, slice(1, None)), 1e-12)
+    sent, resent = tree.values(before.upload), tree.values(after.upload)
+    assert_agree(tree.take(sent, slice(1, None)), tree.take(resent, slice(1, None)), 1e-12)
+    assert any(not torch.equal(before.local.params[n][0], after.local.params[n][0]) for n in before.local.params)
+
+
+def started(story: Story, visit: Visit) -> Local:
+    """What a visit's clients began with."""
+    return story.sim.algorithm.start(visit.kept, tree.received(visit.down, len(visit.data.ids)), visit.rnd)
 
 
 def chain(turn: Turn) -> list[Turn]:
@@ -105,19 +141,17 @@ def chain(turn: Turn) -> list[Turn]:
     return [turn] if turn.then is None else [turn, *chain(turn.then)]
 
 
-def test_only_what_a_turn_moves_moves(algorithm: Algorithm, kind: str) -> None:
+def test_only_what_a_turn_moves_moves(story: Story, algorithm: Algorithm, kind: str) -> None:
     if isinstance(algorithm, APFL):  # its probe, in every round, moves the share of the private model
-        algorithm = dataclasses.replace(algorithm, learn_alpha=False)
-    sim = simulation(algorithm, kind)
+        story = told(dataclasses.replace(algorithm, learn_alpha=False), kind)
     moved = 0
-    for rnd, ids, down in sessions(sim):
-        kept, data = sim.store.gather(ids), sim.federation.examples("train", ids)
-        start = sim.algorithm.start(kept, tree.received(down, len(ids)), rnd)
-        plays = sim.algorithm.turns(start, rnd)
+    for visit in story.visits:
+        start = started(story, visit)
+        plays = story.sim.algorithm.turns(start, visit.rnd)
         if any(isinstance(t, Probe) for t in plays):
             continue  # a probe may change masks in between
         turns = [part for t in plays if isinstance(t, Turn) for part in chain(t)]
-        done = session(sim.algorithm, sim.task, data, kept, down, rnd).local
+        done = visit.done.local
         for n, before in start.params.items():
             may = torch.zeros_like(before, dtype=torch.bool)
             for turn in turns:
@@ -130,53 +164,52 @@ def test_only_what_a_turn_moves_moves(algorithm: Algorithm, kind: str) -> None:
     assert moved > 0
 
 
-def test_what_is_kept_survives_the_store(algorithm: Algorithm) -> None:
-    sim = simulation(algorithm)
-    for rnd, ids, down in sessions(sim):
-        kept = sim.store.gather(ids)
-        fresh = sim.algorithm.init_clients(sim.model.initial, ids)
-        assert {n: (t.shape, t.dtype) for n, t in kept.items()} == {n: (t.shape, t.dtype) for n, t in fresh.items()}
-        done = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), kept, down, rnd)
-        sim.store.scatter(ids, done.kept)
-        assert_agree(sim.store.gather(ids), done.kept, 0)
+def test_what_is_kept_survives_the_store(story: Story, algorithm: Algorithm, kind: str) -> None:
+    store = simulation(algorithm, kind).store
+    for visit in story.visits:
+        fresh = story.sim.algorithm.init_clients(story.sim.model.initial, visit.data.ids)
+        assert {n: (t.shape, t.dtype) for n, t in visit.kept.items()} == {
+            n: (t.shape, t.dtype) for n, t in fresh.items()
+        }
+        store.scatter(visit.data.ids, visit.done.kept)
+        assert_agree(store.gather(visit.data.ids), visit.done.kept, 0)
 
 
-def test_aggregation_keeps_the_servers_names_and_shapes(algorithm: Algorithm) -> None:
-    sim = simulation(algorithm)
-    before = {n: (t.shape, t.dtype) for n, t in sim.server.items()}
-    sim.run()
-    assert {n: (t.shape, t.dtype) for n, t in sim.server.items()} == before
+def test_aggregation_keeps_the_servers_names_and_shapes(story: Story, algorithm: Algorithm, kind: str) -> None:
+    before = simulation(algorithm, kind).server
+    assert {n: (t.shape, t.dtype) for n, t in story.sim.server.items()} == {
+        n: (t.shape, t.dtype) for n, t in before.items()
+    }
 
 
 def row(payload: Payload, c: int) -> Payload:
     return {n: Masked(t.values[c], t.mask[c], t.known) if isinstance(t, Masked) else t[c] for n, t in payload.items()}
 
 
-def test_counted_bytes_are_packed_bytes(algorithm: Algorithm, kind: str) -> None:
-    sim = simulation(algorithm, kind)
+def test_counted_bytes_are_packed_bytes(story: Story) -> None:
     up = down = 0
-    for rnd, ids, sent in sessions(sim):
-        done = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), sim.store.gather(ids), sent, rnd)
-        if rnd.stage.down:
-            down += sum(len(wire.pack(sent.shared | row(sent.own, c))) for c in range(len(ids)))
-        if rnd.stage.up:
-            up += sum(len(wire.pack(row(done.upload, c))) for c in range(len(ids)))
-    assert (sim.totals.up_bytes, sim.totals.down_bytes) == (up, down)
+    for visit in story.visits:
+        sent, clients = visit.down, range(len(visit.data.ids))
+        if visit.rnd.stage.down:
+            down += sum(len(wire.pack(sent.shared | row(sent.own, c))) for c in clients)
+        if visit.rnd.stage.up:
+            up += sum(len(wire.pack(row(visit.done.upload, c))) for c in clients)
+    assert (story.sim.totals.up_bytes, story.sim.totals.down_bytes) == (up, down)
 
 
-def test_nothing_hidden_crosses_the_network(algorithm: Algorithm, kind: str) -> None:
-    plain = simulation(algorithm, kind)
-    packed = simulation(algorithm, kind, through_wire=True)
-    for sim in (plain, packed):
+def test_nothing_hidden_crosses_the_network(story: Story, algorithm: Algorithm, kind: str) -> None:
+    packed = simulation(algorithm, kind, chunk=100, through_wire=True)
+    packed.run()
+    assert_agree(story.sim.server, packed.server, 0)
+    assert_agree(everyone(story.sim), everyone(packed), 0)
+
+
+@pytest.mark.parametrize("kind", ["mlp"], indirect=True)
+def test_the_same_seed_gives_the_same_result(story: Story, algorithm: Algorithm) -> None:
+    first, again, other = story.sim, *(simulation(algorithm, chunk=100, seed=s) for s in (0, 1))
+    for sim in (again, other):
         sim.run()
-    assert_agree(plain.server, packed.server, 0)
-    assert_agree(everyone(plain), everyone(packed), 0)
-
-
-def test_the_same_seed_gives_the_same_result(algorithm: Algorithm) -> None:
-    first, again, other = (simulation(algorithm, seed=s) for s in (3, 3, 4))
-    for sim in (first, again, other):
-        sim.run()
+    assert first.training.seed == 0
     assert_agree(first.server, again.server, 0)
     assert_agree(everyone(first), everyone(again), 0)
     a, b = (s.ready(s.model, s.everybody) for s in (first, other))
@@ -207,15 +240,12 @@ def test_local_steps_instead_of_epochs(algorithm: Algorithm) -> None:
     alone.run()
     assert_agree(together.server, alone.server, 1e-10)
     assert_agree(everyone(together), everyone(alone), 1e-10)
-    sim = simulation(algorithm, local_steps=3)
-    for rnd, ids, down in sessions(sim):
-        data = sim.federation.examples("train", ids)
-        done = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
-        assert done.local.steps is not None
-        start = sim.algorithm.start(sim.store.gather(ids), tree.received(down, len(ids)), rnd)
-        turns = [t for t in sim.algorithm.turns(start, rnd) if isinstance(t, Turn)]
-        if rnd.stage.who == "sampled" and len(turns) == 1:
-            assert done.local.steps.tolist() == [3] * len(ids)
+    story = told(algorithm, local_steps=3)
+    for visit in story.visits:
+        assert visit.done.local.steps is not None
+        turns = [t for t in story.sim.algorithm.turns(started(story, visit), visit.rnd) if isinstance(t, Turn)]
+        if visit.rnd.stage.who == "sampled" and len(turns) == 1:
+            assert visit.done.local.steps.tolist() == [3] * len(visit.data.ids)
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0)])
