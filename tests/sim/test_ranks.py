@@ -202,6 +202,7 @@ QUICK = (
     f"algorithms={METHODS}",
     "training.num_rounds=2",
     "training.local_epochs=2",
+    "training.batch_size=64",
     "training.precision=float64",
     "evaluation.eval_every=2",
     "evaluation.draws=1",
@@ -245,46 +246,65 @@ def test_torchrun_gives_the_run_folder_of_one_process(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import datetime, os, sys, time, torch
+import datetime, json, os, signal, sys, time, torch
 from personafl.sim import ranks
-def played(world):
+def played(world, how):
     rank = torch.tensor(float(world.rank), dtype=torch.float64)
     print(world.size, world.gather(world.rank), world.first(world.rank), flush=True)
     print(float(world.sum({"a": rank + 1, "b": torch.ones(2)} if world.rank else {})["a"]), flush=True)
     if world.rank == 1:
-        os._exit(7) if sys.argv[1] == "gone" else time.sleep(100)
+        os._exit(7) if how == "gone" else time.sleep(100)
     world.gather(None)
-try:
-    with ranks.joined("cpu", datetime.timedelta(seconds=4)) as world:
-        played(world)
-except ConnectionError as e:
-    print(e, flush=True)
-    sys.exit(1)
+def begun(how, rank, port):
+    if child := os.fork():
+        return child
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=port)
+    sys.stdout = open(f"{how}-{rank}", "w")
+    try:
+        with ranks.joined("cpu", datetime.timedelta(seconds=4)) as world:
+            played(world, how)
+    except ConnectionError as e:
+        print(e, flush=True)
+        os._exit(1)
+    os._exit(0)
+cases = dict(zip(("gone", "silent"), sys.argv[1:]))
+both = {how: [begun(how, rank, port) for rank in (0, 1)] for how, port in cases.items()}
+codes = {how: os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) for how, (first, _) in both.items()}
+for _, second in both.values():
+    os.kill(second, signal.SIGKILL)
+print(json.dumps(codes))
 """
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[list[str]]]]:
+    """How two ranks ended, and what each said: processes of their own, forked where all is imported."""
+    home = tmp_path_factory.mktemp("ended")
+    with socket.socket() as one, socket.socket() as two:
+        for s in (one, two):
+            s.bind(("localhost", 0))
+        ports = [str(s.getsockname()[1]) for s in (one, two)]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *ports],
+        capture_output=True,
+        text=True,
+        env=environment(WORLD_SIZE="2", MASTER_ADDR="localhost"),
+        cwd=home,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = {how: [(home / f"{how}-{rank}").read_text().splitlines() for rank in (0, 1)] for how in ("gone", "silent")}
+    return {how: (code, said[how]) for how, code in json.loads(done.stdout).items()}
+
+
 @pytest.mark.parametrize("how", ["gone", "silent"])
-def test_a_rank_that_is_gone_or_silent_ends_the_others(how: str) -> None:
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        port = str(s.getsockname()[1])
-    about = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, how],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(RANK=str(r), LOCAL_RANK=str(r), **about),
-        )
-        for r in (0, 1)
-    ]
-    said = [both[0].communicate(timeout=120)[0].splitlines()]
-    both[1].kill()
-    said.append(both[1].communicate()[0].splitlines())
+def test_a_rank_that_is_gone_or_silent_ends_the_others(how: str, ended: dict[str, tuple[int, list[list[str]]]]) -> None:
+    code, said = ended[how]
     assert said[0][:2] == ["2 [0, 1] [0, 1]", "2.0"]
     assert said[1][:2] == ["2 [0, 1] []", "2.0"]
     assert said[0][2].startswith("rank 0 of 2: another rank is gone or silent: ")
-    assert both[0].returncode == 1
+    assert code == 1
 
 
 # Which device
