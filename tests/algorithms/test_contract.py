@@ -251,6 +251,7 @@ def test_local_steps_instead_of_epochs(algorithm: Algorithm) -> None:
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0)])
 def test_momentum_and_adam_stack_too(algorithm: Algorithm, optimizer: str, momentum: float) -> None:
     options = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.01, "grad_clip": 1.0, "lr": 0.02}
+    options["local_epochs"] = 1  # between one and six steps
     together, alone = (simulation(algorithm, chunk=c, **options) for c in (100, 1))
     for sim in (together, alone):
         sim.run()

@@ -52,7 +52,7 @@ class Recurrent(nn.Module):
 def test_clients_run_one_per_thread_with_the_same_result(module: nn.Module) -> None:
     model = StackedModel(module, worlds.federation("cnn").source.x[:2])
     assert not model.stacks and model.parallel
-    one, two = (worlds.simulation(Ditto(), "cnn", join_ratio=1.0, model=model) for _ in range(2))
+    one, two = (worlds.simulation(Ditto(), "cnn", join_ratio=1.0, num_rounds=3, model=model) for _ in range(2))
     one.layout, two.layout = Layout(1, 1, 1), Layout(1, 2, 1)
     one.run()
     two.run()
@@ -186,14 +186,18 @@ def test_running_statistics_follow_the_policy(algorithm: Algorithm) -> None:
 ANY_MODEL = sorted(n for n in ALGORITHMS if not n.startswith("fedpews"))
 
 
+def rounds(name: str) -> int:
+    """As many as it takes for all of a method to happen."""
+    return {"dm-pfl": 8, "dm-pfl-plus": 8, "fedselect": 5}.get(name, 3)  # two iterations, a personal side
+
+
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 @pytest.mark.parametrize("name", ANY_MODEL)
 def test_normed_models_with_dropout_stack(name: str, policy: str) -> None:
     """Padding reaches neither batch statistics nor dropout: ragged stacks equal single clients."""
     algorithm = ALGORITHMS[name](**({"allocation": "erk"} if name in ("dm-pfl", "dm-pfl-plus", "feddst") else {}))
-    rounds = 8 if name.startswith("dm-pfl") else 3
     together, alone = (
-        worlds.simulation(algorithm, model=normed(policy, 0.4), chunk=c, num_rounds=rounds) for c in (100, 1)
+        worlds.simulation(algorithm, model=normed(policy, 0.4), chunk=c, num_rounds=rounds(name)) for c in (100, 1)
     )
     together.run()
     alone.run()
@@ -208,7 +212,7 @@ def test_normed_models_with_dropout_stack(name: str, policy: str) -> None:
 @pytest.mark.parametrize("name", ANY_MODEL)
 def test_frozen_parameters_are_neither_stacked_nor_sent(name: str) -> None:
     model = normed("average", freeze=True)
-    sim = worlds.simulation(ALGORITHMS[name](), model=model)
+    sim = worlds.simulation(ALGORITHMS[name](), model=model, num_rounds=rounds(name))
     before = sim.model.module.first.weight.clone()  # type: ignore[union-attr]
     sim.run()
     frozen = {"first.weight", "first.bias"}
