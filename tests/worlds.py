@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -32,8 +33,14 @@ def module(kind: str = "mlp") -> nn.Module:
         return MLP(6, 12, 8, 3) if kind == "mlp" else CNN((1, 8, 8), (4, 6), (10,), 3, kernel=3, padding=1)
 
 
-def model(kind: str = "mlp", **options: str) -> StackedModel:
+@functools.cache
+def stacked(kind: str, **options: str) -> StackedModel:
+    """Made and checked once; a simulation takes a copy, and so does who wants to change it."""
     return StackedModel(module(kind), federation(kind).source.x[:2], **options)  # type: ignore[arg-type]
+
+
+def model(kind: str = "mlp", **options: str) -> StackedModel:
+    return stacked(kind, **options).copy()
 
 
 def training(**changes: object) -> Training:
@@ -49,5 +56,5 @@ def simulation(algorithm: Algorithm, kind: str = "mlp", fed: Federation | None =
         if k in options
     }
     evaluation = options.pop("evaluation", QUIET)
-    stacked = options.pop("model", None) or model(kind)
-    return Simulation(fed or federation(kind), stacked, algorithm, training(**options), evaluation, **own)  # type: ignore[arg-type]
+    chosen = options.pop("model", None) or stacked(kind)
+    return Simulation(fed or federation(kind), chosen, algorithm, training(**options), evaluation, **own)  # type: ignore[arg-type]

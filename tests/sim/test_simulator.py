@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -150,6 +151,7 @@ class Normed(nn.Module):
         return self.last(self.drop(self.norm(self.first(x)).relu()))  # type: ignore[no-any-return]
 
 
+@functools.cache
 def normed(policy: str, p: float = 0.0, freeze: bool = False) -> StackedModel:
     torch.manual_seed(0)
     module = Normed(p)
