@@ -29,9 +29,6 @@ class Beside(Algorithm):
         names = self.info.parameters
         return self.session(whole([*names, *(f"personal/{n}" for n in names)]), loss=loss)
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
-        return dict(tree.select(super().upload(local, rnd), self.info.shapes))
-
     def personal(self, kept: Params, down: Payload) -> Params:
         return tree.under(kept, "personal")
 

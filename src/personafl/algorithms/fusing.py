@@ -53,6 +53,9 @@ class FedFu(Algorithm):
         gamma = params["fusion/gamma"].unsqueeze(1)
         return gamma * z_g + (1 - gamma) * z
 
+    def travels(self) -> frozenset[str]:
+        return super().travels() | {"fusion/weight", "fusion/bias", "fusion/gamma"}
+
     def init_server(self, params: Params) -> Params:
         return super().init_server(params) | self._begin(next(iter(params.values())))
 

@@ -233,6 +233,10 @@ class Algorithm:
         local_statistics = self.info.buffers if self.info.policy == "local" else frozenset()
         return self.private() | local_statistics
 
+    def travels(self) -> frozenset[str]:
+        """The names that `upload` sends: the model's, but for what stays. What a method adds stays unless named here."""
+        return frozenset(self.info.shapes) - self._stays()
+
     def schedule(self) -> list[Stage]:
         """The stages of a run: by default every round trains a sample of the clients."""
         return [Stage(number=t) for t in range(self.setup.training.num_rounds)]
@@ -281,7 +285,7 @@ class Algorithm:
 
     def upload(self, local: Local, rnd: Round) -> Payload:
         """What travels back."""
-        return dict(tree.exclude(local.params, self._stays()))
+        return dict(tree.select(local.params, self.travels()))
 
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         """What the client stores until it is next asked, under the names it had before."""

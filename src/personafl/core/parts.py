@@ -59,6 +59,9 @@ class Part(Algorithm):
     def private(self) -> frozenset[str]:
         return self.base.private()
 
+    def travels(self) -> frozenset[str]:
+        return self.base.travels()
+
     def schedule(self) -> list[Stage]:
         return self.base.schedule()
 

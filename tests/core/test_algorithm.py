@@ -1,0 +1,58 @@
+"""The defaults of a method: what travels and what stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm
+from personafl.core.types import Params
+from tests import worlds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diary(Algorithm):
+    """FedAvg whose clients keep a second head and a number; it says of neither that it travels."""
+
+    told: frozenset[str] = frozenset()
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        own = tree.prefixed(tree.select(params, self.own_head()), "own") | {"rounds": torch.zeros(())}
+        return super().init_clients(params, ids) | tree.stack(own, len(ids))
+
+    def travels(self) -> frozenset[str]:
+        return super().travels() | self.told
+
+
+def sent(algorithm: Algorithm) -> set[str]:
+    """The names the first cohort uploads."""
+    sim = worlds.simulation(algorithm, num_rounds=1)
+    names: set[str] = set()
+    upload = type(sim.algorithm).upload
+
+    def seen(self: Algorithm, local, rnd):  # type: ignore[no-untyped-def]
+        out = upload(self, local, rnd)
+        names.update(out)
+        return out
+
+    type(sim.algorithm).upload = seen  # type: ignore[method-assign]
+    try:
+        sim.run()
+    finally:
+        type(sim.algorithm).upload = upload  # type: ignore[method-assign]
+    return names
+
+
+def test_what_a_method_adds_stays_on_the_client_unless_it_says_that_it_travels() -> None:
+    model = set(worlds.stacked("mlp").info.shapes)
+    assert sent(Diary()) == model
+    assert sent(Diary(told=frozenset({"own/head.bias"}))) == model | {"own/head.bias"}
+
+
+def test_added_state_is_kept_over_rounds() -> None:
+    sim = worlds.simulation(Diary(), num_rounds=2)
+    sim.run()
+    assert {"own/head.weight", "own/head.bias", "rounds"} <= sim.store.gather(sim.everybody).keys()
