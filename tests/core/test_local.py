@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Change, Local, Play, Probe, Survey, Turn, whole
+from personafl.core.algorithm import Algorithm, Change, Local, Play, Probe, Survey, Turn, whole
+from personafl.core.errors import UserError
 from personafl.core.local import play
 from personafl.core.optim import SGD, Adam
 from personafl.core.types import Batch, Params, Round, Stage, Task, per_example
@@ -274,3 +275,43 @@ def test_without_training_a_change_is_still_made() -> None:
     """Masks and payloads of a rehearsal are real."""
     done = go([Change(lambda local: dataclasses.replace(local, fixed={"made": torch.ones(6)}))], train=False)
     assert done.fixed["made"].tolist() == [1.0] * 6
+
+
+# What a method's author may get wrong
+
+
+def test_a_loss_that_is_a_mean_over_clients_is_refused() -> None:
+    def over_all(task: Task, local: Local, batch: Batch) -> Tensor:
+        return task.loss(local.params, batch).mean()
+
+    with pytest.raises(UserError, match=r"loss .*over_all must give one number for each client, shape \(6,\), .*\(\)"):
+        go([Turn(whole(NAMES), loss=over_all, epochs=1)])
+    with pytest.raises(UserError, match="one number for each client"):
+        go([Probe(NAMES, lambda local, grads: local, loss=over_all)])
+
+
+def test_a_loss_per_example_is_refused() -> None:
+    def per_row(task: Task, local: Local, batch: Batch) -> Tensor:
+        return per_example(task.criterion, task.model(local.params, batch.x, batch.valid, batch.keys), batch.y)
+
+    with pytest.raises(UserError, match=r"shape \(6,\), and gave shape \(6, 5\); use batch.mean"):
+        go([Turn(whole(NAMES), loss=per_row, epochs=1)])
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (None, "Own.turns must return a list of turns; it gave nothing"),
+        (Turn(whole(NAMES), epochs=1), "must return a list of turns; it gave a single one"),
+        ([Turn], r"gave the class Turn; give an object of it, Turn\(...\)"),
+        ([whole(NAMES)], "each must be one of Turn, Probe, Survey, Change"),
+    ],
+)
+def test_what_is_no_list_of_turns_is_refused_in_a_line(given: object, why: str) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(Algorithm):
+        def turns(self, local: Local, rnd: Round) -> list[Play]:
+            return given  # type: ignore[return-value]
+
+    with pytest.raises(UserError, match=why):
+        worlds.simulation(Own()).step()

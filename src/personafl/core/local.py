@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from personafl.core import batches, cost, optim, rng, tree
 from personafl.core.algorithm import Algorithm, Change, Local, Loss, Play, Probe, Survey, Turn, own_loss
 from personafl.core.criteria import SLOPES
+from personafl.core.errors import UserError
 from personafl.core.replay import Recorder, Reel, capacity, copy, same, shapes
 from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, Task, Training
 
@@ -65,10 +66,25 @@ def session(
     """
     payload = tree.received(down, len(data.ids))
     local = algorithm.start(kept, payload, rnd)
-    turns, training = algorithm.turns(local, rnd), algorithm.setup.training
+    turns, training = _listed(algorithm, algorithm.turns(local, rnd)), algorithm.setup.training
     local, work = play(task, local, turns, data, training, rnd, train=train, recorder=recorder, clock=clock)
     upload = algorithm.upload(local, rnd) if rnd.stage.up else {}
     return Outcome(algorithm.keep(kept, local, rnd), upload, local, work)
+
+
+def _listed(algorithm: Algorithm, turns: object) -> Sequence[Play]:
+    """What a method's `turns` gave, if the loop can play it."""
+    name = algorithm.called
+    if not isinstance(turns, (list, tuple)):
+        kind = "a single one" if isinstance(turns, Play) else "nothing" if turns is None else repr(turns)
+        raise UserError(f"{name}.turns must return a list of turns; it gave {kind}")
+    for turn in turns:
+        if isinstance(turn, type):
+            raise UserError(f"{name}.turns gave the class {turn.__name__}; give an object of it, {turn.__name__}(...)")
+        if not isinstance(turn, Play):
+            kinds = ", ".join(c.__name__ for c in get_args(Play))
+            raise UserError(f"{name}.turns gave {turn!r}; each must be one of {kinds}")
+    return turns
 
 
 def play(
@@ -228,7 +244,7 @@ class _Session:
         batch = batches.minibatch(self.data, plan, 0, keys, self.dtype)
         leaves = {n: self.local.params[n].detach().requires_grad_() for n in turn.names}
         seen = self.local.params | self._writable(()) | leaves  # running statistics are not the probe's to change
-        loss = turn.loss(self.task, replace(self.local, params=seen), batch)
+        loss = _each(turn.loss(self.task, replace(self.local, params=seen), batch), self.count, turn.loss)
         grads = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
         self.local = turn.update(self.local, dict(zip(leaves, grads, strict=True)))
 
@@ -340,9 +356,21 @@ class _Steps:
         return found
 
     def _by_autograd(self, batch: Batch) -> tuple[Tensor, Params]:
-        loss = self.part.loss(self.task, self.seen, batch)
+        loss = _each(self.part.loss(self.task, self.seen, batch), self.active, self.part.loss)
         found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
         return loss.detach(), dict(zip(self.leaves, found, strict=True))
+
+
+def _each(loss: object, count: int, of: Loss) -> Tensor:
+    """A loss, if it has one number for each client: a mean over clients would train at a fraction of the rate."""
+    if isinstance(loss, Tensor) and loss.shape == (count,):
+        return loss
+    made = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    name = getattr(of, "__qualname__", None) or getattr(getattr(of, "func", of), "__qualname__", repr(of))
+    raise UserError(
+        f"the loss {name} must give one number for each client, shape ({count},), and gave {made}; "
+        "use batch.mean(...) for the mean over a client's examples, and nothing over clients"
+    )
 
 
 def floating(params: Params) -> torch.dtype:

@@ -1,0 +1,11 @@
+"""What a user did that cannot be done, told in one sentence; any other exception is a bug of ours."""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """Input, settings or a method of one's own that cannot be used.
+
+    The message names the thing, its value, what was possible, and the way out. The command line prints it without a
+    traceback.
+    """
