@@ -58,7 +58,7 @@ def main() -> None:
     records = json.loads(args.out.read_text()) if args.out.exists() else []
     for name in args.methods:
         begun = time.perf_counter()
-        sim = personafl.Simulation(fed, model, METHODS[name], training, device=args.device)
+        sim = personafl.Simulation(fed, model, METHODS[name], training, machine=personafl.Machine(device=args.device))
         sim.run()
         seconds = time.perf_counter() - begun
         record = {"method": name, "seconds": seconds, "shift": sim.clients_table()[1]}

@@ -33,7 +33,18 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from personafl import ALGORITHMS, DMPFL, Evaluation, FedAvg, Federation, Simulation, StackedModel, Training, arrays
+from personafl import (
+    ALGORITHMS,
+    DMPFL,
+    Evaluation,
+    FedAvg,
+    Federation,
+    Machine,
+    Simulation,
+    StackedModel,
+    Training,
+    arrays,
+)
 from personafl.core import batches, rng
 from personafl.data import DATASETS
 from personafl.data.partition import Ask, partition
@@ -142,7 +153,9 @@ def by_round(workload: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     )
     evaluation = Evaluation(eval_every=1, shift="none", train_loss=True)
     begun = clock(args.device)
-    sim = Simulation(fed, network("pfllib-cnn", fed), FedAvg(), training, evaluation, device=args.device)
+    sim = Simulation(
+        fed, network("pfllib-cnn", fed), FedAvg(), training, evaluation, machine=Machine(device=args.device)
+    )
     sim.step()
     first = clock(args.device) - begun
     for _ in range(warm - 1):
@@ -183,7 +196,7 @@ def users(args: argparse.Namespace) -> list[dict[str, Any]]:
     evaluation = Evaluation(eval_every=10, shift="none", clients=50)
     model = network("dropout-cnn", fed)
     begun = clock(args.device)
-    sim = Simulation(fed, model, FedAvg(weights="uniform"), training, evaluation, device=args.device)
+    sim = Simulation(fed, model, FedAvg(weights="uniform"), training, evaluation, machine=Machine(device=args.device))
     for _ in range(3):
         sim.step()
     if args.profile:
@@ -211,7 +224,7 @@ def table(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows, total, steps = {}, 0.0, 0
     for name in args.methods or TABLE_1:
         begun = clock(args.device)
-        sim = Simulation(fed, model, ALGORITHMS[name](), training, Evaluation(), device=args.device)
+        sim = Simulation(fed, model, ALGORITHMS[name](), training, Evaluation(), machine=Machine(device=args.device))
         if args.profile:
             for _ in range(12):
                 sim.step()
@@ -241,7 +254,9 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
     evaluation = Evaluation(shift="none", clients=100)
     method = DMPFL()
     begun = clock(args.device)
-    sim = Simulation(fed, network("cifar-cnn", fed), method, training, evaluation, device=args.device, memory=3.0)
+    sim = Simulation(
+        fed, network("cifar-cnn", fed), method, training, evaluation, machine=Machine(device=args.device, memory=3.0)
+    )
     sim.run()
     seconds = clock(args.device) - begun
     kept = sum(t.numel() * t.element_size() for t in sim.store.gather(torch.arange(1)).values())

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from personafl import DMPFL, Evaluation, Federation, Simulation, StackedModel, Training
+from personafl import DMPFL, Evaluation, Federation, Machine, Simulation, StackedModel, Training
 from personafl.core import rng
 from personafl.data import DATASETS
 from personafl.data.partition import Rows
@@ -73,7 +73,7 @@ def simulation(clients: int, args: argparse.Namespace, folder: Path) -> Simulati
     algorithm = DMPFL(iterations=1, personal_share="once" if args.all else "sampled")
     evaluation = Evaluation(shift="none", eval_every=10_000, clients=min(100, clients))
     place: Any = folder if args.store == "disk" else args.store
-    return Simulation(fed, model, algorithm, training, evaluation, store=place, memory=args.memory)
+    return Simulation(fed, model, algorithm, training, evaluation, machine=Machine(store=place, memory=args.memory))
 
 
 def rounds(clients: int, args: argparse.Namespace) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Simulation, Training, arrays
+from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Machine, Simulation, Training, arrays
 from personafl.core import batches, rng
 from personafl.core.algorithm import Local, Play, Turn
 from personafl.core.types import Batch, Round, Task
@@ -28,7 +28,9 @@ def test_a_gpu_agrees_with_a_cpu_in_float64(name: str, kind: str) -> None:
     for device in ("cpu", "cuda"):
         algorithm = ALGORITHMS[name](**BUSY.get(name, {}))
         fed, training = worlds.federation(kind), worlds.training()
-        sims.append(Simulation(fed, worlds.model(kind), algorithm, training, worlds.QUIET, device=device))
+        sims.append(
+            Simulation(fed, worlds.model(kind), algorithm, training, worlds.QUIET, machine=Machine(device=device))
+        )
         sims[-1].run()
     cpu, gpu = sims
     assert cpu.totals == gpu.totals
@@ -46,7 +48,9 @@ def test_what_is_read_late_is_what_was_computed(when: str) -> None:
     rows = []
     for device in ("cpu", "cuda"):
         fed = Federation.build(worlds.federation().source, PARTS, 0, validation_share=0.2)
-        sim = Simulation(fed, worlds.model(), ALGORITHMS["ditto"](), worlds.training(), shown, device=device)
+        sim = Simulation(
+            fed, worlds.model(), ALGORITHMS["ditto"](), worlds.training(), shown, machine=Machine(device=device)
+        )
         sim.run()
         rows.append([{n: v for n, v in row.items() if n != "seconds"} for row in sim.rows])
     for cpu, gpu in zip(*rows, strict=True):
@@ -75,7 +79,9 @@ def test_examples_on_the_host_give_the_same_numbers(name: str, kind: str, monkey
     for where in ("device", "host"):
         algorithm = ALGORITHMS[name](**BUSY.get(name, {}))
         fed, train = worlds.federation(kind), worlds.training()
-        sim = Simulation(fed, worlds.model(kind), algorithm, train, shown, device="cuda", data_on=where)  # type: ignore[arg-type]
+        sim = Simulation(
+            fed, worlds.model(kind), algorithm, train, shown, machine=Machine(device="cuda", data_on=where)
+        )  # type: ignore[arg-type]
         assert sim.federation.source.x.is_cuda == (where == "device")
         vars(sim)["recorder"] = None  # replayed steps round differently in their last bits
         sim.run()
@@ -100,7 +106,12 @@ def test_replayed_steps_are_the_steps(name: str) -> None:
         algorithm = ALGORITHMS[name](**BUSY.get(name, {}))
         train = worlds.training(lr_decay=0.9)
         sim = Simulation(
-            worlds.federation(), worlds.model(), algorithm, train, worlds.QUIET, device="cuda", record=record
+            worlds.federation(),
+            worlds.model(),
+            algorithm,
+            train,
+            worlds.QUIET,
+            machine=Machine(device="cuda", capture=record),
         )
         sim.run()
         runs.append(sim)
@@ -122,10 +133,19 @@ def test_a_step_that_cannot_be_recorded_is_played() -> None:
             return loss * (1 if float(loss.detach().sum()) > 0 else 2)  # the host must wait: no graph has that
 
     train = worlds.training(num_rounds=4)
-    asked = Simulation(worlds.federation(), worlds.model(), Asking(), train, worlds.QUIET, device="cuda")
+    asked = Simulation(
+        worlds.federation(), worlds.model(), Asking(), train, worlds.QUIET, machine=Machine(device="cuda")
+    )
     with pytest.warns(UserWarning, match="cannot be recorded"):
         asked.run()
-    plain = Simulation(worlds.federation(), worlds.model(), FedAvg(), train, worlds.QUIET, device="cuda", record=False)
+    plain = Simulation(
+        worlds.federation(),
+        worlds.model(),
+        FedAvg(),
+        train,
+        worlds.QUIET,
+        machine=Machine(device="cuda", capture=False),
+    )
     plain.run()
     for n, t in plain.server.items():
         torch.testing.assert_close(asked.server[n], t, rtol=1e-12, atol=1e-12)
@@ -143,6 +163,6 @@ def test_a_run_stays_under_its_memory_limit(name: str) -> None:
     train = Training(num_rounds=12, join_ratio=0.5, local_epochs=1, batch_size=50)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    sim = Simulation(fed, model, ALGORITHMS[name](), train, worlds.QUIET, device="cuda", memory=limit)
+    sim = Simulation(fed, model, ALGORITHMS[name](), train, worlds.QUIET, machine=Machine(device="cuda", memory=limit))
     sim.run()
     assert torch.cuda.max_memory_allocated() < limit * 2**30

@@ -11,6 +11,7 @@ from torch import nn
 
 from personafl import Algorithm, Evaluation, Federation, Simulation, Source, StackedModel, Training
 from personafl.models import CNN, MLP
+from personafl.sim.machine import Machine
 
 SIZES = (37, 8, 21, 14, 4, 30)  # rows per client, three quarters of them for training: 28, 6, 16, 10, 3, 22
 QUIET = Evaluation(shift="none", eval_every=10_000)
@@ -49,12 +50,11 @@ def training(**changes: object) -> Training:
 
 
 def simulation(algorithm: Algorithm, kind: str = "mlp", fed: Federation | None = None, **options: object) -> Simulation:
-    """A quiet float64 simulation; `training` fields and Simulation options may be changed."""
-    own = {
-        k: options.pop(k)
-        for k in ("chunk", "through_wire", "criterion", "metric", "clock", "store", "memory")
-        if k in options
-    }
+    """A quiet float64 simulation; fields of `Training` and of `Machine` may be changed, and the loss and the metric."""
+    own = {k: options.pop(k) for k in ("criterion", "metric") if k in options}
+    where = {f.name: options.pop(f.name) for f in dataclasses.fields(Machine) if f.name in options}
     evaluation = options.pop("evaluation", QUIET)
     chosen = options.pop("model", None) or stacked(kind)
-    return Simulation(fed or federation(kind), chosen, algorithm, training(**options), evaluation, **own)  # type: ignore[arg-type]
+    return Simulation(
+        fed or federation(kind), chosen, algorithm, training(**options), evaluation, machine=Machine(**where), **own
+    )  # type: ignore[arg-type]

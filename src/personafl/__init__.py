@@ -36,6 +36,7 @@ from personafl.core.types import Evaluation, Training
 from personafl.data import Federation, Source, arrays
 from personafl.experiment import Result, run
 from personafl.models import StackedModel
+from personafl.sim.machine import Machine
 from personafl.sim.simulator import Simulation
 
 __version__ = "0.1.0"
@@ -70,6 +71,7 @@ __all__ = [
     "Inherit",
     "LGFedAvg",
     "Local",
+    "Machine",
     "Result",
     "Scaffold",
     "Simulation",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from personafl import FedAvg, Simulation, config, experiment
+from personafl import FedAvg, Machine, Simulation, config, experiment
 from personafl.core import batches
 from personafl.data import federated
 from personafl.data.federated import Federation, Ragged, Source, arrays
@@ -437,7 +437,9 @@ def test_a_run_is_the_same_with_examples_on_the_host(monkeypatch):
     for where in ("device", "host", "auto"):
         monkeypatch.setattr(batches, "_lies_on", lambda x, device, where=where: where != "host")
         train = worlds.training(num_rounds=3)
-        sim = Simulation(worlds.federation("cnn"), worlds.model("cnn"), FedAvg(), train, shown, data_on=where)
+        sim = Simulation(
+            worlds.federation("cnn"), worlds.model("cnn"), FedAvg(), train, shown, machine=Machine(data_on=where)
+        )
         runs.append(outcome(sim))
     assert same(runs[0], runs[1]) and same(runs[0], runs[2])
 

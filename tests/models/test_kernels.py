@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from personafl import Evaluation, FedAvg, Simulation, StackedModel
+from personafl import Evaluation, FedAvg, Machine, Simulation, StackedModel
 from personafl.core import rng
 from personafl.models import MODELS
 from personafl.sim.layout import products
@@ -180,7 +180,9 @@ def test_a_run_ends_near_the_exact_one(precision: str) -> None:
     ends = []
     for way in ("float64", precision):
         training = worlds.training(num_rounds=4, precision=way)
-        sim = Simulation(worlds.federation("cnn"), worlds.model("cnn"), FedAvg(), training, shown, device="cuda")
+        sim = Simulation(
+            worlds.federation("cnn"), worlds.model("cnn"), FedAvg(), training, shown, machine=Machine(device="cuda")
+        )
         sim.run()
         ends.append(sim.server)
     exact, found = ends

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Simulation, Source, StackedModel, Training
+from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Machine, Simulation, Source, StackedModel, Training
 from personafl.core.types import BufferPolicy
 from personafl.models import MODELS, CharLSTM, ResNet18
 from personafl.models.layers import PerClient
@@ -71,7 +71,9 @@ def test_a_stack_of_a_papers_network_equals_each_client_alone(name: str, shape: 
     training = Training(num_rounds=1, join_ratio=1.0, local_steps=1, batch_size=2, lr=0.01, precision="float64")
     servers = []
     for chunk in (2, 1):
-        sim = Simulation(fed, model.copy(), FedAvg(), training, Evaluation(shift="none", eval_every=99), chunk=chunk)
+        sim = Simulation(
+            fed, model.copy(), FedAvg(), training, Evaluation(shift="none", eval_every=99), machine=Machine(chunk=chunk)
+        )
         sim.run()
         servers.append(sim.server)
     for n, together in servers[0].items():
@@ -166,7 +168,7 @@ def simulation(kind: str, name: str, chunk: int, policy: BufferPolicy = "average
     training = Training(num_rounds=rounds, join_ratio=1.0, local_epochs=1, batch_size=4, lr=0.05, precision="float64")
     quiet = Evaluation(shift="none", eval_every=10_000)
     model = stacked(kind, policy).copy()
-    return Simulation(federation(kind), model, ALGORITHMS[name](), training, quiet, chunk=chunk)
+    return Simulation(federation(kind), model, ALGORITHMS[name](), training, quiet, machine=Machine(chunk=chunk))
 
 
 @pytest.mark.filterwarnings("ignore:3 rounds leave room", "ignore:allocation=")

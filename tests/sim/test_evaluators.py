@@ -19,6 +19,7 @@ from personafl import (
     FedAvg,
     Federation,
     Local,
+    Machine,
     Simulation,
     Source,
     StackedModel,
@@ -80,7 +81,7 @@ def played(
         module = Flat(channels, norm)
     model = StackedModel(module, torch.rand(2, channels, 8, 8), policy="drop" if norm else "average")
     training = worlds.training(num_rounds=4, lr=0.3)
-    sim = Simulation(fed, model, algorithm, training, evaluation, chunk=chunk)
+    sim = Simulation(fed, model, algorithm, training, evaluation, machine=Machine(chunk=chunk))
     sim.run()
     return sim
 
@@ -348,7 +349,9 @@ def test_too_large_a_matrix_is_refused_with_a_way_out(tmp_path: Path, monkeypatc
 def test_a_gpu_finds_the_same() -> None:
     asked = dataclasses.replace(ASKED, corruptions=("contrast", "pixelate"))  # of these no bit depends on the device
     training, model = worlds.training(num_rounds=4), StackedModel(Flat(), torch.rand(2, 1, 8, 8))
-    cpu, gpu = (Simulation(federation(), model, Ditto(), training, asked, device=d) for d in ("cpu", "cuda"))
+    cpu, gpu = (
+        Simulation(federation(), model, Ditto(), training, asked, machine=Machine(device=d)) for d in ("cpu", "cuda")
+    )
     for sim in (cpu, gpu):
         sim.run()
     a, b = cpu.evaluations(), gpu.evaluations()

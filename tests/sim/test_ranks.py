@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import personafl
-from personafl import ALGORITHMS, DMPFL, Algorithm, Ditto, Evaluation, FedAvg, FedPAC, Simulation
+from personafl import ALGORITHMS, DMPFL, Algorithm, Ditto, Evaluation, FedAvg, FedPAC, Machine, Simulation
 from personafl.core.types import Params
 from personafl.sim import ranks
 from personafl.sim.ranks import Alone, balanced
@@ -82,7 +82,7 @@ def simulated(algorithm: Algorithm, world: Alone | None = None, **options: Any) 
     fed = options.pop("fed", FEDERATION)
     rounds = 8 if isinstance(algorithm, DMPFL) else 4
     own = worlds.training(**({"num_rounds": rounds, "local_epochs": 1} | options))
-    sim = Simulation(fed, MODEL, algorithm, own, evaluation, ranks=world)
+    sim = Simulation(fed, MODEL, algorithm, own, evaluation, machine=Machine(ranks=world or Alone()))
     sim.run()
     return sim
 

@@ -205,9 +205,8 @@ def test_nothing_of_a_stack_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None
 def test_results_of_workers_do_not_pile_up() -> None:
     """A reader that stops after the first result has let few others be begun."""
     begun = []
-    found = layout.each(
-        layout.Layout(1, 2, 1), worlds.model(), torch.arange(1000), lambda model, ids: begun.append(ids)
-    )
+    plan = layout.Layout(1, 2, 1)
+    found = layout.each(plan, worlds.model(), torch.arange(1000), lambda _, ids: begun.append(ids), lambda ids: ids)
     next(found)
     found.close()
     assert len(begun) <= 4 * 2 + 1
@@ -219,7 +218,7 @@ PEAK = """
 import json, sys, warnings
 import numpy as np, torch
 from pathlib import Path
-from personafl import ALGORITHMS, Evaluation, Federation, Simulation, Source, StackedModel, Training
+from personafl import ALGORITHMS, Evaluation, Federation, Machine, Simulation, Source, StackedModel, Training
 from personafl.models import MLP
 
 def memory(name):
@@ -235,7 +234,8 @@ model = StackedModel(MLP(64, 400, 200, 10), fed.source.x[:2])
 training = Training(num_rounds=rounds, join_ratio=1.0, local_epochs=1, batch_size=10, lr=0.01, momentum=0.9)
 limit = memory("VmRSS:") + more * 2**20 if more else None
 algorithm = ALGORITHMS[name](**({"iterations": 1} if name == "dm-pfl" else {}))
-sim = Simulation(fed, model, algorithm, training, Evaluation(shift="none"), memory=limit and limit / 2**30)
+machine = Machine(memory=limit and limit / 2**30)
+sim = Simulation(fed, model, algorithm, training, Evaluation(shift="none"), machine=machine)
 sim.run()
 print(json.dumps({"peak": memory("VmHWM:"), "limit": limit, "chunk": sim.layout.chunk}))
 """

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from personafl import ALGORITHMS, DMPFL, Algorithm, Ditto, Evaluation, FedAvg, FedRep, Local, Simulation, StackedModel
 from personafl.core import tree
 from personafl.core.types import Stage
+from personafl.sim.accounting import add, total
 from personafl.sim.layout import PASS, Layout, choose
-from personafl.sim.simulator import _add, _total
 from tests import worlds
 
 
@@ -68,7 +68,7 @@ def test_stacks_are_added_up_in_float64(clients: int, numbers: int) -> None:
     first, second = torch.rand(2, clients, numbers, generator=torch.Generator().manual_seed(0))
     given, sums = first.clone(), dict[str, Tensor]()
     for stack in (first, second):
-        _add(sums, {"a": _total(stack)})
+        add(sums, {"a": total(stack)})
     torch.testing.assert_close(sums["a"], torch.cat([first, second]).double().sum(0), rtol=1e-14, atol=0)
     assert torch.equal(first, given)  # a term is not added to in its place
 

@@ -38,6 +38,7 @@ from personafl.core import tree
 from personafl.core.types import Stage
 from personafl.data import Federation
 from personafl.evaluation import report
+from personafl.sim.sampling import largest_first
 from tests import checks, worlds
 
 SHORT = {"num_rounds": 3, "local_epochs": 1, "batch_size": 12}
@@ -67,7 +68,7 @@ def joined(algorithm: Algorithm, **options: Any) -> tuple[Simulation, dict[str, 
     """A finished run, and what its newcomers predict with."""
     sim = simulation(algorithm, **options)
     sim.run()
-    return sim, sim.joined(sim.model, sim.sorted(NEW))
+    return sim, sim.joined(sim.model, largest_first(sim.federation, NEW))
 
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
@@ -122,7 +123,7 @@ def test_newcomers_of_every_method_have_an_accuracy(finished: Finished) -> None:
     assert found is not None
     assert 0 <= found["mean"] <= 1
     assert all(math.isfinite(v) for v in found.values())
-    order = sim.sorted(NEW)
+    order = largest_first(sim.federation, NEW)
     x = sim.federation.source.x[:3]
     right = []
     for i, c in enumerate(order.tolist()):
@@ -137,7 +138,7 @@ def test_newcomers_of_every_method_have_an_accuracy(finished: Finished) -> None:
 
 def test_newcomers_in_a_stack_are_newcomers_alone(finished: Finished) -> None:
     _, sim, together = finished
-    for i, c in enumerate(sim.sorted(NEW).tolist()):
+    for i, c in enumerate(largest_first(sim.federation, NEW).tolist()):
         alone = sim.joined(sim.model, torch.tensor([c]))
         checks.assert_agree({n: t[i : i + 1] for n, t in together.items()}, alone, 1e-10)
 
@@ -155,7 +156,7 @@ def test_a_newcomer_to_a_shared_body_trains_a_head_on_it(cls: type[Algorithm]) -
     """The initial head under the global body, which stands still: two steps of the head, by hand."""
     sim, ready = joined(cls(), batch_size=64, local_epochs=2)
     body = set(sim.model.info.shapes) - HEAD
-    for i, c in enumerate(sim.sorted(NEW).tolist()):
+    for i, c in enumerate(largest_first(sim.federation, NEW).tolist()):
         expected = {n: sim.server[n] if n in body else sim.model.initial[n] for n in ready}
         for _ in range(2):
             g = checks.gradient(expected, *checks.rows_of(sim, c))
@@ -172,7 +173,7 @@ def test_a_newcomer_to_a_shared_head_trains_features_under_it() -> None:
 
 def test_a_newcomer_to_nobody_trains_the_initial_model() -> None:
     sim, ready = joined(Local(), batch_size=64)
-    c = int(sim.sorted(NEW)[0])
+    c = int(largest_first(sim.federation, NEW)[0])
     g = checks.gradient(dict(sim.model.initial), *checks.rows_of(sim, c))
     checks.assert_close({n: t - 0.1 * g[n] for n, t in sim.model.initial.items()}, {n: t[0] for n, t in ready.items()})
 
@@ -181,7 +182,7 @@ def test_a_newcomer_to_nobody_trains_the_initial_model() -> None:
 def test_a_newcomer_to_a_model_that_is_tuned_tunes_the_global_one(cls: type[Algorithm]) -> None:
     """One step from the server's model; FedPHP's inherited model teaches nothing, for it is the received one."""
     sim, ready = joined(cls(), batch_size=64)
-    c = int(sim.sorted(NEW)[0])
+    c = int(largest_first(sim.federation, NEW)[0])
     start = tree.select(sim.server, sim.model.info.shapes)
     g = checks.gradient(start, *checks.rows_of(sim, c))
     share = 0.99 if cls is FedPHP else 1.0  # (1 - lambda) of the loss
@@ -191,7 +192,7 @@ def test_a_newcomer_to_a_model_that_is_tuned_tunes_the_global_one(cls: type[Algo
 def test_a_newcomer_with_a_personal_model_begins_it_as_the_global_one() -> None:
     """One step of Ditto's personal solver from w: the pull is zero there."""
     sim, ready = joined(Ditto(proximal_weight=3.0), batch_size=64)
-    c = int(sim.sorted(NEW)[0])
+    c = int(largest_first(sim.federation, NEW)[0])
     g = checks.gradient(sim.server, *checks.rows_of(sim, c))
     checks.assert_close({n: t - 0.1 * g[n] for n, t in sim.server.items()}, {n: t[0] for n, t in ready.items()})
     apfl, mixed = joined(APFL(alpha=0.0, learn_alpha=False))
@@ -231,7 +232,7 @@ def test_a_newcomer_to_co_pfl_keeps_what_moved_most_and_shares_the_rest() -> Non
 def test_newcomers_draw_batches_nobody_drew_in_training() -> None:
     """Their session has a round number of its own, behind the last."""
     sim, first = joined(FedAvgFT())
-    again = sim.joined(sim.model, sim.sorted(NEW))
+    again = sim.joined(sim.model, largest_first(sim.federation, NEW))
     checks.assert_agree(first, again)
     late = simulation(FedAvgFT())
     assert [s.number for s in late.schedule][-1] == 3  # the session is of round 4

@@ -17,6 +17,7 @@ def doctor() -> None:
 
     from personafl import experiment
     from personafl.core.types import Evaluation
+    from personafl.sim.machine import Machine
 
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     data = os.environ.get("PERSONAFL_DATA", "not set")
@@ -37,9 +38,8 @@ def doctor() -> None:
     recipe = dataclasses.replace(recipe, evaluation=Evaluation(shift="none"))
     servers = []
     for chunk in (0, 1):
-        sim = experiment.simulation(
-            recipe, recipe.algorithms[0], device=experiment.chosen_device("auto"), fed=fed, chunk=chunk
-        )
+        machine = Machine(device=experiment.chosen_device("auto"), chunk=chunk)
+        sim = experiment.simulation(recipe, recipe.algorithms[0], fed=fed, machine=machine)
         sim.step()
         servers.append(sim.server)
     gap = max(float((servers[0][n] - servers[1][n]).abs().max()) for n in servers[0])

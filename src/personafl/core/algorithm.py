@@ -234,7 +234,7 @@ class Algorithm:
         return self.private() | local_statistics
 
     def travels(self) -> frozenset[str]:
-        """The names that `upload` sends: the model's, but for what stays. What a method adds stays unless named here."""
+        """The names that `upload` sends: the model's but for what stays; of what a method adds, what it says."""
         return frozenset(self.info.shapes) - self._stays()
 
     def schedule(self) -> list[Stage]:

@@ -19,9 +19,11 @@ from personafl.core import batches, rng
 from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
 from personafl.data.corrupted import corrupted, whole
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
+from personafl.data.shift import Shift
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
+from personafl.sim.machine import Machine
 from personafl.sim.simulator import Simulation
 
 
@@ -165,7 +167,12 @@ def _users(build: Callable[..., Any], data: Source) -> Any:
 
 
 def simulation(
-    recipe: Recipe, method: Method, *, device: str = "cpu", fed: Federation | None = None, **options: Any
+    recipe: Recipe,
+    method: Method,
+    *,
+    fed: Federation | None = None,
+    machine: Machine | None = None,
+    shift: Shift | None = None,
 ) -> Simulation:
     """One method of a recipe, ready to run."""
     fed = fed or federation(recipe)
@@ -177,8 +184,8 @@ def simulation(
         recipe.evaluation,
         criterion=config.criterion(recipe.training.loss, LOSSES, "loss"),
         metric=config.criterion(recipe.evaluation.metric, METRICS, "metric"),
-        device=device,
-        **options,
+        machine=machine,
+        shift=shift,
     )
 
 

@@ -27,6 +27,7 @@ from personafl.evaluation import final, report
 from personafl.experiment.folder import SPLIT, begin, claimed
 from personafl.experiment.making import federation, simulation, source
 from personafl.sim import profile
+from personafl.sim.machine import Machine
 from personafl.sim.simulator import Row, Simulation
 
 
@@ -213,7 +214,7 @@ def _loaded(
                 f"{path}: the {what} of this run had hash {then}, now it is {now}: what data.dataset="
                 f"{recipe.data.dataset!r} or data.partition={recipe.data.partition!r} names has changed since"
             )
-    sim = simulation(recipe.with_seed(summary["seed"]), method, device=device, fed=fed)
+    sim = simulation(recipe.with_seed(summary["seed"]), method, fed=fed, machine=Machine(device=device))
     sim.server = load_file(path / "checkpoint" / "server.safetensors", device=device)
     sim.store, sim.known = (
         _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))

@@ -20,6 +20,7 @@ from personafl.experiment.making import resolved, simulation, source
 from personafl.experiment.results import MethodResult, Result, write_reports
 from personafl.sim import profile, ranks
 from personafl.sim.layout import temporary
+from personafl.sim.machine import Machine
 from personafl.sim.simulator import Row, Simulation
 
 Watch = Callable[[str, int, int, Row], None]
@@ -93,10 +94,16 @@ def _play(
 ) -> MethodResult:
     begun = time.perf_counter()
     spill = None if home is None else home / "store"
-    where: dict[str, Any] = {"store": spill or temporary() if store == "disk" else store, "spill": spill}
-    where |= {"device": place, "ranks": world, "clock": clock, "memory": memory}
+    machine = Machine(
+        device=place,
+        store=spill or temporary() if store == "disk" else store,
+        spill=spill,
+        memory=memory,
+        ranks=world,
+        clock=clock,
+    )
     with clock("setup"):
-        sim = simulation(recipe, method, fed=fed, shift=drawn, **where)
+        sim = simulation(recipe, method, fed=fed, machine=machine, shift=drawn)
     log = None
     if home is not None:
         home.mkdir(parents=True)

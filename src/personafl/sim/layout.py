@@ -33,6 +33,7 @@ from personafl.core.store import HOST, RESIDENT
 from personafl.core.types import Arithmetic, Training
 from personafl.models.stacked import StackedModel
 
+P = TypeVar("P")
 T = TypeVar("T")
 SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
@@ -156,9 +157,18 @@ def temporary() -> Path:
     return folder
 
 
-def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
-    """Apply `work` to every chunk of a cohort; results come in order."""
-    chunks = (ids[i : i + layout.chunk] for i in range(0, len(ids), layout.chunk))
+def each(
+    layout: Layout,
+    model: StackedModel,
+    ids: Tensor,
+    work: Callable[[StackedModel, P], T],
+    prepare: Callable[[Tensor], P],
+) -> Iterator[T]:
+    """Apply `work` to what `prepare` makes of every chunk of a cohort; results come in order.
+
+    `prepare` runs in the calling thread, `work` perhaps in others.
+    """
+    chunks = (prepare(ids[i : i + layout.chunk]) for i in range(0, len(ids), layout.chunk))
     alone = len(ids) <= layout.chunk
     if layout.workers == 1 or alone:
         with _threads(layout.threads * layout.workers if alone else layout.threads):
@@ -166,7 +176,7 @@ def each(layout: Layout, model: StackedModel, ids: Tensor, work: Callable[[Stack
                 yield work(model, part)
         return
 
-    def job(part: Tensor) -> T:
+    def job(part: P) -> T:
         with model.borrowed() as mine:
             return work(mine, part)
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from personafl.core import cost, rng, tree
+from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import steps_per_epoch
 from personafl.core.compose import assembled
-from personafl.core.local import Work, session
+from personafl.core.local import session
 from personafl.core.replay import Recorder
 from personafl.core.store import Store, row_bytes
 from personafl.core.types import (
@@ -34,66 +33,22 @@ from personafl.core.types import (
     Task,
     Training,
 )
-from personafl.data.federated import Federation, Place
+from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, metrics, shifts
-from personafl.evaluation.evaluate import deployed, scores
+from personafl.evaluation.evaluate import deployed
 from personafl.models.stacked import StackedModel
-from personafl.sim import layout, network, scoring
+from personafl.sim import layout, network, sampling
+from personafl.sim.accounting import Spent, Stack, Totals, add, finite_mean, total
+from personafl.sim.evaluator import Evaluator, since_left
+from personafl.sim.machine import Machine
 from personafl.sim.placement import Placement
 from personafl.sim.profile import NoClock
 from personafl.sim.ranks import Alone
 
+P = TypeVar("P")
 T = TypeVar("T")
 Row = dict[str, Any]
-
-
-@dataclass
-class Totals:
-    """What a run has cost so far, over all clients."""
-
-    up_bytes: int = 0
-    down_bytes: int = 0
-    paper_bytes: float = 0.0
-    flops: float = 0.0
-    dense_flops: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What one chunk of a cohort contributes to a round."""
-
-    ids: Tensor
-    sums: Params
-    traffic: cost.Traffic
-    work: Work
-    upload: Payload  # where the server must see all of them together
-    before: list[Tensor]  # scores of what the clients came with, where they are judged right after training
-    trained: Params  # and what they then predict with
-
-
-@dataclass
-class _Spent:
-    """What the stacks of a round cost so far."""
-
-    totals: Totals
-    losses: Tensor  # [clients of the round], summed over steps, on the device
-    steps: Tensor  # [clients of the round]
-    clients: int = 0
-
-    def add(self, part: _Part) -> None:
-        self.totals.up_bytes += part.traffic.up
-        self.totals.down_bytes += part.traffic.down
-        self.totals.paper_bytes += part.traffic.paper
-        self.totals.flops += float(part.work.flops.sum())
-        self.totals.dense_flops += float(part.work.dense_flops.sum())
-        here = slice(self.clients, self.clients + len(part.ids))
-        self.losses[here], self.steps[here] = part.work.loss, part.work.steps
-        self.clients = here.stop
-
-    def means(self) -> Tensor:
-        """The mean loss of each client that trained."""
-        return (self.losses.cpu() / self.steps)[self.steps > 0]
 
 
 class Simulation:
@@ -109,31 +64,14 @@ class Simulation:
         *,
         criterion: Criterion = metrics.cross_entropy,
         metric: Criterion = metrics.accuracy,
-        device: str | torch.device = "cpu",
-        chunk: int = 0,
-        through_wire: bool = False,
-        record: bool = True,
-        data_on: Place = "auto",
-        ranks: Alone | None = None,
-        clock: NoClock | None = None,
-        store: str | Path = "auto",
-        spill: Path | None = None,
-        memory: float | None = None,
+        machine: Machine | None = None,
         shift: Shift | None = None,
     ) -> None:
-        """`chunk` bounds how many clients train as one stack (0: as fits); `through_wire` packs every payload.
-
-        `record` replays training steps on a GPU. `data_on` says where examples are: on the device, on the host, or
-        there only if they are too large (`auto`). `ranks` are the processes that share the work, `clock` is told
-        what it consists of. `store` is the home of what clients keep: `device`, `host`, a folder, or the first of them
-        with room for all (`auto`; the folder is then `spill` or a temporary one). `memory` limits, in GiB, what the
-        process holds on the device, or in main memory where it trains there. `shift` is what was drawn for another
-        method of the same federation, evaluation and seed.
-        """
-        self.ranks, self.clock = ranks or Alone(), clock or NoClock()
+        """`machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed."""
+        self.machine = machine or Machine()
         self.evaluation = evaluation or Evaluation()
         shifts.check(self.evaluation, federation.source)
-        self.device = torch.device(device)
+        self.device = torch.device(self.machine.device)
         dtype = torch.float64 if training.precision == "float64" else torch.float32
         if training.augment != "none" and federation.source.x.dim() != 4:
             raise ValueError(
@@ -141,20 +79,27 @@ class Simulation:
                 f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
             )
         self.data_hash = federation.source.digest
-        self.federation = federation.to(self.device, dtype, data_on)
+        self.federation = federation.to(self.device, dtype, self.machine.data_on)
         self.model = model.copy().to(self.device, dtype, training.precision)
         self.task = Task(self.model, criterion, metric)
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients))
         self.training = self.algorithm.setup.training
-        self.through_wire = through_wire
-        self.recorder = Recorder() if record and self.device.type == "cuda" and self.model.recordable else None
+        captures = self.machine.capture and self.device.type == "cuda" and self.model.recordable
+        self.recorder = Recorder() if captures else None
 
         self.server = self.algorithm.init_server(self.model.initial)
         self.schedule = self.algorithm.schedule()
-        self._house(store, spill, memory, chunk)
-        one = torch.zeros(1, dtype=torch.int64)
-        owned = bool(self.store.gather(one) or self.known.gather(one))
-        self.placement = Placement(self.ranks, self.clock, self._steps, self.federation.everybody, owned=owned)
+        self._open_stores()
+        self.placement = self._placement()
+        self.evaluator = Evaluator(
+            self.federation,
+            self.task,
+            self.algorithm,
+            self.evaluation,
+            self.placement,
+            self.each,
+            self.layout.activations,
+        )
         self.played = 0  # stages behind us
         self.totals = Totals()
         self.rows: list[Row] = []
@@ -162,7 +107,16 @@ class Simulation:
         self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
         self.shift = shift or self._shift()
 
-    def _house(self, store: str | Path, spill: Path | None, memory: float | None, chunk: int) -> None:
+    @property
+    def ranks(self) -> Alone:
+        """The processes that share the work."""
+        return self.machine.ranks
+
+    @property
+    def clock(self) -> NoClock:
+        return self.machine.clock
+
+    def _open_stores(self) -> None:
         """Find a home for what clients keep and for what the server knows of them, and lay stacks over what is left."""
 
         def fresh(ids: Tensor) -> Params:
@@ -171,16 +125,23 @@ class Simulation:
         def unknown(ids: Tensor) -> Params:
             return self.algorithm.init_known(self.model.initial, ids)
 
+        where = self.machine
         one = torch.zeros(1, dtype=torch.int64)
         kept, known = fresh(one), unknown(one)
         rows = self.touched()
-        home, room = layout.housed(store, rows, row_bytes(kept) + row_bytes(known), self.device, memory, spill)
+        each = row_bytes(kept) + row_bytes(known)
+        home, room = layout.housed(where.store, rows, each, self.device, where.memory, where.spill)
         homes = (home / "clients", home / "known") if isinstance(home, Path) else (home, home)
         self.store = Store(fresh, homes[0], device=self.device, expected=rows)
         self.known = Store(unknown, homes[1], device=self.device, expected=rows)
         held = sum(t.numel() * t.element_size() for t in (*kept.values(), *known.values()))
         sizes = self.federation.sizes("train")
-        self.layout = layout.choose(self.model, self.training, self.device, sizes, chunk, kept=held, room=room)
+        self.layout = layout.choose(self.model, self.training, self.device, sizes, where.chunk, kept=held, room=room)
+
+    def _placement(self) -> Placement:
+        one = torch.zeros(1, dtype=torch.int64)
+        owned = bool(self.store.gather(one) or self.known.gather(one))
+        return Placement(self.ranks, self.clock, self._steps, self.federation.everybody, owned=owned)
 
     # Who
 
@@ -197,19 +158,7 @@ class Simulation:
 
     def cohort(self, stage: Stage) -> Tensor:
         """The clients of a stage, largest first: a function of seed and round, the same for every method."""
-        if stage.who == "nobody":
-            return torch.zeros(0, dtype=torch.int64)
-        if stage.who == "all":
-            return self.sorted(self.everybody)
-        clients = self.federation.num_clients
-        size = self.training.cohort(clients)
-        chosen = rng.generator(self.training.seed, "cohort", stage.number).choice(clients, size, replace=False)
-        return self.sorted(torch.from_numpy(chosen))
-
-    def sorted(self, ids: Tensor) -> Tensor:
-        ids = ids.sort().values
-        sizes = self.federation.splits["train"].lengths(ids)
-        return ids[sizes.argsort(descending=True, stable=True)]
+        return sampling.cohort(self.federation, self.training, stage)
 
     def scored(self, stage: Stage) -> Tensor:
         """The clients that are evaluated after a stage."""
@@ -219,15 +168,18 @@ class Simulation:
         if which == "selected":
             behind = self.schedule[: self.played] or [stage]
             return self.cohort(next(s for s in reversed(behind) if s.who != "nobody" and s.judged))
-        if which == "all" or which >= self.federation.num_clients:
-            return self.sorted(self.everybody)
-        pick = rng.generator(self.training.seed, "scored").choice(self.federation.num_clients, which, replace=False)
-        return self.sorted(torch.from_numpy(pick))
+        return sampling.evaluated(self.federation, self.training, sys.maxsize if which == "all" else which)
 
-    def each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T], *, train: bool = False) -> Iterator[T]:
-        threads = self.layout.threads if train else self.layout.sweep_threads
+    def each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
+        """Apply work without training to stacks of these clients, in their order."""
+        return self._stacks(self.layout.sweep_threads, ids, work, lambda part: part)
+
+    def _stacks(
+        self, threads: int, ids: Tensor, work: Callable[[StackedModel, P], T], prepare: Callable[[Tensor], P]
+    ) -> Iterator[T]:
+        plan = dataclasses.replace(self.layout, threads=threads)
         with layout.products(self.training.precision):
-            yield from layout.each(dataclasses.replace(self.layout, threads=threads), self.model, ids, work)
+            yield from layout.each(plan, self.model, ids, work, prepare)
 
     def _steps(self, ids: Tensor) -> Tensor:
         """Minibatches of an epoch of these clients."""
@@ -249,18 +201,29 @@ class Simulation:
         stage = self.schedule[self.played]
         rnd = Round(stage, self.algorithm.rate(stage))
         ids = self.cohort(stage)
-        parts: list[_Part] = []
+        parts: list[Stack] = []
         sums: Params = {}
         self.placement.weigh(ids)
         mine = self.placement.mine(ids)
         none = torch.zeros(len(mine), dtype=torch.float64)
-        spent = _Spent(Totals(), torch.zeros_like(none, device=self.device), none)
-        for part in self.each(mine, lambda model, chunk: self._client_side(model, chunk, rnd), train=True):
+        spent = Spent(Totals(), torch.zeros_like(none, device=self.device), none)
+        together = self.algorithm.needs_uploads()
+
+        def prepare(chunk: Tensor) -> tuple[Tensor, Download]:
+            with self.clock("wire"):
+                return chunk, self.download(chunk, rnd) if rnd.stage.down else Download()
+
+        def work(model: StackedModel, given: tuple[Tensor, Download]) -> Stack:
+            return self._client_side(model, *given, rnd)
+
+        for part in self._stacks(self.layout.threads, mine, work, prepare):
             spent.add(part)
+            if stage.up and not together:
+                with self.clock("aggregation"):
+                    add(sums, self._server_side(part.ids, part.upload, rnd))
+                part = dataclasses.replace(part, upload={})
             if part.upload or part.before or part.trained:  # nothing else outlives its stack
-                parts.append(dataclasses.replace(part, sums={}))
-            with self.clock("aggregation"):
-                _add(sums, part.sums)
+                parts.append(part)
         if stage.up and len(ids):
             self._aggregate(ids, parts, sums, rnd)
         judged = len(ids) > 0 and self._judged_next()
@@ -271,7 +234,7 @@ class Simulation:
         if self._due(self.played - 1):
             with self.clock("evaluation"):
                 before = [s for p in parts for s in p.before]
-                found = scoring.after_round(self, self.placement.together(ids, before) if judged else [])
+                found = self._evaluated(self.placement.together(ids, before) if judged else [])
         losses = self._count(spent)  # waits for the device, so it comes last
         diverged = int((~losses.isfinite()).sum())
         row: Row = {
@@ -279,7 +242,7 @@ class Simulation:
             "phase": stage.phase,
             "clients": len(ids),
             "lr": rnd.lr,
-            "loss": _finite(losses),
+            "loss": finite_mean(losses),
             **({"diverged": diverged} if diverged else {}),
             "up_bytes": self.totals.up_bytes,
             "down_bytes": self.totals.down_bytes,
@@ -292,18 +255,18 @@ class Simulation:
         self.clock.lap(row)
         return row
 
-    def _aggregate(self, ids: Tensor, parts: list[_Part], sums: Params, rnd: Round) -> None:
+    def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, rnd: Round) -> None:
         """The server's new state, from what came from each chunk."""
         with self.clock("aggregation"):
             if self.algorithm.needs_uploads():
                 mine = tree.gathered(p.upload for p in parts) if parts else {}
-                _add(sums, self._server_side(ids, self.placement.stacked(ids, mine, self.device), rnd))
+                add(sums, self._server_side(ids, self.placement.stacked(ids, mine, self.device), rnd))
             else:
                 with self.clock("waiting"):
                     sums = self.ranks.sum(sums)
             self.server = self.algorithm.aggregate(self.server, sums, rnd)
 
-    def _count(self, spent: _Spent) -> Tensor:
+    def _count(self, spent: Spent) -> Tensor:
         """Add up what a round cost; the losses of the clients that trained."""
         with self.clock("waiting"):
             found = self.ranks.gather((spent.totals, spent.means()))
@@ -327,41 +290,35 @@ class Simulation:
             place += 1
         return self._due(place)
 
-    def _client_side(self, model: StackedModel, ids: Tensor, rnd: Round) -> _Part:
-        """What a stack of clients does in a round, and the server with their uploads as far as it can."""
+    def _client_side(self, model: StackedModel, ids: Tensor, down: Download, rnd: Round) -> Stack:
+        """What a stack of clients does in a round: nothing here is the server's."""
         task, clock = dataclasses.replace(self.task, model=model), self.clock
         with clock("data"):
             data = self._training_data(ids)
+        wire = self.machine.through_wire
         with clock("wire"):
-            down = self.download(ids, rnd) if rnd.stage.down else Download()
-            received = network.delivered(down, len(ids), self.device) if self.through_wire else down
+            received = network.delivered(down, len(ids), self.device) if wire else down
         with clock("store"):
             kept = self.store.gather(ids)
         with clock("training"):
             done = session(self.algorithm, task, data, kept, received, rnd, recorder=self.recorder, clock=clock)
         with clock("wire"):
             upload = done.upload
-            if self.through_wire and rnd.stage.up:
+            if wire and rnd.stage.up:
                 upload = network.returned(upload, received, len(ids), self.device)
             traffic = cost.traffic(rnd.stage, down, upload, len(ids))
         with clock("store"):
             self.store.scatter(ids, done.kept)
-        together = self.algorithm.needs_uploads()
-        with clock("aggregation"):
-            sums = self._server_side(ids, upload, rnd) if rnd.stage.up and not together else {}
         before: list[Tensor] = []
         trained: Params = {}
         if self._judged_next():
             with clock("evaluation"):
                 payload = tree.received(received, len(ids))
                 came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, lambda: data)
-                test = self.federation.examples("test", ids)
-                before = scoring.portable(
-                    self, scores(self.algorithm.predict, task, came, test, self.layout.activations)
-                )
+                before = self.evaluator.on_test(model, came, ids)
                 own = self.algorithm.trained(done.kept, done.local, payload, rnd)
                 trained = deployed(self.algorithm, task, own, payload, lambda: data)
-        return _Part(ids, sums, traffic, done.work, upload if together else {}, before, trained)
+        return Stack(ids, traffic, done.work, upload, before, trained)
 
     def _training_data(self, ids: Tensor) -> Examples:
         return dataclasses.replace(self.federation.examples("train", ids), augment=self.training.augment != "none")
@@ -373,7 +330,7 @@ class Simulation:
         weights = self.algorithm.weigh(self.server, known, upload, examples, rnd)
         self.known.scatter(ids, self.algorithm.remember(known, upload, weights, rnd))
         terms = self.algorithm.summands(upload, weights, rnd)
-        return {n: _total(t) for n, t in terms.items()}
+        return {n: total(t) for n, t in terms.items()}
 
     def download(self, ids: Tensor, rnd: Round) -> Download:
         """What the server sends these clients."""
@@ -432,15 +389,28 @@ class Simulation:
 
     def evaluate(self) -> Row:
         """Accuracy of the personal models and of the global one, over clients."""
-        return scoring.after_round(self, [])
+        return self._evaluated([])
+
+    def _evaluated(self, before: list[Tensor]) -> Row:
+        """The same; with `before`, scores on arrival, also what clients gained since they last left."""
+        ids = self.scored(self.now.stage)
+        row, own = self.evaluator.after_round(ids, self.judged, self.common())
+        if before:
+            gained, left = since_left(ids, before, own, self.left)
+            self.left |= left
+            row |= gained
+        return row
 
     def evaluations(self) -> final.Arrays:
         """The scores of all scored clients under all that was asked for; `evaluation/final.py` has the names."""
-        return scoring.of_run(self)
+        return self.evaluator.at_end(self.scored(self.now.stage), self.judged, self.shift, self.joined)
 
     def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""
-        return scoring.newcomers(self, found)
+        if not self.federation.unseen:
+            return None
+        held = self.evaluator.of_newcomers(self.joined) if found is None else final.newcomers(found)
+        return self.evaluator.newcomers(held)
 
     def clients_table(self, found: final.Arrays | None = None) -> tuple[list[Row], Row | None]:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
@@ -471,27 +441,3 @@ class Simulation:
             "shift": None if self.shift is None else self.shift.digest(),
             "data": self.data_hash,
         }
-
-
-def _total(t: Tensor) -> Tensor:
-    """The sum over a stack of clients for `_add`: in float64, but for a lone client's term, which stays as it is."""
-    if len(t) == 1:
-        return t.squeeze(0)
-    if t.is_cuda or t[0].numel() < 2**15:
-        return t.sum(0, dtype=torch.float64)
-    out = t[0].to(torch.float64, copy=True)
-    for row in t[1:]:  # less than half the time, beyond the cache
-        out.add_(row)
-    return out
-
-
-def _add(sums: Params, more: Params) -> None:
-    """Add those of one more stack, in float64."""
-    for n, t in more.items():
-        sums[n] = sums[n].add_(t) if n in sums else t.to(torch.float64, copy=True)
-
-
-def _finite(losses: Tensor) -> float | None:
-    """The mean over clients that trained and whose loss is still finite; None where there are none."""
-    mean = float(losses[losses.isfinite()].mean()) if len(losses) else math.nan
-    return mean if math.isfinite(mean) else None

@@ -1,0 +1,180 @@
+"""How good the models of a federation's clients are: after a round, and in all that is asked for at the end of a run.
+
+An evaluator is told which clients to score and with what they predict; it knows nothing of rounds or of the server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from personafl.core.algorithm import Algorithm
+from personafl.core.types import Criterion, Evaluation, Examples, Params, Task
+from personafl.data.federated import Federation, Split
+from personafl.data.shift import Shift
+from personafl.evaluation import final, metrics
+from personafl.evaluation.evaluate import on_host, scores
+from personafl.models.stacked import StackedModel
+from personafl.sim.layout import products
+from personafl.sim.placement import Placement
+from personafl.sim.sampling import largest_first
+
+T = TypeVar("T")
+Row = dict[str, Any]
+Models = Callable[[StackedModel, Tensor], Params]
+"""What these clients predict with, for a stacked network and client ids."""
+
+
+class Each(Protocol):
+    """Apply `work` to stacks of these clients, in their order."""
+
+    def __call__(self, ids: Tensor, work: Callable[[StackedModel, Tensor], list[T]]) -> Iterator[list[T]]: ...
+
+
+class Evaluator:
+    """Scores of clients' models on their data, spread over stacks and ranks."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        task: Task,
+        algorithm: Algorithm,
+        evaluation: Evaluation,
+        placement: Placement,
+        each: Each,
+        activations: float,
+    ) -> None:
+        """`each` runs work over stacks of clients; `activations` bounds, in bytes, what a pass leaves on a GPU."""
+        self.federation, self.task, self.algorithm, self.evaluation = federation, task, algorithm, evaluation
+        self.placement, self.each, self.activations = placement, each, activations
+        assert isinstance(task.model, StackedModel)
+        self.per_sample = not task.model.looks_at_batches
+        self.training = algorithm.setup.training
+
+    # After a round
+
+    def after_round(self, ids: Tensor, models: Models, common: Params | None) -> tuple[Row, list[Tensor]]:
+        """Accuracy of the personal models and of the global one, over clients; and each client's scores."""
+        validated = int(self.federation.splits["validation"].first[-1])
+        # A device gets all its work before the first answer is waited for.
+        own = self._personal(ids, models, "test")
+        held = self._personal(ids, models, "validation") if validated else None
+        losses = self._personal(ids, models, "train", self.task.criterion) if self.evaluation.train_loss else None
+        of_all = None if common is None else self._global(common, ids)
+        row: Row = {"personal": stats(own)}
+        if held is not None:
+            row["validation"] = stats(held)
+        if losses is not None:
+            row["train_loss"] = float(torch.cat(losses).double().mean())
+        row["global"] = None if of_all is None else stats(of_all)
+        return row, own
+
+    def on_test(self, model: StackedModel, deployed: Params, ids: Tensor) -> list[Tensor]:
+        """Scores of these clients' test sets, by what they predict with."""
+        task = dataclasses.replace(self.task, model=model)
+        return self._portable(self._scores(task, deployed, self.federation.examples("test", ids)))
+
+    def _scores(self, task: Task, deployed: Params, data: Examples) -> list[Tensor]:
+        return scores(self.algorithm.predict, task, deployed, data, self.activations)
+
+    def _personal(self, ids: Tensor, models: Models, split: Split, metric: Criterion | None = None) -> list[Tensor]:
+        """Scores of each client's own model on its own data."""
+
+        def work(model: StackedModel, part: Tensor) -> list[Tensor]:
+            task = dataclasses.replace(self.task, model=model, metric=metric or self.task.metric)
+            data = self.federation.examples(split, part)
+            return self._portable(self._scores(task, models(model, part), data))
+
+        return self._of_each(ids, work)
+
+    def _of_each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], list[T]]) -> list[T]:
+        """What is found of each of these clients, stack by stack and rank by rank, in their order."""
+        mine = self.placement.mine(ids)
+        return self.placement.together(ids, [found for part in self.each(mine, work) for found in part])
+
+    def _portable(self, found: list[Tensor]) -> list[Tensor]:
+        """Scores on the host, where other ranks are to see them; else where they are."""
+        return found if self.placement.ranks.size == 1 else on_host(found)
+
+    def _global(self, common: Params, ids: Tensor) -> list[Tensor]:
+        """Scores of the server's model on these clients' test data, or on a test part that belongs to nobody."""
+        source, flat = self.federation.source, self.federation.official
+        split = flat is None and self.placement.ranks.size > 1 and self.per_sample
+        mine = self.placement.mine(ids) if split else ids
+        if split and not len(mine):
+            return self.placement.together(ids, [])
+        if flat is None:
+            rows, count = self.federation.splits["test"].padded(mine)
+            flat, sizes = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)]), count.tolist()
+        else:
+            sizes = [len(flat)]
+        data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
+        with products(self.training.precision):
+            (row,) = scores(self.algorithm.common_answer, self.task, common, data, self.activations)
+        found = list(torch.split(row, sizes))
+        return self.placement.together(ids, self._portable(found)) if split else found
+
+    # At the end of a run
+
+    def at_end(self, ids: Tensor, models: Models, shift: Shift | None, newcomers: Models) -> final.Arrays:
+        """Scores of these clients, and of those held out, under all that was asked for.
+
+        `evaluation/final.py` has the names.
+        """
+        found = self._measured(ids, models, shift, self.evaluation)
+        held = self.of_newcomers(newcomers) if self.federation.unseen else {}
+        return found | {f"{final.UNSEEN}{n}": a for n, a in held.items()}
+
+    def of_newcomers(self, models: Models) -> final.Arrays:
+        """The scores of the clients held out, under all that was asked for but shift."""
+        ids = torch.arange(self.federation.num_clients, self.federation.everybody)
+        asked = dataclasses.replace(self.evaluation, shift="none", matrix=False)
+        return self._measured(largest_first(self.federation, ids), models, None, asked)
+
+    def _measured(self, ids: Tensor, models: Models, shift: Shift | None, asked: Evaluation) -> final.Arrays:
+        def work(model: StackedModel, part: Tensor) -> list[final.Arrays]:
+            task = dataclasses.replace(self.task, model=model)
+            deployed, seed = models(model, part), self.training.seed
+
+            def score(data: Examples) -> list[Tensor]:
+                return on_host(self._scores(task, deployed, data))
+
+            return final.measured(score, self.federation, part, shift, asked, seed, per_sample=self.per_sample)
+
+        with self.placement.clock("evaluation"):
+            clients = self._of_each(ids, work)
+        found = final.joined(clients, shift, asked, per_sample=self.per_sample)
+        return found | final.who(self.federation, found["ids"])
+
+    def newcomers(self, held: final.Arrays) -> Row:
+        """Accuracy of the clients held out, from their scores."""
+        parts = torch.split(torch.from_numpy(held["scores"]), np.diff(held["edges"]).tolist())
+        order = largest_first(self.federation, torch.from_numpy(held["ids"])) - self.federation.num_clients
+        return stats([parts[i] for i in order.tolist()])
+
+
+def stats(found: list[Tensor]) -> dict[str, float]:
+    """What the scores of many clients come to."""
+    sizes = torch.tensor([s.numel() for s in found])
+    flat = torch.cat(found).cpu().double()
+    return metrics.over_clients(torch.segment_reduce(flat, "mean", lengths=sizes), sizes)
+
+
+def since_left(
+    ids: Tensor, before: list[Tensor], after: list[Tensor], left: Mapping[int, float]
+) -> tuple[Row, dict[int, float]]:
+    """How good clients were on arrival, and by how much better than when they last left (FedPHP's Eq. 4).
+
+    `left` has the accuracy each client left with the last time; the second result is what these leave with now.
+    """
+    came, leave = (
+        {c: float(s.double().mean()) for c, s in zip(ids.tolist(), on_host(part), strict=True)}
+        for part in (before, after)
+    )
+    gained = [came[c] - left[c] for c in came if c in left]
+    return {"before": stats(before), "delta": sum(gained) / len(gained) if gained else None}, leave

@@ -1,0 +1,28 @@
+"""What a simulation runs on: none of it is part of the method, and none of it changes what is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from personafl.data.federated import Place
+from personafl.sim.profile import NoClock
+from personafl.sim.ranks import Alone
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device, the memory a run may use, the processes that share it, and how closely it is watched."""
+
+    device: str | torch.device = "cpu"
+    chunk: int = 0  # most clients in one stack; 0: as many as fit
+    data_on: Place = "auto"  # the device, the host, or the host only if the examples are too large
+    store: str | Path = "auto"  # what clients keep: device, host, a folder, or the first of them with room for all
+    spill: Path | None = None  # the folder `auto` may take; None: a temporary one
+    memory: float | None = None  # GiB the process may hold on the device, or in main memory where it trains there
+    capture: bool = True  # capture training steps as CUDA graphs
+    through_wire: bool = False  # pack and unpack every payload
+    ranks: Alone = field(default_factory=Alone)  # the processes that share the work
+    clock: NoClock = field(default_factory=NoClock)  # told what the work consists of
