@@ -31,15 +31,14 @@ from personafl.algorithms import (
     Scaffold,
 )
 from personafl.core.algorithm import Algorithm
-from personafl.core.slots import Inherit
 from personafl.core.types import Evaluation, Training
 from personafl.data import Federation, Source, arrays
 from personafl.experiment import Result, run
 from personafl.models import StackedModel
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Simulation
-
-__version__ = "0.1.0"
+from personafl.slots import Inherit
+from personafl.version import __version__
 
 __all__ = [
     "ALGORITHMS",
@@ -78,6 +77,7 @@ __all__ = [
     "Source",
     "StackedModel",
     "Training",
+    "__version__",
     "arrays",
     "run",
 ]

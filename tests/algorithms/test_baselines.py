@@ -26,8 +26,8 @@ from personafl import (
 )
 from personafl.core import batches, tree
 from personafl.core.local import session
-from personafl.core.mmd import mmd
 from personafl.core.types import Batch, Round
+from personafl.slots.mmd import mmd
 from tests import worlds
 
 EQUAL = (16, 16, 16, 16)  # rows of clients that all take the same number of steps

@@ -11,11 +11,12 @@ from torch import Tensor
 from personafl import DMPFL, DMPFLPlus, FedAvg, Simulation, StackedModel, Training
 from personafl.algorithms.dm_pfl import phases
 from personafl.core import tree
-from personafl.core.inference import Adaptive, entropy
+from personafl.core.criteria import entropy
 from personafl.core.local import session
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.models import MODELS
 from personafl.sim.rehearsal import rehearse
+from personafl.slots.adaptive import Adaptive
 from personafl.sparse import masks
 from tests import worlds
 

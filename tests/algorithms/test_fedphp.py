@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from personafl import Evaluation, FedAvg, FedPHP, Inherit, Simulation
 from personafl.core import tree
-from personafl.core.inherited import Inherited
 from personafl.core.types import Round, Stage
+from personafl.slots.inherited import Inherited
 from tests import checks, worlds
 
 SHORT = {"num_rounds": 4, "local_epochs": 1}

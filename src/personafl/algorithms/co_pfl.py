@@ -4,7 +4,7 @@
 mask m_n (at first nowhere), values p_n there, and the server's w_0 elsewhere. Algorithm 2: train the personal
 positions, train the shared ones from the same point (MAMO: Adam with one pair of moments for each side, which live on
 over rounds), then let the positions that moved most turn personal (PWPM), as long as no more than gamma d are. The
-server averages a position over those who share it, weighed by contribution (COWA, `core/contribution.py`; `weights =
+server averages a position over those who share it, weighed by contribution (COWA, `slots/contribution.py`; `weights =
 "uniform"` leaves it out).
 
 Repairs of the paper's equations, as docs/algorithms/co-pfl.md says: beta_2 in the second moment, bias corrected by

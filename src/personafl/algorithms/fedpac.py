@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from personafl.core import simplex, tree
+from personafl.algorithms import simplex
+from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, Survey, choose, own_loss, setting, whole
 from personafl.core.types import Batch, Download, Params, Payload, Round, Task, per_example
 

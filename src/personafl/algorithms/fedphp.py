@@ -1,7 +1,7 @@
 """FedPHP: FedAvg whose clients each keep an inherited private model.
 
 Li, Zhan, Shao, Li, Song, "FedPHP: Federated Personalization with Inherited Private Models", ECML-PKDD 2021. The
-inherited model itself is a part any method can have, `core/inherited.py`; its settings are `inherit = { transfer =
+inherited model itself is a part any method can have, `slots/inherited.py`; its settings are `inherit = { transfer =
 "mmd", weight = 0.01, ... }`. The paper averages uniformly (its code by example count: the same in its scenes).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from personafl.core.algorithm import Algorithm
-from personafl.core.slots import Inherit
+from personafl.slots import Inherit
 
 
 @dataclass(frozen=True, kw_only=True)

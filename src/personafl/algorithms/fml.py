@@ -18,7 +18,7 @@ from torch import Tensor
 from personafl.algorithms.beside import Beside
 from personafl.core import tree
 from personafl.core.algorithm import Local, Play, setting
-from personafl.core.inference import divergence
+from personafl.core.criteria import divergence
 from personafl.core.types import Batch, Round, Task, per_example
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
-from personafl.core.mmd import mmd
 from personafl.core.types import Batch, Params, Payload, Round, Task, per_example
+from personafl.slots.mmd import mmd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from torch import Tensor
 from personafl.algorithms.fedavg import FedAvg
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, own_loss, setting, whole
-from personafl.core.compose import assembled, require_common
-from personafl.core.parts import Part
 from personafl.core.types import Batch, Download, Layer, Masked, Model, Params, Payload, Round, Setup, Stage, Task
+from personafl.slots.assemble import assembled, require_common
+from personafl.slots.wrapper import Part
 from personafl.sparse import means, units
 
 

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from personafl import __version__
 from personafl.cli import compare, doctor, look, run
 from personafl.cli.terminal import errors, fail, warn
+from personafl.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -6,8 +6,9 @@ import dataclasses
 import os
 import sys
 
-from personafl import __version__, config
+from personafl import config
 from personafl.cli.terminal import console
+from personafl.version import __version__
 
 
 def doctor() -> None:

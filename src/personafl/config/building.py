@@ -92,26 +92,32 @@ def method(entry: Mapping[str, Any]) -> Method:
     for key, value in settings.items():
         if key not in known:
             raise ConfigError(f"{label}.{key}={value!r}: {unknown('setting', key, known, f'of {name}')}")
-        values[key] = _slot(f"{label}.{key}", value, hints[key])
+        values[key] = _slot(f"{label}.{key}", value, hints[key], known[key].metadata.get("fillings"))
     try:
         return Method(label.replace(":", "-"), name, cls(**values))
     except ValueError as e:
         raise ConfigError(f"{label}: {e}") from None
 
 
-def _slot(where: str, value: Any, hint: Any) -> Any:
-    """A setting that may itself be a table: a base method, or what fills a slot. A bare value is its first setting."""
+def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any]] | None) -> Any:
+    """A setting that may itself be a table: a base method, or what fills a slot.
+
+    A table may name one of the fillings, else the first is meant. A bare value is that one's first setting.
+    """
     if hint is Algorithm:
         return method({"name": value} if isinstance(value, str) else value).algorithm
-    kind = next((o for o in typing.get_args(hint) if dataclasses.is_dataclass(o)), None)
-    if kind is None:
+    if not fillings:
         return _typed(where, value, hint)
     if value in (None, "none"):
         return None
+    name = value.get("name", next(iter(fillings))) if isinstance(value, Mapping) else next(iter(fillings))
+    if name not in fillings:
+        raise ConfigError(f"{where}.name={name!r}: {unknown('filling', str(name), fillings)}")
+    kind = fillings[name]
     if not isinstance(value, Mapping):
         value = {dataclasses.fields(kind)[0].name: value}
     try:
-        return _section(where, typing.cast(type[Any], kind), value)
+        return _section(where, kind, {k: v for k, v in value.items() if k != "name"})
     except ValueError as e:
         raise e if isinstance(e, ConfigError) else ConfigError(f"{where}: {e}") from None
 

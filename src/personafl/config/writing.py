@@ -43,7 +43,9 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
         if isinstance(value, Algorithm):
             out[f.name] = {"name": name_of(value), **settings(value)}
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            out[f.name] = dataclasses.asdict(value)
+            fillings = f.metadata["fillings"]
+            name = next(n for n, kind in fillings.items() if kind is type(value))
+            out[f.name] = ({} if name == next(iter(fillings)) else {"name": name}) | dataclasses.asdict(value)
         elif value is not None:
             out[f.name] = value
     return out

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -33,9 +33,8 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.inference import INFERENCE, Inference
 from personafl.core.optim import Optimizer
-from personafl.core.slots import WEIGHTS, Inherit
+from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Filling, Inference
 from personafl.core.types import (
     Batch,
     Download,
@@ -131,9 +130,18 @@ Play = Turn | Probe | Survey | Change
 """What a session of local work can consist of."""
 
 
-def setting(default: Any, help: str, choices: Sequence[str] = ()) -> Any:
-    """A method's own hyper-parameter, with the sentence `personafl info` prints."""
-    return field(default=default, metadata={"help": help, "choices": tuple(choices)})
+def setting(
+    default: Any,
+    help: str,
+    choices: Collection[str] = (),
+    fillings: Mapping[str, type[Filling]] | None = None,
+) -> Any:
+    """A method's own hyper-parameter, with the sentence `personafl info` prints.
+
+    `choices` are the values it may have, `fillings` the types a table of a recipe is made into; both may be registries
+    that grow.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "fillings": fillings})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +154,8 @@ class Algorithm:
 
     lr: float = setting(0.0, "learning rate of this method; 0 takes the recipe's")
     weights: str = setting("examples", "what a client counts in the server's mean", WEIGHTS)
-    inherit: Inherit | None = setting(None, "a private model inherited from session to session, as FedPHP's")
-    inference: str = setting("own", "which of a client's models answers", tuple(INFERENCE))
+    inherit: Filling | None = setting(None, "a private model inherited from session to session", fillings=INHERIT)
+    inference: str = setting("own", "which of a client's models answers", INFERENCE)
     bound: Setup | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Losses whose gradients are known in closed form."""
+"""Losses of logits, entropy and divergence; and the gradients of losses that are known in closed form."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from personafl.core.types import Batch, Criterion, Slope
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of logits `[M, K]`: `[M]`."""
     return F.cross_entropy(out, y, reduction="none")
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Shannon entropy in nats of the softmax over the last axis."""
+    log_p = torch.log_softmax(logits, -1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(student)) of logits over the last axis, the teacher held fixed."""
+    log_p, log_q = torch.log_softmax(teacher.detach(), -1), torch.log_softmax(student, -1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def _of_cross_entropy(out: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -1,41 +1,54 @@
-"""What fills the slots every method has, as settings: how clients are weighed, and a model inherited over sessions.
+"""The slots every method has, and the registries of what may fill them.
 
-The parts behind them stand around a method (`core/compose.py` puts them there), so that any method can have them.
+A slot is a setting of every method: `weights` says what a client counts, `inherit` gives it a model that outlives
+rounds, `inference` says which of its models answers. Nothing here knows a filling; `personafl.slots` registers those
+that are shipped, and anybody may add one, in a line: `WEIGHTS["mine"] = ...`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from typing import Any, Protocol
 
-WEIGHTS = ("examples", "uniform", "cowa", "cowa-gradient", "cowa-prediction", "cowa-server")
-"""What a client counts: its examples, one, or its contribution as CO-PFL measures it (`core/contribution.py`)."""
+from torch import Tensor
 
-TRANSFERS = ("mmd", "kd", "l2", "prox")
-MOMENTA = ("mu-a", "mu-b", "mu-c")
-ANSWERS = ("inherited", "personalised", "both")
+from personafl.core.types import Model, Params, Sweep
+
+Wrap = Callable[[Any], Any]
+"""A bound method to one with this filling around it."""
 
 
-@dataclass(frozen=True)
-class Inherit:
-    """A private model inherited from session to session, which teaches the one just downloaded (FedPHP)."""
+class Filling(Protocol):
+    """Settings of what fills the `inherit` slot: a frozen dataclass, written as a table in a recipe."""
 
-    transfer: str = field(
-        default="mmd", metadata={"help": "how it teaches: features (mmd, l2), outputs (kd) or weights (prox)"}
-    )
-    weight: float = field(default=0.01, metadata={"help": "share of the teaching in the loss (lambda)"})
-    temperature: float = field(default=4.0, metadata={"help": "of the softened outputs (tau), for kd"})
-    momentum: str = field(
-        default="mu-a", metadata={"help": "how much is kept: grows with selections, constant, or grows with rounds"}
-    )
-    rate: float = field(default=0.9, metadata={"help": "the momentum's final (mu-a) or constant (mu-b) value (mu)"})
-    answers: str = field(default="inherited", metadata={"help": "which model predicts"})
+    def around(self, method: Any) -> Any:
+        """The bound method with this filling around it."""
+        ...
 
-    def __post_init__(self) -> None:
-        for name, possible in (("transfer", TRANSFERS), ("momentum", MOMENTA), ("answers", ANSWERS)):
-            if getattr(self, name) not in possible:
-                raise ValueError(f"{name}={getattr(self, name)!r}: possible are {', '.join(possible)}")
-        for name in ("weight", "rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature={self.temperature}: must be greater than 0")
+
+class Answers(Protocol):
+    """A method's outputs `[C, B, K]`: of a client's own model and of the global one."""
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor: ...
+
+    def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor: ...
+
+
+class Inference(Protocol):
+    """A rule that joins the outputs of `deployed` (own model) and `deployed["global/..."]`."""
+
+    def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
+        """Per-client numbers the rule needs, taken from the training data."""
+        ...
+
+    def predict(self, method: Answers, model: Model, deployed: Params, x: Tensor) -> Tensor: ...
+
+
+WEIGHTS: dict[str, Wrap | None] = {"examples": None, "uniform": None}
+"""What a client counts in the server's mean: its number of examples, one, or what a filling makes of it."""
+
+INHERIT: dict[str, type[Filling]] = {}
+"""A model a client inherits from session to session, by name; the first is meant where a recipe gives no name."""
+
+INFERENCE: dict[str, Inference | None] = {"own": None}
+"""Which of a client's models answers: its own, or what a rule makes of that and the global one."""

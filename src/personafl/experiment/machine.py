@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-import personafl
 from personafl.config import ConfigError
 from personafl.sim.simulator import Simulation
+from personafl.version import __version__
 
 
 def chosen_device(name: str) -> str:
@@ -33,7 +33,7 @@ def environment(sim: Simulation) -> dict[str, Any]:
         "device": str(sim.device),
         "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{cpu()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
-        "version": personafl.__version__,
+        "version": __version__,
         "commit": _commit(),
     }
 

@@ -8,11 +8,11 @@ import torch
 
 from personafl.core import cost
 from personafl.core.algorithm import Algorithm
-from personafl.core.compose import assembled
 from personafl.core.local import session
 from personafl.core.types import Download, Examples, Round, Setup, Task, Training
 from personafl.evaluation import metrics
 from personafl.models.stacked import StackedModel
+from personafl.slots.assemble import assembled
 
 
 @dataclass(frozen=True)

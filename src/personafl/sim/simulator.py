@@ -16,7 +16,6 @@ from torch import Tensor
 from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import steps_per_epoch
-from personafl.core.compose import assembled
 from personafl.core.local import session
 from personafl.core.replay import Recorder
 from personafl.core.store import Store, row_bytes
@@ -45,6 +44,7 @@ from personafl.sim.machine import Machine
 from personafl.sim.placement import Placement
 from personafl.sim.profile import NoClock
 from personafl.sim.ranks import Alone
+from personafl.slots.assemble import assembled
 
 P = TypeVar("P")
 T = TypeVar("T")

@@ -21,15 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Local, Play, Survey
-from personafl.core.parts import Part
+from personafl.core.algorithm import Algorithm, Local, Play, Survey
 from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Sweep, Task, per_example
+from personafl.slots.wrapper import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,12 @@ class Contribution(Part):
     gradient: bool = True  # whether G_n counts
     prediction: bool = True  # whether P_n counts
     at_server: bool = False  # whether the server compares the present uploads
+
+    @classmethod
+    def around(cls, base: Algorithm, **settings: object) -> Self:
+        if base.private() >= frozenset(base.info.parameters):
+            raise ValueError(f"weights={base.weights!r}: {base.called} sends nothing to be weighed")
+        return super().around(base, **settings)
 
     def needs_uploads(self) -> bool:
         return self.at_server or super().needs_uploads()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from personafl import DMPFL, Algorithm, FedAvg, FedDST, FedNova, FedPAC, FedRep, Local, StackedModel
 from personafl.core import tree
-from personafl.core.compose import assembled
-from personafl.core.contribution import Contribution, _apart
 from personafl.core.types import Download, Masked, Params, Round, Setup, Stage
 from personafl.sim.rehearsal import rehearse
+from personafl.slots.assemble import assembled
+from personafl.slots.contribution import Contribution, _apart
 from tests import checks, worlds
 
 TINY = StackedModel(nn.Linear(2, 1, bias=False), torch.zeros(2, 2)).to(torch.device("cpu"), torch.float64)

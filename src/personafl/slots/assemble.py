@@ -6,27 +6,17 @@ import torch
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
-from personafl.core.contribution import Contribution
-from personafl.core.inherited import Inherited
+from personafl.core.slots import WEIGHTS
 from personafl.core.types import Payload, Round, Setup, Stage
 
 
 def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
-    """The method bound to a model and a training, within the parts its settings ask for."""
-    method = algorithm.bind(setup)
-    if algorithm.weights.startswith("cowa"):
-        if method.private() >= frozenset(method.info.parameters):
-            raise ValueError(f"weights={algorithm.weights!r}: {type(algorithm).__name__} sends nothing to be weighed")
-        method = Contribution.around(
-            method,
-            gradient=algorithm.weights != "cowa-prediction",
-            prediction=algorithm.weights != "cowa-gradient",
-            at_server=algorithm.weights == "cowa-server",
-        )
+    """The method bound to a model and a training, within what its slots are filled with."""
+    method: Algorithm = algorithm.bind(setup)
+    if (wrap := WEIGHTS[algorithm.weights]) is not None:
+        method = wrap(method)
     if algorithm.inherit is not None:
-        if algorithm.inherit.transfer in ("mmd", "l2") and algorithm.inherit.weight:
-            method.features()
-        method = Inherited.around(method, slot=algorithm.inherit)
+        method = algorithm.inherit.around(method)
     require_common(method, method.inference)
     return method
 

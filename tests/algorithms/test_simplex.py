@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl.core.simplex import least
+from personafl.algorithms.simplex import least
 
 
 def brute(p: Tensor) -> float:

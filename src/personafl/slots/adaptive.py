@@ -1,45 +1,16 @@
-"""How a client with a model of its own and the global model answers: the `inference` slot."""
+"""The `inference` slot: per sample, the surer of a client's own model and the global one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
+from personafl.core.criteria import entropy
+from personafl.core.slots import Answers
 from personafl.core.types import Batch, Model, Params, Sweep
-
-
-class Answers(Protocol):
-    """A method's outputs `[C, B, K]`: of a client's own model and of the global one."""
-
-    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor: ...
-
-    def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor: ...
-
-
-class Inference(Protocol):
-    """A rule that joins the outputs of `deployed` (own model) and `deployed["global/..."]`."""
-
-    def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
-        """Per-client numbers the rule needs, taken from the training data."""
-        ...
-
-    def predict(self, method: Answers, model: Model, deployed: Params, x: Tensor) -> Tensor: ...
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Shannon entropy in nats of the softmax over the last axis."""
-    log_p = torch.log_softmax(logits, -1)
-    return -(log_p.exp() * log_p).sum(-1)
-
-
-def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL(softmax(teacher) || softmax(student)) of logits over the last axis, the teacher held fixed."""
-    log_p, log_q = torch.log_softmax(teacher.detach(), -1), torch.log_softmax(student, -1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -76,6 +47,3 @@ class Adaptive:
 
 def _models(deployed: Params) -> tuple[Params, Params]:
     return tree.without(tree.without(deployed, "global"), "base_entropy"), tree.under(deployed, "global")
-
-
-INFERENCE: dict[str, Inference | None] = {"own": None, "adaptive": Adaptive()}

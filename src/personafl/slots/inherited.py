@@ -13,7 +13,7 @@ travels, is taught and inherited.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -21,14 +21,47 @@ import torch
 from torch import Tensor
 
 from personafl.core import cost, tree
-from personafl.core.algorithm import Local, Loss, Play, Turn, choose, own_loss
-from personafl.core.inference import divergence
-from personafl.core.mmd import mmd
-from personafl.core.parts import Part
-from personafl.core.slots import Inherit
+from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, choose, own_loss
+from personafl.core.criteria import divergence
 from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Task, per_example
+from personafl.slots.mmd import mmd
+from personafl.slots.wrapper import Part
 
 _MOST = 0.9  # of the HPM that a session may keep
+TRANSFERS = ("mmd", "kd", "l2", "prox")
+MOMENTA = ("mu-a", "mu-b", "mu-c")
+ANSWERS = ("inherited", "personalised", "both")
+
+
+@dataclass(frozen=True)
+class Inherit:
+    """A private model inherited from session to session, which teaches the one just downloaded (FedPHP)."""
+
+    transfer: str = field(
+        default="mmd", metadata={"help": "how it teaches: features (mmd, l2), outputs (kd) or weights (prox)"}
+    )
+    weight: float = field(default=0.01, metadata={"help": "share of the teaching in the loss (lambda)"})
+    temperature: float = field(default=4.0, metadata={"help": "of the softened outputs (tau), for kd"})
+    momentum: str = field(
+        default="mu-a", metadata={"help": "how much is kept: grows with selections, constant, or grows with rounds"}
+    )
+    rate: float = field(default=0.9, metadata={"help": "the momentum's final (mu-a) or constant (mu-b) value (mu)"})
+    answers: str = field(default="inherited", metadata={"help": "which model predicts"})
+
+    def __post_init__(self) -> None:
+        for name, possible in (("transfer", TRANSFERS), ("momentum", MOMENTA), ("answers", ANSWERS)):
+            if getattr(self, name) not in possible:
+                raise ValueError(f"{name}={getattr(self, name)!r}: possible are {', '.join(possible)}")
+        for name in ("weight", "rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature}: must be greater than 0")
+
+    def around(self, method: Algorithm) -> Inherited:
+        if self.transfer in ("mmd", "l2") and self.weight:
+            method.features()
+        return Inherited.around(method, slot=self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl.core.mmd import mmd
 from personafl.core.types import Batch
+from personafl.slots.mmd import mmd
 
 
 def batch(a: Tensor, count: list[int] | None = None) -> Batch:

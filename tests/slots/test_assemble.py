@@ -12,10 +12,10 @@ from torch import Tensor
 from personafl import COPFL, DMPFL, Algorithm, FedAvg, FedPeWS, FedPeWSFixed, FedRep, Inherit
 from personafl.core import tree
 from personafl.core.algorithm import Local
-from personafl.core.compose import assembled
-from personafl.core.contribution import Contribution
-from personafl.core.inherited import Inherited
 from personafl.core.types import Download, Params, Payload, Round, Setup
+from personafl.slots.assemble import assembled
+from personafl.slots.contribution import Contribution
+from personafl.slots.inherited import Inherited
 from tests import checks, worlds
 
 DM = {"readjust_share": 0.3, "readjust_interval": 1, "iterations": 1}

@@ -1,0 +1,19 @@
+"""What fills the slots of any method. A new filling is a file here, or anywhere, and a line that registers it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS
+from personafl.slots.adaptive import Adaptive
+from personafl.slots.contribution import Contribution
+from personafl.slots.inherited import Inherit
+
+__all__ = ["INFERENCE", "INHERIT", "WEIGHTS", "Adaptive", "Contribution", "Inherit"]
+
+WEIGHTS["cowa"] = Contribution.around
+WEIGHTS["cowa-gradient"] = partial(Contribution.around, prediction=False)
+WEIGHTS["cowa-prediction"] = partial(Contribution.around, gradient=False)
+WEIGHTS["cowa-server"] = partial(Contribution.around, at_server=True)
+INHERIT["hpm"] = Inherit
+INFERENCE["adaptive"] = Adaptive()

@@ -1,0 +1,108 @@
+"""What fills a slot is registered in a line, from anywhere, and then has its place in recipes, checks and `info`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from personafl import Ditto, FedAvg, Inherit, config
+from personafl.cli import app
+from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Answers
+from personafl.core.types import Model, Params, Payload, Round, Sweep
+from personafl.slots.wrapper import Part
+from tests import worlds
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredSizes(Part):
+    """Clients count by the square of their number of examples."""
+
+    prefix: ClassVar[str] = "squared"
+
+    def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
+        return super().weigh(server, known, upload, examples, rnd) ** 2
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A filling of `inherit` that changes nothing but notes what it was put around."""
+
+    times: int = 1
+
+    def around(self, method: Any) -> Any:
+        SEEN.append((self.times, type(method).__name__))
+        return method
+
+
+class Mean:
+    """Answer with the mean of both models' outputs."""
+
+    def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
+        return {}
+
+    def predict(self, method: Answers, model: Model, deployed: Params, x: Tensor) -> Tensor:
+        own = {n: t for n, t in deployed.items() if not n.startswith("global/")}
+        common = {n.removeprefix("global/"): t for n, t in deployed.items() if n.startswith("global/")}
+        return (method.answer(model, own, x) + method.common_answer(model, common, x)) / 2
+
+
+SEEN: list[tuple[int, str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WEIGHTS, "squared", SquaredSizes.around)
+    monkeypatch.setitem(INHERIT, "nothing", Nothing)
+    monkeypatch.setitem(INFERENCE, "mean", Mean())
+    SEEN.clear()
+
+
+def test_weights_of_ones_own_reach_the_mean() -> None:
+    sims = [worlds.simulation(FedAvg(weights=w), num_rounds=1, join_ratio=1.0) for w in ("examples", "squared")]
+    uploads: list[Tensor] = []
+    plain = sims[0].algorithm.summands(
+        {"w": torch.tensor([[1.0], [0.0]])}, torch.tensor([3.0, 1.0]), Round(sims[0].schedule[0], 0.1)
+    )
+    assert float(plain["w"].sum() / plain["count/weight"].sum()) == 0.75
+    examples = torch.tensor([3.0, 1.0])
+    counted = sims[1].algorithm.weigh({}, {}, {}, examples, Round(sims[1].schedule[0], 0.1))
+    assert counted.tolist() == [9.0, 1.0]  # so the mean of 1 and 0 would be 9 / 10
+    for sim in sims:
+        sim.run()
+        uploads.append(sim.server["head.weight"])
+    assert not torch.equal(*uploads)
+
+
+def test_a_recipe_names_a_filling_and_the_resolved_one_keeps_the_name() -> None:
+    entry = {"name": "fedavg", "inherit": {"name": "nothing", "times": 3}}
+    method = config.method(entry)
+    assert method.algorithm.inherit == Nothing(times=3)
+    assert config.settings(method.algorithm)["inherit"] == {"name": "nothing", "times": 3}
+    assert config.method({"name": "fedavg", "inherit": {"transfer": "kd"}}).algorithm.inherit == Inherit(transfer="kd")
+    worlds.simulation(method.algorithm)
+    assert SEEN == [(3, "FedAvg")]
+    with pytest.raises(config.ConfigError, match=r"inherit.name='nothin': no such filling; did you mean nothing\?"):
+        config.method({"name": "fedavg", "inherit": {"name": "nothin"}})
+
+
+def test_inference_of_ones_own_joins_both_models() -> None:
+    sim = worlds.simulation(Ditto(inference="mean"), num_rounds=2)
+    sim.run()
+    ids = torch.tensor([0, 5])
+    ready = sim.ready(sim.model, ids)
+    x = sim.federation.source.x[:4].expand(2, -1, -1)
+    own = sim.model({n: t for n, t in ready.items() if "/" not in n}, x)
+    common = sim.model({n.removeprefix("global/"): t for n, t in ready.items() if n.startswith("global/")}, x)
+    torch.testing.assert_close(sim.algorithm.predict(sim.model, ready, x), (own + common) / 2)
+
+
+def test_what_is_registered_is_possible_and_shown() -> None:
+    with pytest.raises(ValueError, match=r"possible are examples, uniform, cowa, .*, squared"):
+        FedAvg(weights="square")
+    shown = CliRunner().invoke(app, ["info", "fedavg"])
+    assert "squared" in shown.output and "mean" in shown.output
