@@ -23,8 +23,9 @@ from personafl.data.shift import Shift
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
+from personafl.sim import rehearsal
 from personafl.sim.machine import Machine
-from personafl.sim.simulator import Simulation
+from personafl.sim.simulator import Simulation, check_data
 
 
 def source(recipe: Recipe) -> Source:
@@ -171,6 +172,7 @@ def simulation(
     method: Method,
     *,
     fed: Federation | None = None,
+    network: StackedModel | None = None,
     machine: Machine | None = None,
     shift: Shift | None = None,
 ) -> Simulation:
@@ -178,7 +180,7 @@ def simulation(
     fed = fed or federation(recipe)
     return Simulation(
         fed,
-        model(recipe, fed.source),
+        network or model(recipe, fed.source),
         method.algorithm,
         recipe.training,
         recipe.evaluation,
@@ -194,7 +196,8 @@ def resolved(
 ) -> tuple[Recipe, dict[int, Federation]]:
     """The recipe with `auto` replaced by what it means, and its data divided for every seed.
 
-    All of it is built once before anything is written, so that what cannot be built is said first.
+    Every method's hooks are gone through once, for one client and without training, before anything is written: what
+    cannot work is said first.
     """
     data = whole(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
     name = data.model if recipe.model.name == "auto" else recipe.model.name
@@ -202,25 +205,26 @@ def resolved(
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
     note_clients(recipe, data)
     matrix.check(recipe.evaluation, feds[seeds[0]], device)
+    check_data(feds[seeds[0]], recipe.training, recipe.evaluation)
+    network = model(recipe, data)
     for method in recipe.algorithms:
-        sim = simulation(recipe, method, fed=feds[seeds[0]])
-        sim.ready(sim.model, torch.zeros(1, dtype=torch.int64))
-    _check_scoring(recipe, sim)
+        rehearsal.check(method.algorithm, network, recipe.training, feds[seeds[0]].num_clients)
+    _check_scoring(recipe, network, data)
     return recipe, feds
 
 
-def _check_scoring(recipe: Recipe, sim: Simulation) -> None:
+def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
     """Loss and metric must give one number per example."""
     rows = slice(0, 2)
-    x = batches.inputs(sim.federation.source.x[rows], next(iter(sim.model.initial.values())).dtype)
+    x = batches.inputs(data.x[rows], next(iter(network.initial.values())).dtype)
     with torch.no_grad():
-        out = sim.model({n: t[None] for n, t in sim.model.initial.items()}, x[None])[0]
+        out = network({n: t[None] for n, t in network.initial.items()}, x[None])[0]
     for what, name, rule in (
-        ("training.loss", recipe.training.loss, sim.task.criterion),
-        ("evaluation.metric", recipe.evaluation.metric, sim.task.metric),
+        ("training.loss", recipe.training.loss, config.criterion(recipe.training.loss, LOSSES, "loss")),
+        ("evaluation.metric", recipe.evaluation.metric, config.criterion(recipe.evaluation.metric, METRICS, "metric")),
     ):
         try:
-            found = rule(out, sim.federation.source.y[rows])
+            found = rule(out, data.y[rows])
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             raise ConfigError(f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)}: {e}") from None
         if not isinstance(found, Tensor) or found.shape != (2,):

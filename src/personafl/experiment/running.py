@@ -16,8 +16,9 @@ from personafl.data.shift import Shift, draw
 from personafl.evaluation import final
 from personafl.experiment.folder import begin, checked, claimed
 from personafl.experiment.machine import chosen_device, environment
-from personafl.experiment.making import resolved, simulation, source
+from personafl.experiment.making import model, resolved, simulation, source
 from personafl.experiment.results import MethodResult, Result, write_reports
+from personafl.models import StackedModel
 from personafl.sim import profile, ranks
 from personafl.sim.layout import temporary
 from personafl.sim.machine import Machine
@@ -67,12 +68,13 @@ def run(
         asked_shift = recipe.evaluation.shift
         for seed, fed in feds.items():
             shift = None if asked_shift == "none" else draw(fed, asked_shift, seed, recipe.evaluation.draws)
+            network = model(recipe.with_seed(seed), fed.source)
             for method in recipe.algorithms:
                 home = None if folder is None else folder / method.label / f"seed-{seed}"
                 clock = profile.Clock(place) if timed else profile.NoClock()
                 told = None if world.rank else watch
                 done[method.label, seed] = _play(
-                    recipe.with_seed(seed), method, fed, shift, place, home, told, world, clock, store, memory
+                    recipe.with_seed(seed), method, fed, network, shift, place, home, told, world, clock, store, memory
                 )
                 if folder is not None:
                     write_reports(folder, list(done.values()))
@@ -83,6 +85,7 @@ def _play(
     recipe: Recipe,
     method: Method,
     fed: Federation,
+    network: StackedModel,
     drawn: Shift | None,
     place: str,
     home: Path | None,
@@ -103,7 +106,7 @@ def _play(
         clock=clock,
     )
     with clock("setup"):
-        sim = simulation(recipe, method, fed=fed, machine=machine, shift=drawn)
+        sim = simulation(recipe, method, fed=fed, network=network, machine=machine, shift=drawn)
     log = None
     if home is not None:
         home.mkdir(parents=True)

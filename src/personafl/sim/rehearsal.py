@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from personafl.core import cost
+from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
-from personafl.core.local import session
-from personafl.core.types import Download, Examples, Round, Setup, Task, Training
+from personafl.core.local import Work, session
+from personafl.core.types import Download, Examples, Params, Round, Setup, Stage, Task, Training
 from personafl.evaluation import metrics
 from personafl.models.stacked import StackedModel
 from personafl.slots.assemble import assembled
@@ -26,37 +26,64 @@ class Cost:
     dense_flops: float
 
 
+class _Client:
+    """One client, the server, and every hook of a method between them; only training is left out."""
+
+    def __init__(
+        self, algorithm: Algorithm, model: StackedModel, training: Training, num_clients: int, examples: int
+    ) -> None:
+        self.algorithm = algorithm = assembled(algorithm, Setup(model.info, training, num_clients))
+        self.examples = examples
+        dtype = torch.float64 if training.precision == "float64" else torch.float32
+        model = model.copy().to(torch.device("cpu"), dtype)
+        self.task = Task(model, metrics.cross_entropy, metrics.accuracy)
+        ids, nothing = torch.zeros(1, dtype=torch.int64), torch.zeros(0)
+        rows = torch.zeros(1, examples, dtype=torch.int64)
+        self.data = Examples(nothing, nothing, rows, torch.tensor([examples]), ids)
+        self.server = algorithm.init_server(model.initial)
+        self.kept, self.known = algorithm.init_clients(model.initial, ids), algorithm.init_known(model.initial, ids)
+
+    def play(self, stage: Stage) -> tuple[cost.Traffic, Work]:
+        """The hooks of a stage; what it costs the client."""
+        algorithm, rnd = self.algorithm, Round(stage, self.algorithm.rate(stage))
+        sent = algorithm.download(self.server, self.known, rnd) if stage.down else Download()
+        done = session(algorithm, self.task, self.data, self.kept, sent, rnd, train=False)
+        self.kept = done.kept
+        if stage.up:
+            examples = torch.tensor([float(self.examples)], dtype=torch.float64)
+            weights = algorithm.weigh(self.server, self.known, done.upload, examples, rnd)
+            self.known = algorithm.remember(self.known, done.upload, weights, rnd)
+            terms = algorithm.summands(done.upload, weights, rnd)
+            sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
+            self.server = algorithm.aggregate(self.server, sums, rnd)
+        return cost.traffic(stage, sent, done.upload, 1), done.work
+
+    def deploy(self, stage: Stage) -> Params:
+        """What the client would predict with after a stage, but for what is measured on data."""
+        rnd = Round(stage, self.algorithm.rate(stage))
+        down = tree.received(self.algorithm.download(self.server, self.known, rnd), 1)
+        return self.algorithm.deploy(self.algorithm.personal(self.kept, down), down)
+
+
+def check(algorithm: Algorithm, model: StackedModel, training: Training, num_clients: int) -> None:
+    """Go through the hooks of a method's first stage and of its prediction, so that what cannot work is said early."""
+    client = _Client(algorithm, model, training, num_clients, examples=2)
+    first = next(s for s in client.algorithm.schedule() if s.who != "nobody")
+    client.play(first)
+    client.deploy(first)
+
+
 def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int) -> Cost:
     """The expected cost to a client with this many training examples, drawn as often as the join ratio says."""
-    algorithm = assembled(algorithm, Setup(model.info, training, num_clients))
-    training = algorithm.setup.training
-    dtype = torch.float64 if training.precision == "float64" else torch.float32
-    model = model.copy().to(torch.device("cpu"), dtype)
-    task = Task(model, metrics.cross_entropy, metrics.accuracy)
-    ids = torch.zeros(1, dtype=torch.int64)
-    nothing = torch.zeros(0)
-    data = Examples(nothing, nothing, torch.zeros(1, examples, dtype=torch.int64), torch.tensor([examples]), ids)
-    server = algorithm.init_server(model.initial)
-    kept, known = algorithm.init_clients(model.initial, ids), algorithm.init_known(model.initial, ids)
+    client = _Client(algorithm, model, training, num_clients, examples)
     up = down = paper = flops = dense = 0.0
-    often = training.cohort(num_clients) / num_clients
-    for stage in algorithm.schedule():
+    often = client.algorithm.setup.training.cohort(num_clients) / num_clients
+    for stage in client.algorithm.schedule():
         if stage.who == "nobody":
             continue
-        rnd = Round(stage, algorithm.rate(stage))
-        sent = algorithm.download(server, known, rnd) if stage.down else Download()
-        done = session(algorithm, task, data, kept, sent, rnd, train=False)
-        kept = done.kept
-        if stage.up:
-            weights = algorithm.weigh(
-                server, known, done.upload, torch.tensor([float(examples)], dtype=torch.float64), rnd
-            )
-            known = algorithm.remember(known, done.upload, weights, rnd)
-            terms = algorithm.summands(done.upload, weights, rnd)
-            server = algorithm.aggregate(server, {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}, rnd)
+        bytes_, work = client.play(stage)
         share = often if stage.who == "sampled" else 1.0
-        bytes_ = cost.traffic(stage, sent, done.upload, 1)
         up, down, paper = up + share * bytes_.up, down + share * bytes_.down, paper + share * bytes_.paper
-        flops += share * float(done.work.flops)
-        dense += share * float(done.work.dense_flops)
+        flops += share * float(work.flops)
+        dense += share * float(work.dense_flops)
     return Cost(up, down, paper / 2**20, flops, dense)

@@ -51,6 +51,16 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 
+def check_data(federation: Federation, training: Training, evaluation: Evaluation) -> None:
+    """Refuse what these data cannot be asked for."""
+    shifts.check(evaluation, federation.source)
+    if training.augment != "none" and federation.source.x.dim() != 4:
+        raise ValueError(
+            f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
+            f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
+        )
+
+
 class Simulation:
     """One algorithm over one federation: explicit state, advanced stage by stage."""
 
@@ -70,14 +80,9 @@ class Simulation:
         """`machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed."""
         self.machine = machine or Machine()
         self.evaluation = evaluation or Evaluation()
-        shifts.check(self.evaluation, federation.source)
+        check_data(federation, training, self.evaluation)
         self.device = torch.device(self.machine.device)
         dtype = torch.float64 if training.precision == "float64" else torch.float32
-        if training.augment != "none" and federation.source.x.dim() != 4:
-            raise ValueError(
-                f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
-                f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
-            )
         self.data_hash = federation.source.digest
         self.federation = federation.to(self.device, dtype, self.machine.data_on)
         self.model = model.copy().to(self.device, dtype, training.precision)
