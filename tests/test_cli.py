@@ -420,3 +420,44 @@ def test_the_module_can_be_run_and_stops_with_one_line_on_ctrl_c() -> None:
     assert (out.returncode, out.stderr.strip()) == (130, "stopped; what was written so far is kept")
     out = subprocess.run([sys.executable, "-m", "personafl", "--version"], capture_output=True, text=True, env=env)
     assert out.stdout.strip() == personafl.__version__
+
+
+def ended(raising: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """The console script with an experiment that ends as told."""
+    code = (
+        "import sys, personafl.cli as c, personafl.experiment as e\n"
+        f"def end(*a, **k): {raising}\n"
+        f"e.run = end\nsys.argv = ['personafl', 'run', *{argv!r}]\nc.main()"
+    )
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+
+
+def test_a_bug_shows_its_traceback_and_is_no_wrong_input() -> None:
+    """Also one that looks like a wrong value: only what we say of a user's input is told in a line."""
+    for raising in ("[].index(3)", "int('x')", "{}['x']"):
+        out = ended(raising)
+        assert out.returncode == 1, raising
+        assert "Traceback" in out.stderr and "in end" in out.stderr, raising
+
+
+def test_traceback_shows_where_a_wrong_input_was_found() -> None:
+    wrong = "from personafl import UserError; raise UserError('weights=3: possible are one, two')"
+    out = ended(wrong)
+    assert (out.returncode, out.stderr.strip()) == (2, "personafl: weights=3: possible are one, two")
+    for argv in (("--traceback",), ("--traceback", "training.num_rounds=2")):
+        out = ended(wrong, *argv)
+        assert "Traceback" in out.stderr and "in end" in out.stderr
+        assert out.stderr.strip().endswith("weights=3: possible are one, two")
+
+
+def test_a_full_disk_is_said_in_a_line() -> None:
+    out = ended("raise OSError(28, 'No space left on device')")
+    assert (out.returncode, out.stderr.strip()) == (1, "personafl: the disk is full: No space left on device")
+
+
+def test_python_callers_get_the_same_class_and_sentence() -> None:
+    with pytest.raises(personafl.UserError, match="algorithm 'fedavgg': no such algorithm; did you mean fedavg"):
+        personafl.run(None, "algorithms=fedavgg")
+    with pytest.raises(personafl.UserError, match=r"sparsity=1.5: must be in \[0, 1\)"):
+        personafl.DMPFL(sparsity=1.5)

@@ -31,6 +31,7 @@ from personafl.algorithms import (
     Scaffold,
 )
 from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
 from personafl.core.types import Evaluation, Training
 from personafl.data import Federation, Source, arrays
 from personafl.experiment import Result, run
@@ -77,6 +78,7 @@ __all__ = [
     "Source",
     "StackedModel",
     "Training",
+    "UserError",
     "__version__",
     "arrays",
     "run",

@@ -17,6 +17,7 @@ from torch import Tensor
 from personafl.algorithms.beside import Beside
 from personafl.core import cost, tree
 from personafl.core.algorithm import Local, Play, Probe, setting
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
@@ -31,7 +32,7 @@ class APFL(Beside):
 
     def check(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha={self.alpha}: must be in [0, 1]")
+            raise UserError(f"alpha={self.alpha}: must be in [0, 1]")
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         like = next(iter(params.values()))

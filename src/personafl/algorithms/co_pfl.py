@@ -22,6 +22,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Change, Local, Play, setting
+from personafl.core.errors import UserError
 from personafl.core.optim import Adam
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round
 from personafl.sparse import masks, means
@@ -54,10 +55,10 @@ class COPFL(Algorithm):
     def check(self) -> None:
         for name in ("select_share", "personal_bound"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+                raise UserError(f"{name}={getattr(self, name)}: must be in [0, 1]")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1)")
+                raise UserError(f"{name}={getattr(self, name)}: must be in [0, 1)")
 
     def private(self) -> frozenset[str]:
         return self.info.buffers

@@ -15,6 +15,7 @@ from torch import Tensor
 from personafl.algorithms.beside import Beside
 from personafl.core import tree
 from personafl.core.algorithm import Local, Play, setting
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
@@ -28,7 +29,7 @@ class Ditto(Beside):
 
     def check(self) -> None:
         if self.proximal_weight < 0:
-            raise ValueError(f"proximal_weight={self.proximal_weight}: must not be negative")
+            raise UserError(f"proximal_weight={self.proximal_weight}: must not be negative")
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         received = tree.values(down)

@@ -26,6 +26,7 @@ from torch import Tensor
 from personafl.algorithms.masked import MaskedTraining
 from personafl.core import tree
 from personafl.core.algorithm import Local, Play, Turn, setting
+from personafl.core.errors import UserError
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.sparse import masks, means
 
@@ -50,9 +51,9 @@ class DMPFL(MaskedTraining):
     def check(self) -> None:
         super().check()
         if not 0 <= self.vote_threshold <= 1:
-            raise ValueError(f"vote_threshold={self.vote_threshold}: must be in [0, 1]")
+            raise UserError(f"vote_threshold={self.vote_threshold}: must be in [0, 1]")
         if self.iterations < 0:
-            raise ValueError(f"iterations={self.iterations}: must not be negative")
+            raise UserError(f"iterations={self.iterations}: must not be negative")
 
     # Phases
 

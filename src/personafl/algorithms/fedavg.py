@@ -15,6 +15,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, choose, setting, whole
+from personafl.core.errors import UserError
 from personafl.core.types import Params, Payload, Round, Stage
 
 
@@ -42,7 +43,7 @@ class FedAvgFT(Algorithm):
 
     def check(self) -> None:
         if self.finetune_epochs < 0:
-            raise ValueError(f"finetune_epochs={self.finetune_epochs}: must not be negative")
+            raise UserError(f"finetune_epochs={self.finetune_epochs}: must not be negative")
 
     def schedule(self) -> list[Stage]:
         rounds = super().schedule()

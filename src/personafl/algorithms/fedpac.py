@@ -21,6 +21,7 @@ from torch.nn.functional import one_hot
 from personafl.algorithms import simplex
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, Survey, choose, own_loss, setting, whole
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Params, Payload, Round, Task, per_example
 
 
@@ -38,7 +39,7 @@ class FedPAC(Algorithm):
     def check(self) -> None:
         for name in ("alignment_weight", "head_epochs", "head_lr"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
+                raise UserError(f"{name}={getattr(self, name)}: must not be negative")
 
     def needs_uploads(self) -> bool:
         return True

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from personafl.core.algorithm import Algorithm, setting
+from personafl.core.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +38,12 @@ class LGFedAvg(Algorithm):
 
     def check(self) -> None:
         if self.shared_layers < 1:
-            raise ValueError(f"shared_layers={self.shared_layers}: must be at least 1")
+            raise UserError(f"shared_layers={self.shared_layers}: must be at least 1")
 
     def private(self) -> frozenset[str]:
         if self.shared_layers == 1:
             return frozenset(self.info.shapes) - self.own_head()
         shared = {n for layer in self.info.layers[-self.shared_layers :] for n in layer.names}
         if shared >= set(self.info.parameters):
-            raise ValueError(f"shared_layers={self.shared_layers}: that is all of the model; fedavg shares it all")
+            raise UserError(f"shared_layers={self.shared_layers}: that is all of the model; fedavg shares it all")
         return frozenset(self.info.shapes) - shared

@@ -23,6 +23,7 @@ from torch import Tensor
 from personafl.algorithms.warmup import Gated, WarmUp
 from personafl.core import rng, tree
 from personafl.core.algorithm import Local, Turn, setting, whole
+from personafl.core.errors import UserError
 from personafl.core.optim import SGD
 from personafl.core.types import Batch, Download, Params, Payload, Round, Setup, Task
 
@@ -41,7 +42,7 @@ class FedPeWS(WarmUp):
     def check(self) -> None:
         super().check()
         if self.diversity_weight < 0 or self.score_lr < 0:
-            raise ValueError("diversity_weight and score_lr must not be negative")
+            raise UserError("diversity_weight and score_lr must not be negative")
 
     def _theta(self, params: Params) -> Params:
         like = next(iter(params.values()))
@@ -130,11 +131,11 @@ class FedPeWSFixed(WarmUp):
     def check(self) -> None:
         super().check()
         if self.shares and (min(self.shares) <= 0 or abs(sum(self.shares) - 1) > 1e-6):
-            raise ValueError(f"shares={list(self.shares)}: must be positive and sum to 1")
+            raise UserError(f"shares={list(self.shares)}: must be positive and sum to 1")
 
     def bind(self, setup: Setup) -> Self:
         if self.shares and len(self.shares) != setup.num_clients:
-            raise ValueError(f"shares: {len(self.shares)} given for {setup.num_clients} clients")
+            raise UserError(f"shares: {len(self.shares)} given for {setup.num_clients} clients")
         bound = super().bind(setup)
         few = next((layer for layer in bound.hidden if layer.shape[0] < setup.num_clients), None)
         if few is not None:

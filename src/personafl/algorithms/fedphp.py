@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
 from personafl.slots import Inherit
 
 
@@ -26,4 +27,4 @@ class FedPHP(Algorithm):
 
     def check(self) -> None:
         if self.inherit is None:
-            raise ValueError("inherit: FedPHP without an inherited model is fedavg")
+            raise UserError("inherit: FedPHP without an inherited model is fedavg")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
@@ -26,7 +27,7 @@ class FedProx(Algorithm):
 
     def check(self) -> None:
         if self.proximal_weight < 0:
-            raise ValueError(f"proximal_weight={self.proximal_weight}: must not be negative")
+            raise UserError(f"proximal_weight={self.proximal_weight}: must not be negative")
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         received = tree.select(tree.values(down), self.info.parameters)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
+from personafl.core.errors import UserError
 from personafl.core.types import Round, Stage
 
 
@@ -31,7 +32,7 @@ class FedRep(Algorithm):
     def check(self) -> None:
         for name in ("head_epochs", "body_epochs", "final_head_epochs"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
+                raise UserError(f"{name}={getattr(self, name)}: must not be negative")
 
     def private(self) -> frozenset[str]:
         return self.own_head()

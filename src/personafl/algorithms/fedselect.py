@@ -19,6 +19,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, choose, setting
+from personafl.core.errors import UserError
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.sparse import masks, means
 
@@ -38,13 +39,13 @@ class FedSelect(Algorithm):
     def check(self) -> None:
         for name in ("select_share", "personal_bound"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+                raise UserError(f"{name}={getattr(self, name)}: must be in [0, 1]")
         if self.inference != "own":
-            raise ValueError(
+            raise UserError(
                 f"inference={self.inference!r} needs a global model, and FedSelect sends a client only what it shares"
             )
         if self.select_interval < 1:
-            raise ValueError(f"select_interval={self.select_interval}: must be at least 1")
+            raise UserError(f"select_interval={self.select_interval}: must be at least 1")
 
     def private(self) -> frozenset[str]:
         return self.info.buffers

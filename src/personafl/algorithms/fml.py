@@ -19,6 +19,7 @@ from personafl.algorithms.beside import Beside
 from personafl.core import tree
 from personafl.core.algorithm import Local, Play, setting
 from personafl.core.criteria import divergence
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Round, Task, per_example
 
 
@@ -35,7 +36,7 @@ class FML(Beside):
     def check(self) -> None:
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+                raise UserError(f"{name}={getattr(self, name)}: must be in [0, 1]")
 
     def turns(self, local: Local, rnd: Round) -> list[Play]:
         return [self.both(self._mutual)]

@@ -21,6 +21,7 @@ from torch import Tensor
 from personafl.algorithms.beside import Beside
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
 
 
@@ -36,7 +37,7 @@ class FedFu(Algorithm):
 
     def check(self) -> None:
         if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing={self.smoothing}: must be in [0, 1)")
+            raise UserError(f"smoothing={self.smoothing}: must be in [0, 1)")
 
     def _begin(self, like: Tensor) -> Params:
         size = self.features()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, Probe, Turn, setting
+from personafl.core.errors import UserError
 from personafl.core.types import Moves, Params, Round
 from personafl.sparse import allocation, masks, schedules
 
@@ -30,17 +31,17 @@ class MaskedTraining(Algorithm):
 
     def check(self) -> None:
         if not 0 <= self.sparsity < 1:
-            raise ValueError(f"sparsity={self.sparsity}: must be in [0, 1)")
+            raise UserError(f"sparsity={self.sparsity}: must be in [0, 1)")
         for name in ("readjust_share", "readjust_until"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+                raise UserError(f"{name}={getattr(self, name)}: must be in [0, 1]")
         if self.readjust_interval < 1:
-            raise ValueError(f"readjust_interval={self.readjust_interval}: must be at least 1")
+            raise UserError(f"readjust_interval={self.readjust_interval}: must be at least 1")
 
     def budget(self) -> dict[str, int]:
         """How many weights of each layer are active."""
         if not self.info.layers:
-            raise ValueError(f"{self.called} masks weights of convolution and linear layers; this model has none")
+            raise UserError(f"{self.called} masks weights of convolution and linear layers; this model has none")
         return allocation.RULES[self.allocation](self.info.layers, self.sparsity)
 
     def warn_of_starved_layers(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task, per_example
 from personafl.slots.mmd import mmd
 
@@ -32,7 +33,7 @@ class MOON(Algorithm):
 
     def check(self) -> None:
         if self.contrast_weight < 0 or self.temperature <= 0:
-            raise ValueError(
+            raise UserError(
                 f"contrast_weight={self.contrast_weight}, temperature={self.temperature}: must be at least and above 0"
             )
 
@@ -74,7 +75,7 @@ class FedMMD(Algorithm):
 
     def check(self) -> None:
         if self.discrepancy_weight < 0:
-            raise ValueError(f"discrepancy_weight={self.discrepancy_weight}: must not be negative")
+            raise UserError(f"discrepancy_weight={self.discrepancy_weight}: must not be negative")
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         model = tree.values(down) | kept

@@ -19,6 +19,7 @@ from torch import Tensor
 from personafl.algorithms.fedavg import FedAvg
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, own_loss, setting, whole
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Layer, Masked, Model, Params, Payload, Round, Setup, Stage, Task
 from personafl.slots.assemble import assembled, require_common
 from personafl.slots.wrapper import Part
@@ -41,11 +42,11 @@ class WarmUp(Part):
 
     def check(self) -> None:
         if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
+            raise UserError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
         if isinstance(self.base, WarmUp):
-            raise ValueError("base: a warm-up cannot warm up another warm-up")
+            raise UserError("base: a warm-up cannot warm up another warm-up")
         if self.inherit is not None and self.base.inherit is not None:
-            raise ValueError("inherit: set it here or on the base, not on both")
+            raise UserError("inherit: set it here or on the base, not on both")
 
     def bind(self, setup: Setup) -> Self:
         mine = super().bind(setup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -11,6 +12,8 @@ import typer
 
 from personafl.cli import compare, doctor, look, run
 from personafl.cli.terminal import errors, fail, warn
+from personafl.core.errors import UserError
+from personafl.sim.ranks import LostError
 from personafl.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -18,7 +21,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Personalised federated learning: simulate, compare, take every client's model away."""
+    """Personalised federated learning: simulate, compare, take every client's model away.
+
+    What is wrong with an input is said in one line; --traceback, anywhere, shows where it was found.
+    """
     if version:
         print(__version__)
         raise typer.Exit
@@ -32,22 +38,36 @@ app.command()(look.partition)
 app.command()(doctor.doctor)
 
 
+TRACEBACK = "--traceback"  # anywhere on the command line
+
+
 def main() -> None:
-    """The console script: every wrong input ends in one line and exit code 2."""
+    """The console script: what a user did wrong ends in one line and exit code 2, a bug in its traceback."""
     warnings.showwarning = warn
     sys.path.insert(0, os.getcwd())  # one's own model, data or method in a file beside the recipe
+    whole = TRACEBACK in sys.argv
+    sys.argv = [a for a in sys.argv if a != TRACEBACK]
     try:
         code = app(standalone_mode=False)
         if code == 130:  # typer's word for Ctrl-C
             errors.print("stopped; what was written so far is kept")
         sys.exit(code)
-    except ValueError as e:
-        fail(str(e))
-    except ConnectionError as e:  # another rank is gone
-        fail(str(e), 1)
-    except OSError as e:
-        fail(f"{e.filename or 'file'}: {e.strerror or e}")
-    except Exception as e:  # typer's own usage errors have a message and an exit code
-        if not hasattr(e, "format_message"):
+    except Exception as e:
+        if whole or (told := _told(e)) is None:
             raise
-        fail(str(e.format_message()))
+        fail(*told)
+
+
+def _told(error: Exception) -> tuple[str, int] | None:
+    """What is said of an error instead of its traceback, and the exit code; None for a bug."""
+    if isinstance(error, UserError):
+        return str(error), 2
+    if isinstance(error, LostError):
+        return str(error), 1
+    if isinstance(error, OSError) and error.filename:  # the system's own words about a file or folder
+        return f"{error.filename}: {error.strerror or error}", 2
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full: {error.strerror}", 1
+    if hasattr(error, "format_message"):  # typer's own usage errors
+        return str(error.format_message()), 2
+    return None

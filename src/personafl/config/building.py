@@ -16,6 +16,7 @@ from personafl.config.checking import check
 from personafl.config.names import ConfigError, algorithm_class, unknown
 from personafl.config.recipe import SECTIONS, Data, Method, Recipe
 from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
 from personafl.data import DATASETS
 from personafl.data.corrupted import CORRUPTED, PER_CLIENT
 from personafl.data.partition import KNOW_THEIR_CLIENTS
@@ -95,7 +96,7 @@ def method(entry: Mapping[str, Any]) -> Method:
         values[key] = _slot(f"{label}.{key}", value, hints[key], known[key].metadata.get("fillings"))
     try:
         return Method(label.replace(":", "-"), name, cls(**values))
-    except ValueError as e:
+    except UserError as e:
         raise ConfigError(f"{label}: {e}") from None
 
 
@@ -118,7 +119,7 @@ def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any]] |
         value = {dataclasses.fields(kind)[0].name: value}
     try:
         return _section(where, kind, {k: v for k, v in value.items() if k != "name"})
-    except ValueError as e:
+    except UserError as e:
         raise e if isinstance(e, ConfigError) else ConfigError(f"{where}: {e}") from None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
 from personafl.core.types import Criterion
 
 # What other frameworks call our keys.
@@ -40,7 +41,7 @@ _ELSEWHERE = {
 }
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A recipe or a command line that cannot be run, in one line."""
 
 

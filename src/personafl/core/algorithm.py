@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
+from personafl.core.errors import UserError
 from personafl.core.optim import Optimizer
 from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Filling, Inference
 from personafl.core.types import (
@@ -162,9 +163,9 @@ class Algorithm:
         for f in self.settings():
             choices, value = f.metadata.get("choices"), getattr(self, f.name)
             if choices and value not in choices:
-                raise ValueError(f"{f.name}={value!r}: possible are {', '.join(choices)}")
+                raise UserError(f"{f.name}={value!r}: possible are {', '.join(choices)}")
         if self.lr < 0:
-            raise ValueError(f"lr={self.lr}: must be greater than 0, or 0 for the recipe's")
+            raise UserError(f"lr={self.lr}: must be greater than 0, or 0 for the recipe's")
         self.check()
 
     @classmethod
@@ -180,7 +181,7 @@ class Algorithm:
         return tuple(found)
 
     def check(self) -> None:
-        """Raise ValueError for impossible settings."""
+        """Raise `UserError` for impossible settings."""
 
     def bind(self, setup: Setup) -> Self:
         """The same method, told which model, training and number of clients it is for."""
@@ -223,7 +224,7 @@ class Algorithm:
         """The head's names, for methods that need one and a body beneath it."""
         if not 0 < len(self.info.head) < len(self.info.parameters):
             part = "all" if self.info.head else "none"
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__} needs a head and a body; model.head covers {part} of the parameters"
             )
         return self.info.head
@@ -231,7 +232,7 @@ class Algorithm:
     def features(self) -> int:
         """How many numbers enter the head, for methods that look at them."""
         if not self.info.features:
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__} looks at what enters the head, and this model's head is no layer of its own; "
                 "set model.head to the parameters of its last layers"
             )
@@ -365,7 +366,7 @@ class Algorithm:
         statistics: Payload = {n: own[n] for n in self.info.buffers if n in own}  # the client's, where none travel
         common = self.common(statistics | down)
         if common is None:
-            raise ValueError(f"inference={self.inference!r} needs a global model, which {self.called} has not")
+            raise UserError(f"inference={self.inference!r} needs a global model, which {self.called} has not")
         return own | tree.prefixed(common, "global")
 
     def calibrate(self, deployed: Params, sweep: Sweep) -> Params:

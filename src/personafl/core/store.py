@@ -34,6 +34,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from personafl.core import tree
+from personafl.core.errors import UserError
 from personafl.core.types import Params
 
 FORMAT = 1
@@ -356,11 +357,9 @@ class _Files:
             self.state = self.rows("state.bin", (), torch.int64)
             _, begun, done = self.state.tolist()
             if begun != done:
-                raise ValueError(
-                    f"{folder}: the store was cut short while it was written to ({done} of {begun} writes)"
-                )
+                raise UserError(f"{folder}: the store was cut short while it was written to ({done} of {begun} writes)")
         elif folder.exists() and any(folder.iterdir()):
-            raise ValueError(f"store={str(folder)!r}: the folder is not empty; choose another")
+            raise UserError(f"store={str(folder)!r}: the folder is not empty; choose another")
 
     def begin(self) -> None:
         if not len(self.state):
@@ -377,9 +376,9 @@ class _Files:
         try:
             found = json.loads(path.read_text())
         except (OSError, ValueError):
-            raise ValueError(f"{self.folder}: no store here, store.json is missing or not readable") from None
+            raise UserError(f"{self.folder}: no store here, store.json is missing or not readable") from None
         if found.get("format") != FORMAT:
-            raise ValueError(f"{path}: format {found.get('format')}, this version reads format {FORMAT}")
+            raise UserError(f"{path}: format {found.get('format')}, this version reads format {FORMAT}")
         return {n: (tuple(t["shape"]), getattr(torch, t["dtype"])) for n, t in found["tensors"].items()}
 
     def write_header(self, tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
@@ -398,13 +397,13 @@ class _Files:
         try:
             number = os.open(self.folder / file, flags, 0o666)
         except OSError as e:
-            raise ValueError(f"{self.folder / file}: {e.strerror}") from None
+            raise UserError(f"{self.folder / file}: {e.strerror}") from None
         try:
             size = os.fstat(number).st_size
             if capacity * each > size and self.write:
                 os.ftruncate(number, size := capacity * each)
             if not size or size % each:
-                raise ValueError(f"{self.folder / file}: {size} bytes are no whole number of rows of {each}")
+                raise UserError(f"{self.folder / file}: {size} bytes are no whole number of rows of {each}")
             access = mmap.ACCESS_WRITE if self.write else mmap.ACCESS_COPY
             held = self._maps[file] = mmap.mmap(number, size, access=access)
         finally:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from personafl.core.errors import UserError
 from personafl.data.federated import Federation, Indices, Ragged, Source, Split
 
 FORMAT = 1
@@ -62,7 +63,7 @@ def load(path: str | Path, source: Source) -> Federation:
     file = Path(path)
     held = _read(file)
     if held["labels"] != labels_digest(source) or held["examples"] != len(source.y):
-        raise ValueError(
+        raise UserError(
             f"{file}: divides {str(held['dataset'])[:60]} ({held['examples']} examples), not {source.name} "
             f"({len(source.y)} examples): its labels are others"
         )
@@ -70,19 +71,19 @@ def load(path: str | Path, source: Source) -> Federation:
     official = _parts(file, "official", [held["official"]], len(source.y))[0] if held["official"] else None
     count = len(parts["train"])
     if not all(len(p) == count for p in parts.values()):
-        raise ValueError(f"{file}: {', '.join(f'{len(p)} clients in {s}' for s, p in parts.items())}: must be as many")
+        raise UserError(f"{file}: {', '.join(f'{len(p)} clients in {s}' for s, p in parts.items())}: must be as many")
     if not 0 <= held["unseen"] < count:
-        raise ValueError(f"{file}: {held['unseen']} of {count} clients held out: at least one must take part")
+        raise UserError(f"{file}: {held['unseen']} of {count} clients held out: at least one must take part")
     _once(file, parts, official, len(source.y))
     for needed in ("train", "test"):
         bare = [c for c, r in enumerate(parts[needed]) if not len(r)]
         if bare and (needed == "train" or len(bare) < count):
-            raise ValueError(f"{file}: client {bare[0]} has no {needed} samples")
+            raise UserError(f"{file}: client {bare[0]} has no {needed} samples")
     splits = {s: Ragged.of(p) for s, p in parts.items()}
     rest = None if official is None else torch.from_numpy(official)
     made = Federation(source, splits, count - held["unseen"], held["notes"], held["unseen"], rest)
     if made.digest() != held["hash"]:
-        raise ValueError(f"{file}: its hash is {str(held['hash'])[:60]} but its rows give {made.digest()}: damaged")
+        raise UserError(f"{file}: its hash is {str(held['hash'])[:60]} but its rows give {made.digest()}: damaged")
     return made
 
 
@@ -104,22 +105,22 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{file}: no such file; personafl partition RECIPE --save {file} makes one") from None
+        raise UserError(f"{file}: no such file; personafl partition RECIPE --save {file} makes one") from None
     except OSError as e:
-        raise ValueError(f"{file}: cannot be read: {e.strerror}") from None
+        raise UserError(f"{file}: cannot be read: {e.strerror}") from None
     except (ValueError, RecursionError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"{file}: not a partition file: {e}") from None
+        raise UserError(f"{file}: not a partition file: {e}") from None
     if not isinstance(held, dict) or held.get("format") != FORMAT:
         found = held.get("format") if isinstance(held, dict) else None
-        raise ValueError(f"{file}: not a partition file of format {FORMAT} (format: {str(found)[:20]})")
+        raise UserError(f"{file}: not a partition file of format {FORMAT} (format: {str(found)[:20]})")
     for key, kinds in _KEYS.items():
         if key not in held or type(held[key]) not in kinds:
-            raise ValueError(f"{file}: not a partition file: {key!r} is missing or of the wrong kind")
+            raise UserError(f"{file}: not a partition file: {key!r} is missing or of the wrong kind")
     for split in SPLITS:
         if not isinstance(held["clients"].get(split), list):
-            raise ValueError(f"{file}: not a partition file: it has no list of clients for {split}")
+            raise UserError(f"{file}: not a partition file: it has no list of clients for {split}")
     if not all(type(n) is int for n in held["notes"].values()):
-        raise ValueError(f"{file}: not a partition file: notes must be whole numbers")
+        raise UserError(f"{file}: not a partition file: notes must be whole numbers")
     return held
 
 
@@ -128,10 +129,10 @@ def _parts(file: Path, split: str, lists: list[Any], count: int) -> list[Indices
     out = []
     for client, given in enumerate(lists):
         if not isinstance(given, list) or not all(type(r) is int for r in given):
-            raise ValueError(f"{file}: {split} rows of client {client} must be a list of whole numbers")
+            raise UserError(f"{file}: {split} rows of client {client} must be a list of whole numbers")
         bad = next((r for r in given if not 0 <= r < count), None)
         if bad is not None:
-            raise ValueError(f"{file}: client {client} holds row {str(bad)[:20]} in {split}; rows are 0..{count - 1}")
+            raise UserError(f"{file}: client {client} holds row {str(bad)[:20]} in {split}; rows are 0..{count - 1}")
         out.append(np.array(given, np.int64))
     return out
 
@@ -146,4 +147,4 @@ def _once(file: Path, parts: Mapping[Split, list[Indices]], official: Indices | 
     if (seen > 1).any():
         row = int((seen > 1).argmax())
         twice = [where for where, held in places for _ in range(int((held == row).sum()))]
-        raise ValueError(f"{file}: row {row} is held twice: in {twice[0]} and in {twice[1]}")
+        raise UserError(f"{file}: row {row} is held twice: in {twice[0]} and in {twice[1]}")

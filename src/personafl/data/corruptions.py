@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng
+from personafl.core.errors import UserError
 from personafl.data import filters
 from personafl.data.jpeg import jpeg_compression
 
@@ -58,12 +59,12 @@ PARAMETERS: dict[str, tuple[tuple[float, ...], ...]] = {
 def corrupt(images: Tensor, kind: str, severity: int, keys: Tensor) -> Tensor:
     """Images `[N, C, H, W]`, bytes or floats in [0, 1], corrupted by the draws of their keys; bytes stay bytes."""
     if kind not in CORRUPTIONS:
-        raise ValueError(f"corruption {kind!r}: possible are {', '.join(CORRUPTIONS)}")
+        raise UserError(f"corruption {kind!r}: possible are {', '.join(CORRUPTIONS)}")
     if severity not in SEVERITIES:
-        raise ValueError(f"{kind}: severity {severity} is not one of 1 to 5")
+        raise UserError(f"{kind}: severity {severity} is not one of 1 to 5")
     require_images(images, kind)
     if keys.shape != images.shape[:1] or keys.dtype != torch.int64:
-        raise ValueError(
+        raise UserError(
             f"{kind}: {len(images)} images want as many int64 keys (rng.key), not {tuple(keys.shape)} {keys.dtype}"
         )
     if not len(images):
@@ -105,17 +106,17 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
 def require_images(images: Tensor, what: str, *, coloured: bool = True) -> None:
     """Refuse what are no images, in the words of who asked; `coloured` asks for one channel or three."""
     if images.dim() != 4:
-        raise ValueError(f"{what}: images must be [N, C, H, W], their shape is {tuple(images.shape)}")
+        raise UserError(f"{what}: images must be [N, C, H, W], their shape is {tuple(images.shape)}")
     if images.dtype != torch.uint8:
         if not images.is_floating_point():
-            raise ValueError(f"{what}: images are {images.dtype}; possible are uint8 and floats in [0, 1]")
+            raise UserError(f"{what}: images are {images.dtype}; possible are uint8 and floats in [0, 1]")
         if images.numel() and not (images.min() >= 0 and images.max() <= 1):
-            raise ValueError(
+            raise UserError(
                 f"{what}: float images must lie in [0, 1], these range from {float(images.min()):.3g} to "
                 f"{float(images.max()):.3g}; give images that are not normalised"
             )
     if coloured and images.shape[1] not in (1, 3):
-        raise ValueError(
+        raise UserError(
             f"{what}: images have {images.shape[1]} channels; possible are 1 (grey) and 3 (red, green, blue)"
         )
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import rng, tree
+from personafl.core.errors import UserError
 from personafl.core.types import Examples
 from personafl.data.partition import Rows
 
@@ -43,28 +44,28 @@ class Source:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise ValueError(f"{self.name}: {len(self.x)} examples but {len(self.y)} labels")
+            raise UserError(f"{self.name}: {len(self.x)} examples but {len(self.y)} labels")
         if not len(self.x):
-            raise ValueError(f"{self.name}: no examples")
+            raise UserError(f"{self.name}: no examples")
         if self.clients is not None and len(self.clients) != len(self.y):
-            raise ValueError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
+            raise UserError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
         if self.clients is not None and self.names is not None and self.clients.max() >= len(self.names):
-            raise ValueError(f"{self.name}: {len(self.names)} names, too few for client {self.clients.max()}")
+            raise UserError(f"{self.name}: {len(self.names)} names, too few for client {self.clients.max()}")
         held = {"sources": self.sources, "groups": self.groups, "entries in test": self.test}
         for what, values in held.items():
             if values is not None and len(values) != len(self.y):
-                raise ValueError(f"{self.name}: {len(self.y)} examples but {len(values)} {what}")
+                raise UserError(f"{self.name}: {len(self.y)} examples but {len(values)} {what}")
         if self.test is not None and self.test.dtype != np.bool_:
-            raise ValueError(f"{self.name}: test must be true or false for each example, it is {self.test.dtype}")
+            raise UserError(f"{self.name}: test must be true or false for each example, it is {self.test.dtype}")
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
-            raise ValueError(f"{self.name}: example {bad} contains NaN or infinity")
+            raise UserError(f"{self.name}: example {bad} contains NaN or infinity")
         if self.y.is_floating_point():
-            raise ValueError(f"{self.name}: labels must be whole numbers, they are {self.y.dtype}")
+            raise UserError(f"{self.name}: labels must be whole numbers, they are {self.y.dtype}")
         wrong = (self.y < 0) | (self.y >= self.classes)
         if wrong.any():
             at = int(wrong.nonzero()[0, 0])
-            raise ValueError(f"{self.name}: label {int(self.y[at])} of example {at} is not in 0..{self.classes - 1}")
+            raise UserError(f"{self.name}: label {int(self.y[at])} of example {at} is not in 0..{self.classes - 1}")
 
     @cached_property
     def digest(self) -> str:
@@ -86,13 +87,13 @@ def arrays(x: object, y: object, clients: object = None, *, classes: int = 0, na
     try:
         xs, ys = torch.as_tensor(x), torch.as_tensor(y)
     except (TypeError, ValueError) as e:
-        raise ValueError(f"{name}: examples and labels must be numbers: {e}") from None
+        raise UserError(f"{name}: examples and labels must be numbers: {e}") from None
     if xs.is_floating_point():
         xs = xs.float()
     if ys.is_floating_point() and bool((ys == ys.round()).all()):
         ys = ys.long()
     if ys.dim() != 1:
-        raise ValueError(f"{name}: labels must be one number per example, their shape is {tuple(ys.shape)}")
+        raise UserError(f"{name}: labels must be one number per example, their shape is {tuple(ys.shape)}")
     ids, names = None, None
     if clients is not None:
         there, found = np.unique(np.asarray(clients), return_inverse=True)
@@ -147,7 +148,7 @@ class Later:
         train = held.sizes - test - validation
         if (train < 1).any():
             client = int((train < 1).argmax())
-            raise ValueError(_too_few(client, int(held.sizes[client]), bool(shares[1])))
+            raise UserError(_too_few(client, int(held.sizes[client]), bool(shares[1])))
         sizes: dict[Split, Indices] = {"train": train, "validation": validation, "test": test}
         return {
             split: cls(held, split, seed, shares, torch.from_numpy(np.concatenate([[0], np.cumsum(n)])))
@@ -215,11 +216,11 @@ class Federation:
         they are the clients' test rows, and nothing is split off for testing. `official` are rows of no client.
         """
         if not 0 <= unseen < len(parts):
-            raise ValueError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
+            raise UserError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
         rest = None if official is None else torch.from_numpy(official)
         share = test_share if tests is None else 0.0
         if tests is not None and not (given := Rows.of(tests)).sizes.all():
-            raise ValueError(f"client {given.sizes.argmin()} has no test samples; use fewer clients")
+            raise UserError(f"client {given.sizes.argmin()} has no test samples; use fewer clients")
         if len(parts) >= LAZY and source.groups is None:
             later: dict[Split, Ragged | Later] = {**Later.of(Rows.of(parts), seed, (share, validation_share))}
             if tests is not None:
@@ -337,7 +338,7 @@ def _cut(
         mixed, ends = _by_group(client, rows, groups[rows], draw, wanted)
         test, validation = (*ends, 0)[:2] if test else (0, ends[0])
     if len(rows) - test - validation < 1:
-        raise ValueError(_too_few(client, len(rows), validation > 0))
+        raise UserError(_too_few(client, len(rows), validation > 0))
     return mixed, test, validation
 
 
@@ -356,7 +357,7 @@ def _by_group(
     pieces = [rows[groups == g] for g in draw.permutation(names)]
     ends = np.cumsum([len(p) for p in pieces])
     if len(names) <= len(wanted):
-        raise ValueError(
+        raise UserError(
             f"client {client}: its {len(rows)} samples form {len(names)} groups that are never split apart, "
             f"too few for {len(wanted) + 1} parts; use fewer clients"
         )

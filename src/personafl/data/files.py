@@ -21,17 +21,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl.core.errors import UserError
 from personafl.data.catalogue import CATALOGUE, Entry, Known, Layout
 
 Array = NDArray[Any]
 _FORM = 1  # of the prepared files; another number makes all of them anew
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """A file is there and is not what it should be."""
 
 
-class MissingDataError(ValueError):
+class MissingDataError(UserError):
     """A data set is not there and could not be had."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.errors import UserError
 from personafl.data.files import Array, DataError, Found, Loaded, loaded, obtain, prepared, split_of
 from personafl.data.formats import (
     leaf_inputs,
@@ -206,7 +207,7 @@ def _femnist_row(x: Any, y: Any) -> tuple[Array, Array]:
     grey = np.asarray(x, np.float32).reshape(len(x), 1, 28, 28)
     labels = np.asarray(y, np.int64)
     if len(labels) and not 0 <= labels.min() <= labels.max() < 62:
-        raise ValueError(f"labels {labels.min()}..{labels.max()} are not in 0..61")
+        raise UserError(f"labels {labels.min()}..{labels.max()} are not in 0..61")
     return np.rint(grey * 255).clip(0, 255).astype(np.uint8), labels
 
 

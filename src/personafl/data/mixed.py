@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from personafl.core import rng
+from personafl.core.errors import UserError
 from personafl.data.files import Loaded
 from personafl.data.images import cifar10, medmnist, mnist
 
@@ -56,7 +57,7 @@ def _draw(name: str, part: Loaded, take: Take, first: int) -> np.ndarray[tuple[i
             pool = np.flatnonzero((labels == k) & (part.test == bool(late)))
             if len(pool) < wanted:
                 split = "test" if late else "training"
-                raise ValueError(
+                raise UserError(
                     f"{name}: class {k} of {part.name} has {len(pool)} {split} images, {wanted} are asked for; "
                     "take fewer, or take=None for all"
                 )

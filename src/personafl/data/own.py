@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from personafl.core.errors import UserError
 from personafl.data.federated import Source, arrays
 from personafl.data.pfllib import is_pfllib, pfllib, read_npz, to_pfllib
 from personafl.data.pieces import Array, Piece, called, joined
@@ -43,9 +44,7 @@ def anything(made: Any, name: str) -> Source:
         return datasets(made, name=name)
     if isinstance(made, (list, tuple)) and len(made) in (2, 3):
         return arrays(*made, name=name)
-    raise ValueError(
-        f"gave {type(made).__name__}; expected a Source, (x, y[, clients]) or a list of clients' data sets"
-    )
+    raise UserError(f"gave {type(made).__name__}; expected a Source, (x, y[, clients]) or a list of clients' data sets")
 
 
 def datasets(parts: Sequence[Any], names: Sequence[str] | None = None, *, name: str = "datasets") -> Source:
@@ -65,7 +64,7 @@ def _halves(part: Any) -> list[tuple[Any, bool | None]]:
     """What a client holds: all of it, or its training and its test part."""
     if isinstance(part, Mapping):
         if set(part) != {"train", "test"}:
-            raise ValueError(f"a client's parts must be train and test, they are {', '.join(map(str, part))}")
+            raise UserError(f"a client's parts must be train and test, they are {', '.join(map(str, part))}")
         part = (part["train"], part["test"])
     pair = isinstance(part, tuple) and len(part) == 2 and all(hasattr(p, "__getitem__") for p in part)
     return [(part[0], False), (part[1], True)] if pair else [(part, None)]
@@ -73,22 +72,22 @@ def _halves(part: Any) -> list[tuple[Any, bool | None]]:
 
 def _items(where: str, data: Any) -> tuple[Array, Array]:
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise ValueError(f"{where}: {type(data).__name__} has no length or no numbered items; use a map-style data set")
+        raise UserError(f"{where}: {type(data).__name__} has no length or no numbered items; use a map-style data set")
     xs: list[Array] = []
     ys: list[Array] = []
     for i in range(len(data)):
         try:
             x, y = data[i]
         except (TypeError, ValueError) as e:
-            raise ValueError(f"{where}, item {i}: must be an example and its label: {e}") from None
+            raise UserError(f"{where}, item {i}: must be an example and its label: {e}") from None
         xs.append(_array(x, f"{where}, item {i}"))
         ys.append(_array(y, f"{where}, item {i}"))
         if xs[i].shape != xs[0].shape:
-            raise ValueError(f"{where}, item {i}: its shape is {xs[i].shape}, that of item 0 {xs[0].shape}")
+            raise UserError(f"{where}, item {i}: its shape is {xs[i].shape}, that of item 0 {xs[0].shape}")
         if ys[i].size != 1:
-            raise ValueError(f"{where}, item {i}: its label must be one number, it has shape {ys[i].shape}")
+            raise UserError(f"{where}, item {i}: its label must be one number, it has shape {ys[i].shape}")
     if not xs:
-        raise ValueError(f"{where}: no examples")
+        raise UserError(f"{where}: no examples")
     return np.stack(xs), np.array([y.item() for y in ys])
 
 
@@ -102,9 +101,9 @@ def _array(value: Any, where: str, *, rows_first: bool = False) -> Array:
     try:
         found = np.asarray(value)
     except (TypeError, ValueError) as e:
-        raise ValueError(f"{where}: not an array: {e}") from None
+        raise UserError(f"{where}: not an array: {e}") from None
     if found.dtype.kind not in "fiub":
-        raise ValueError(f"{where}: must be numbers, it is {type(value).__name__}")
+        raise UserError(f"{where}: must be numbers, it is {type(value).__name__}")
     if not picture and not rows_first:
         return found
     return found[None] if found.ndim == 2 else np.ascontiguousarray(np.moveaxis(found, -1, 0))
@@ -150,10 +149,10 @@ def _loaded(federated: Any) -> list[Any]:
 def _column(where: str, data: Any, given: str, usual: Sequence[str], what: str) -> str:
     there = list(getattr(data, "column_names", None) or [])
     if given and given not in there:
-        raise ValueError(f"{where}: no column {given!r}; it has {', '.join(there) or 'none'}")
+        raise UserError(f"{where}: no column {given!r}; it has {', '.join(there) or 'none'}")
     found = given or next((n for n in usual if n in there), "")
     if not found:
-        raise ValueError(f"{where}: no column called {', '.join(usual)}; give {what}=, one of {', '.join(there)}")
+        raise UserError(f"{where}: no column called {', '.join(usual)}; give {what}=, one of {', '.join(there)}")
     return found
 
 
@@ -166,10 +165,10 @@ def _columns(where: str, data: Any, x: str, y: str, pictures: bool) -> tuple[Arr
             at = f"{where}, row {len(xs)}, column {x}"
             xs.append(_array(value, at, rows_first=pictures and not isinstance(value, Tensor)))
             if xs[-1].shape != xs[0].shape:
-                raise ValueError(f"{at}: its shape is {xs[-1].shape}, that of row 0 {xs[0].shape}")
+                raise UserError(f"{at}: its shape is {xs[-1].shape}, that of row 0 {xs[0].shape}")
         ys += [_array(v, f"{where}, row {start + i}, column {y}") for i, v in enumerate(rows[y])]
     if not xs:
-        raise ValueError(f"{where}: no examples")
+        raise UserError(f"{where}: no examples")
     return np.stack(xs), np.stack(ys)
 
 
@@ -189,17 +188,17 @@ def folder(path: str | Path) -> Source:
     """
     home = Path(path)
     if home.suffix.lower() in _READERS and not home.is_dir():
-        raise ValueError(f"{home}: a {home.suffix} file is one client's and belongs in a folder; name that folder")
+        raise UserError(f"{home}: a {home.suffix} file is one client's and belongs in a folder; name that folder")
     if not home.is_dir():
-        raise ValueError(f"{home}: no such folder")
+        raise UserError(f"{home}: no such folder")
     files = [p for p in home.iterdir() if p.suffix.lower() in _READERS and not p.name.startswith(".") and p.is_file()]
     if not files:
-        raise ValueError(f"{home}: no client's file in it; possible are {', '.join(_READERS)}, or train/ and test/")
+        raise UserError(f"{home}: no client's file in it; possible are {', '.join(_READERS)}, or train/ and test/")
     files.sort(key=lambda p: _natural(p.name))
     stems = [p.stem for p in files]
     for p in files:
         if stems.count(p.stem) > 1:
-            raise ValueError(f"{home}: {' and '.join(f.name for f in files if f.stem == p.stem)} name the same client")
+            raise UserError(f"{home}: {' and '.join(f.name for f in files if f.stem == p.stem)} name the same client")
     return joined(home.resolve().name, (Piece(p.stem, *_READERS[p.suffix.lower()](p)) for p in files))
 
 
@@ -213,7 +212,7 @@ def _pt(path: Path) -> tuple[Array, Array]:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:  # a damaged file may raise anything
         why = (str(e).splitlines() or ["it ends too early"])[0]
-        raise ValueError(f"{path}: not a readable file of tensors: {why}") from None
+        raise UserError(f"{path}: not a readable file of tensors: {why}") from None
     return _tensors(path, held)
 
 
@@ -221,13 +220,13 @@ def _safetensors(path: Path) -> tuple[Array, Array]:
     try:
         return _tensors(path, load_file(path))
     except (SafetensorError, OSError) as e:
-        raise ValueError(f"{path}: not a readable .safetensors file: {e}") from None
+        raise UserError(f"{path}: not a readable .safetensors file: {e}") from None
 
 
 def _tensors(path: Path, held: object) -> tuple[Array, Array]:
     if not isinstance(held, Mapping) or not all(isinstance(held.get(n), Tensor) for n in "xy"):
         there = ", ".join(map(str, held)) if isinstance(held, Mapping) else type(held).__name__
-        raise ValueError(f"{path}: must hold tensors x and y; it has {there}")
+        raise UserError(f"{path}: must hold tensors x and y; it has {there}")
     x, y = (held[n].detach() for n in "xy")
     x, y = (t.float() if t.is_floating_point() else t for t in (x, y))
     return x.numpy(), y.numpy()
@@ -237,18 +236,18 @@ def _csv(path: Path) -> tuple[Array, Array]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path}: not a readable .csv file: {e}") from None
+        raise UserError(f"{path}: not a readable .csv file: {e}") from None
     if len(lines) < 2:
-        raise ValueError(f"{path}: a line of column names and then one per example are needed")
+        raise UserError(f"{path}: a line of column names and then one per example are needed")
     names = [n.strip().lower() for n in next(csv.reader(lines[:1]))]
     if len(names) < 2 or any(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", n) for n in names):
-        raise ValueError(f"{path}: the first line must name the columns, two or more; it is {lines[0][:60]!r}")
+        raise UserError(f"{path}: the first line must name the columns, two or more; it is {lines[0][:60]!r}")
     try:
         table = np.loadtxt(lines[1:], delimiter=",", quotechar='"', comments=None, ndmin=2)
     except ValueError as e:
-        raise ValueError(f"{path}: below the column names: {e}") from None
+        raise UserError(f"{path}: below the column names: {e}") from None
     if table.shape[1] != len(names):
-        raise ValueError(f"{path}: {len(names)} column names but {table.shape[1]} columns")
+        raise UserError(f"{path}: {len(names)} column names but {table.shape[1]} columns")
     at = next((names.index(n) for n in ("label", "y", "target") if n in names), len(names) - 1)
     return np.delete(table, at, axis=1), table[:, at]
 

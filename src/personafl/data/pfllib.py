@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from personafl.core import batches
+from personafl.core.errors import UserError
 from personafl.data import artefact
 from personafl.data.federated import Federation, Source, Split
 from personafl.data.pieces import Array, Piece, joined
@@ -34,11 +35,11 @@ def pfllib(path: str | Path) -> Source:
     home = Path(path)
     files = {part: {p.stem: p for p in (home / part).glob("*.npz")} for part in ("train", "test")}
     if not files["train"]:
-        raise ValueError(f"{home}: no train/*.npz in it")
+        raise UserError(f"{home}: no train/*.npz in it")
     for part, other in (("train", "test"), ("test", "train")):
         alone = sorted(files[part].keys() - files[other].keys())
         if alone:
-            raise ValueError(f"{home}: client {alone[0]} has {part}/{alone[0]}.npz but no {other}/{alone[0]}.npz")
+            raise UserError(f"{home}: client {alone[0]} has {part}/{alone[0]}.npz but no {other}/{alone[0]}.npz")
     order = sorted(files["train"], key=lambda s: (not s.isdecimal(), int(s) if s.isdecimal() else 0, s))
     pieces = (Piece(c, *read_npz(files[part][c]), part == "test") for c in order for part in ("train", "test"))
     return joined(home.resolve().name, pieces, classes=_classes(home / "config.json"))
@@ -49,7 +50,7 @@ def _classes(path: Path) -> int:
     try:
         found = json.loads(path.read_text()).get("num_classes", 0) if path.is_file() else 0
     except (OSError, ValueError, AttributeError, RecursionError):
-        raise ValueError(f"{path}: not a readable configuration") from None
+        raise UserError(f"{path}: not a readable configuration") from None
     return found if type(found) is int and 0 < found < 2**31 else 0
 
 
@@ -63,11 +64,11 @@ def read_npz(path: Path) -> tuple[Array, Array]:
             elif "data" in names:
                 x, y = _dict(archive)
             else:
-                raise ValueError(f"it must hold arrays x and y, or PFLlib's data; it has {', '.join(sorted(names))}")
+                raise UserError(f"it must hold arrays x and y, or PFLlib's data; it has {', '.join(sorted(names))}")
     except ValueError as e:
-        raise ValueError(f"{path}: {e}") from None
+        raise UserError(f"{path}: {e}") from None
     except Exception as e:  # a damaged file may raise anything
-        raise ValueError(f"{path}: not a readable .npz file: {e}") from None
+        raise UserError(f"{path}: not a readable .npz file: {e}") from None
     return x, y
 
 
@@ -83,12 +84,12 @@ def _dict(archive: zipfile.ZipFile) -> tuple[Array, Array]:
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = header(file)
         if shape != () or not dtype.hasobject:
-            raise ValueError(f"data must be a dict of x and y, it is an array of shape {shape}")
+            raise UserError(f"data must be a dict of x and y, it is an array of shape {shape}")
         box = _Arrays(file).load()
     held = box.value if isinstance(box, _Array) else None
     inside = held.item() if isinstance(held, np.ndarray) and held.shape == () else None
     if not isinstance(inside, dict) or not {"x", "y"} <= inside.keys():
-        raise ValueError("data must be a dict of x and y")
+        raise UserError("data must be a dict of x and y")
     x, y = (_numbers(inside[n], n) for n in ("x", "y"))
     return x, y
 
@@ -100,7 +101,7 @@ def _numbers(value: object, name: str) -> Array:
     if isinstance(value, list):
         value = np.stack([np.asarray(v.value if isinstance(v, _Array) else v) for v in value]) if value else None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise ValueError(f"{name} must be an array of numbers")
+        raise UserError(f"{name} must be an array of numbers")
     return value
 
 
@@ -192,7 +193,7 @@ def to_pfllib(
     """
     home = Path(path)
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
-        raise ValueError(f"{home}: not an empty folder")
+        raise UserError(f"{home}: not an empty folder")
     statistic = []
     for part in ("train", "test"):
         (home / part).mkdir(parents=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.errors import UserError
+
 _BARS = 40  # clients that stacked bars can show
 _COLOURS = 10  # classes that colours can tell apart
 
@@ -42,4 +44,4 @@ def draw(counts: NDArray[np.int64], path: str | Path, title: str) -> None:
     try:
         figure.savefig(path, dpi=120)
     except ValueError as e:  # matplotlib names the formats it knows
-        raise ValueError(f"{path}: {e}") from None
+        raise UserError(f"{path}: {e}") from None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.errors import UserError
 from personafl.data.federated import Source, arrays
 
 Array = NDArray[Any]
@@ -33,15 +34,15 @@ def joined(name: str, pieces: Iterable[Piece], *, classes: int = 0) -> Source:
     """All pieces as one data set, its clients numbered as they first come; what does not fit is named."""
     held = [_checked(name, p) for p in pieces]
     if not held:
-        raise ValueError(f"{name}: no clients")
+        raise UserError(f"{name}: no clients")
     first = held[0]
     for p in held[1:]:
         if p.x.shape[1:] != first.x.shape[1:]:
-            raise ValueError(
+            raise UserError(
                 f"{name}: {p.where}: examples of shape {p.x.shape[1:]}, those of {first.where} have {first.x.shape[1:]}"
             )
         if p.x.dtype != first.x.dtype:
-            raise ValueError(f"{name}: {p.where}: examples are {p.x.dtype}, those of {first.where} {first.x.dtype}")
+            raise UserError(f"{name}: {p.where}: examples are {p.x.dtype}, those of {first.where} {first.x.dtype}")
     names = list(dict.fromkeys(p.name for p in held))
     number = {n: i for i, n in enumerate(names)}
     lengths = [len(p.y) for p in held]
@@ -49,7 +50,7 @@ def joined(name: str, pieces: Iterable[Piece], *, classes: int = 0) -> Source:
     divided = [p.test is not None for p in held]
     if any(divided) and not all(divided):
         odd = held[divided.index(divided[0] is False)]
-        raise ValueError(f"{name}: {odd.where}: either all clients or none come with a test part")
+        raise UserError(f"{name}: {odd.where}: either all clients or none come with a test part")
     test = np.repeat([bool(p.test) for p in held], lengths) if all(divided) else None
     made = arrays(
         np.concatenate([p.x for p in held]), np.concatenate([p.y for p in held]), clients, classes=classes, name=name
@@ -62,13 +63,13 @@ def _checked(name: str, piece: Piece) -> Piece:
     x, y = piece.x, piece.y
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
         kind = x.dtype if x.dtype.kind not in "fiub" else y.dtype
-        raise ValueError(f"{name}: {piece.where}: examples and labels must be numbers, they are {kind}")
+        raise UserError(f"{name}: {piece.where}: examples and labels must be numbers, they are {kind}")
     if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
-        raise ValueError(
+        raise UserError(
             f"{name}: {piece.where}: one label per example is needed; examples have shape {x.shape}, labels {y.shape}"
         )
     if not len(y):
-        raise ValueError(f"{name}: {piece.where}: no examples")
+        raise UserError(f"{name}: {piece.where}: no examples")
     if x.dtype.kind == "f":
         x = x.astype(np.float32, copy=False)
         _refuse(name, piece, ~np.isfinite(x).reshape(len(x), -1).all(axis=1), "contains NaN or infinity")
@@ -80,7 +81,7 @@ def _checked(name: str, piece: Piece) -> Piece:
 
 def _refuse(name: str, piece: Piece, wrong: NDArray[np.bool_] | np.bool_, what: str) -> None:
     if wrong.any():
-        raise ValueError(f"{name}: {piece.where}: example {int(wrong.argmax())} {what}")
+        raise UserError(f"{name}: {piece.where}: example {int(wrong.argmax())} {what}")
 
 
 def called(names: Sequence[str] | None, count: int) -> list[str]:
@@ -88,5 +89,5 @@ def called(names: Sequence[str] | None, count: int) -> list[str]:
     if names is None:
         return [str(i) for i in range(count)]
     if len(names) != count or len(set(names)) != count:
-        raise ValueError(f"{len(names)} names ({len(set(names))} different) for {count} clients")
+        raise UserError(f"{len(names)} names ({len(set(names))} different) for {count} clients")
     return list(names)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng
+from personafl.core.errors import UserError
 from personafl.data import federated
 from personafl.data.federated import Federation, Indices, Later, Ragged
 
@@ -141,9 +142,9 @@ class Shift:
 def draw(federation: Federation, protocol: str, seed: int, draws: int = 5) -> Shift:
     """The shifted test sets of a run."""
     if protocol not in ("donor", "pool", "label"):
-        raise ValueError(f"evaluation.shift={protocol!r}: possible are {', '.join(PROTOCOLS)}")
+        raise UserError(f"evaluation.shift={protocol!r}: possible are {', '.join(PROTOCOLS)}")
     if protocol == "donor" and federation.num_clients < 2:
-        raise ValueError("evaluation.shift='donor': one client alone has no donor; use shift='none'")
+        raise UserError("evaluation.shift='donor': one client alone has no donor; use shift='none'")
     return Shift(federation, protocol, seed, draws)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from personafl.core.errors import UserError
 from personafl.data.files import Array, DataError, Found, Loaded, loaded, obtain, prepared
 from personafl.data.formats import leaf_inputs, read_json, read_leaf
 
@@ -81,9 +82,9 @@ def read_roles(found: Found, stride: int = 1) -> dict[str, Array]:
 def _leaf_row(x: Any, y: Any) -> tuple[Array, Array]:
     for i, run in enumerate(x):
         if len(run) != LENGTH:
-            raise ValueError(f"example {i} has {len(run)} characters in place of {LENGTH}")
+            raise UserError(f"example {i} has {len(run)} characters in place of {LENGTH}")
     if any(len(c) != 1 for c in y):
-        raise ValueError("a label is not one character")
+        raise UserError("a label is not one character")
     return encode("".join(x)).reshape(len(x), LENGTH), encode("".join(y))
 
 

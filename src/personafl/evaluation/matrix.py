@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl.core.errors import UserError
 from personafl.core.types import Evaluation, Examples
 from personafl.data.federated import Federation
 
@@ -30,7 +31,7 @@ def check(evaluation: Evaluation, federation: Federation, device: str) -> None:
     models = min(evaluation.clients, clients) if isinstance(evaluation.clients, int) else clients
     kind = device.partition(":")[0]
     if evaluation.matrix and models * clients > LIMIT[kind]:
-        raise ValueError(
+        raise UserError(
             f"evaluation.matrix=true: {models} models on {clients} clients' test sets are {models * clients:,} "
             f"evaluations, at most {LIMIT[kind]:,} on a {kind}; score a sample of clients (evaluation.clients=100)"
             + ("" if kind == "cuda" else ", or use a GPU")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng
+from personafl.core.errors import UserError
 from personafl.core.types import Evaluation, Examples
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, require_images, rotate
 from personafl.data.federated import Source
@@ -30,10 +31,10 @@ def check(evaluation: Evaluation, source: Source) -> None:
     """Refuse what these data cannot be asked for."""
     for kind in kinds(evaluation):
         if kind not in CORRUPTIONS:
-            raise ValueError(f"evaluation.corruptions={kind!r}: possible are all, {', '.join(CORRUPTIONS)}")
+            raise UserError(f"evaluation.corruptions={kind!r}: possible are all, {', '.join(CORRUPTIONS)}")
     for severity in evaluation.severities:
         if severity not in SEVERITIES:
-            raise ValueError(f"evaluation.severities={severity}: possible are 1 to 5")
+            raise UserError(f"evaluation.severities={severity}: possible are 1 to 5")
     if evaluation.corruptions:
         require_images(source.x, f"evaluation.corruptions={list(evaluation.corruptions)} on {source.name}")
     if evaluation.rotations:

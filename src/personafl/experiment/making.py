@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
+from personafl.core.errors import UserError
 from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
 from personafl.data.corrupted import corrupted, whole
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
@@ -45,7 +46,7 @@ def _named(name: str, read: Callable[[], Source]) -> Source:
     """One's own data; what is wrong with them begins with the setting that names them."""
     try:
         return read()
-    except ValueError as e:
+    except UserError as e:
         raise ConfigError(f"data.dataset={name!r}: {e}") from None
 
 
@@ -86,7 +87,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     )
     try:
         parts, tests, official = _divided(recipe, ask, data)
-    except ValueError as e:
+    except UserError as e:
         if data.clients is None or d.partition == "natural":
             raise
         raise ConfigError(f"{e}; {data.name} knows its clients, data.partition=natural takes them") from None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches
+from personafl.core.errors import UserError
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
 from personafl.data import Federation, Source
@@ -53,7 +54,7 @@ class Client:
         shapes = self.simulation.model.info.shapes
         more = [n for n in self.deployed if n not in shapes and not n.startswith(("global/", "base_entropy/"))]
         if more:
-            raise ValueError(f"client {self.id} answers with more than one module ({more[0]}, ...); use predict")
+            raise UserError(f"client {self.id} answers with more than one module ({more[0]}, ...); use predict")
         own = {n: t[0] for n, t in self.deployed.items() if n in self.simulation.model.info.shapes}
         return self.simulation.model.client(own)
 
@@ -77,9 +78,9 @@ class MethodResult:
         if isinstance(id, str):
             return self.client(_numbered(id, sim.federation.names))
         if not 0 <= id < sim.federation.everybody:
-            raise ValueError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
+            raise UserError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
         if sim.placement.owners is not None and sim.ranks.rank not in (0, int(sim.placement.owners[id])):
-            raise ValueError(f"client {id}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
+            raise UserError(f"client {id}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
         ready = sim.ready if id < sim.federation.num_clients else sim.joined
         return Client(id, sim, ready(sim.model, torch.tensor([id])))
 
@@ -116,7 +117,7 @@ def _numbered(name: str, names: tuple[str, ...]) -> int:
     if name in names:
         return names.index(name)
     known = f"possible are {', '.join(names[:20])}" if names else "the clients of these data have no names"
-    raise ValueError(f"client {name!r}: no such client; {known}{', ...' if len(names) > 20 else ''}")
+    raise UserError(f"client {name!r}: no such client; {known}{', ...' if len(names) > 20 else ''}")
 
 
 def _housed(sim: Simulation) -> Row:
@@ -155,7 +156,7 @@ class Result:
     def client(self, id: int | str) -> Client:
         """A client of a run with a single method; with several, `result[label].client(id)`."""
         if len({label for label, _ in self.methods}) > 1:
-            raise ValueError(f"the run has several methods; choose one: result[label].client({id!r})")
+            raise UserError(f"the run has several methods; choose one: result[label].client({id!r})")
         return next(iter(self.methods.values())).client(id)
 
     def times(self) -> tuple[list[str], list[list[str]], str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from personafl import config
 from personafl.config import ConfigError, Method, Recipe
+from personafl.core.errors import UserError
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final
@@ -55,7 +56,7 @@ def run(
     if not isinstance(recipe, Recipe):
         recipe = config.load(recipe, overrides)
     elif overrides:
-        raise ValueError("overrides go with a path, a name or a dict, not with a finished Recipe")
+        raise UserError("overrides go with a path, a name or a dict, not with a finished Recipe")
     place = ranks.device_of(chosen_device(device))
     with ranks.joined(place) as world:
         folder = None if out is None or world.rank else checked(out)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
 
+from personafl.core.errors import UserError
 from personafl.models.cnn import CNN
 from personafl.models.lstm import CharLSTM
 from personafl.models.mlp import MLP
@@ -32,7 +33,7 @@ class ModelEntry:
 
 def _image(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     if len(shape) != 3:
-        raise ValueError(f"model.name={name!r} wants images (channels, height, width); the data have shape {shape}")
+        raise UserError(f"model.name={name!r} wants images (channels, height, width); the data have shape {shape}")
     return shape[0], shape[1], shape[2]
 
 

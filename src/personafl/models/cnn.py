@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from personafl.core.errors import UserError
 from personafl.models.layers import conv_relu, linears
 
 
@@ -53,7 +54,7 @@ class CNN(nn.Module):
             with torch.no_grad():
                 return self.encode(torch.zeros(1, *image)).shape[1]
         except RuntimeError:
-            raise ValueError(
+            raise UserError(
                 f"images of {image[1]} x {image[2]} are too small for {len(self.convs)} convolutions with "
                 f"{sum(self.pooled)} poolings; use larger images or another model"
             ) from None

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from personafl.core import rng
+from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, ModelInfo, Params
 
 try:
@@ -47,7 +48,7 @@ def tracks(m: nn.Module) -> bool:
     if not isinstance(m, BATCH_NORMS) or not m.track_running_stats:
         return False
     if m.momentum is None:
-        raise ValueError(
+        raise UserError(
             f"{type(m).__name__} with momentum=None (a cumulative average) is not supported; give it a number"
         )
     own = list(m.parameters(recurse=False))

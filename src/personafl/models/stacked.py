@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from personafl.core import rng
+from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, Batch, BufferPolicy, Layer, ModelInfo, Params, Slope
 from personafl.models.layers import (
     BATCH_NORMS,
@@ -70,7 +71,7 @@ class StackedModel:
         self._context.channels = "either" if agrees else "first"
         self.whole = not agrees and not self._agrees(example, "first")
         if self.whole and not self._agrees(example, "first", whole=True):
-            raise ValueError(
+            raise UserError(
                 f"{type(module).__name__}: the same input and random stream give different outputs each time"
             )
         self._folded = self._fold(self.whole)
@@ -261,7 +262,7 @@ class StackedModel:
                 raise  # the module itself fails on this input: let its own words be seen
             return False
         if changed:
-            raise ValueError(
+            raise UserError(
                 f"buffer {changed!r} is changed by the forward pass; only batch norms may keep running statistics"
             )
         pairs = ((stacked, truth), (trained, again), (trained, torch.cat([first, second])))
@@ -295,11 +296,11 @@ def describe(module: nn.Module, example: Tensor, head: str | None, policy: Buffe
     trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
     odd = [n for n in trainable if "/" in n]
     if odd:
-        raise ValueError(
+        raise UserError(
             f"parameter {odd[0]!r}: names with a slash are used for a client's further models; rename the module"
         )
     if not trainable:
-        raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient")
+        raise UserError(f"{type(module).__name__} has no parameter that requires a gradient")
     buffers = [f"{prefix}.{n}".lstrip(".") for prefix, m in module.named_modules() if tracks(m) for n in RUNNING]
     state = dict(module.named_buffers())
     shapes = {n: tuple(p.shape) for n, p in trainable.items()} | {n: tuple(state[n].shape) for n in buffers}
@@ -318,7 +319,7 @@ def _head(module: nn.Module, trainable: dict[str, nn.Parameter], pattern: str | 
         return frozenset(n for n in trainable if n.rpartition(".")[0] == last)
     found = frozenset(n for n in trainable if fnmatch.fnmatchcase(n, pattern))
     if not found:
-        raise ValueError(f"model.head={pattern!r} matches no parameter; the model has {', '.join(trainable)}")
+        raise UserError(f"model.head={pattern!r} matches no parameter; the model has {', '.join(trainable)}")
     return found
 
 

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import batches
+from personafl.core.errors import UserError
 from personafl.core.store import HOST, RESIDENT
 from personafl.core.types import Arithmetic, Training
 from personafl.models.stacked import StackedModel
@@ -129,7 +130,7 @@ def housed(
     total = float(rows) * each
     left = _free(device) if memory is None else memory * 2**30 - _used(device)
     if left <= 0:
-        raise ValueError(
+        raise UserError(
             f"memory={memory}: {_used(device) / 2**30:.2f} GiB are in use before the first round; allow more"
         )
     host = left if device.type == "cpu" else _free(HOST) if memory is None else min(_free(HOST), memory * 2**30)
@@ -140,7 +141,7 @@ def housed(
     else:
         home = device if store == "device" else HOST
         if total > (there := left if home == device else host):
-            raise ValueError(
+            raise UserError(
                 f"store={store!r}: up to {rows} clients of {each} bytes, and {there / 2**30:.2f} GiB are free; "
                 "use auto or a folder"
             )

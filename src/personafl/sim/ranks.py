@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from personafl.core.errors import UserError
 from personafl.core.types import Params
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def device_of(name: str) -> str:
     if launched() == 1 or name == "cpu":
         return name
     if ":" in name:
-        raise ValueError(f"--device {name}: {launched()} processes take a GPU each; use cuda")
+        raise UserError(f"--device {name}: {launched()} processes take a GPU each; use cuda")
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import steps_per_epoch
+from personafl.core.errors import UserError
 from personafl.core.local import session
 from personafl.core.replay import Recorder
 from personafl.core.store import Store, row_bytes
@@ -55,7 +56,7 @@ def check_data(federation: Federation, training: Training, evaluation: Evaluatio
     """Refuse what these data cannot be asked for."""
     shifts.check(evaluation, federation.source)
     if training.augment != "none" and federation.source.x.dim() != 4:
-        raise ValueError(
+        raise UserError(
             f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
             f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
         )

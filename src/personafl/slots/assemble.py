@@ -6,6 +6,7 @@ import torch
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
 from personafl.core.slots import WEIGHTS
 from personafl.core.types import Payload, Round, Setup, Stage
 
@@ -31,4 +32,4 @@ def require_common(method: Algorithm, inference: str) -> None:
     down = tree.received(sent, 1)
     statistics: Payload = {n: blank[n][None] for n in method.info.buffers}
     if method.common(statistics | down) is None:
-        raise ValueError(f"inference={inference!r} needs a global model, which {method.called} has not")
+        raise UserError(f"inference={inference!r} needs a global model, which {method.called} has not")

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, Survey
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Sweep, Task, per_example
 from personafl.slots.wrapper import Part
 
@@ -45,7 +46,7 @@ class Contribution(Part):
     @classmethod
     def around(cls, base: Algorithm, **settings: object) -> Self:
         if base.private() >= frozenset(base.info.parameters):
-            raise ValueError(f"weights={base.weights!r}: {base.called} sends nothing to be weighed")
+            raise UserError(f"weights={base.weights!r}: {base.called} sends nothing to be weighed")
         return super().around(base, **settings)
 
     def needs_uploads(self) -> bool:

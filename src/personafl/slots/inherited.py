@@ -23,6 +23,7 @@ from torch import Tensor
 from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, choose, own_loss
 from personafl.core.criteria import divergence
+from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Task, per_example
 from personafl.slots.mmd import mmd
 from personafl.slots.wrapper import Part
@@ -51,12 +52,12 @@ class Inherit:
     def __post_init__(self) -> None:
         for name, possible in (("transfer", TRANSFERS), ("momentum", MOMENTA), ("answers", ANSWERS)):
             if getattr(self, name) not in possible:
-                raise ValueError(f"{name}={getattr(self, name)!r}: possible are {', '.join(possible)}")
+                raise UserError(f"{name}={getattr(self, name)!r}: possible are {', '.join(possible)}")
         for name in ("weight", "rate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1]")
+                raise UserError(f"{name}={getattr(self, name)}: must be in [0, 1]")
         if self.temperature <= 0:
-            raise ValueError(f"temperature={self.temperature}: must be greater than 0")
+            raise UserError(f"temperature={self.temperature}: must be greater than 0")
 
     def around(self, method: Algorithm) -> Inherited:
         if self.transfer in ("mmd", "l2") and self.weight:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from personafl.core.errors import UserError
 from personafl.core.types import Layer, ModelInfo, Params
 
 
@@ -20,10 +21,10 @@ def chain(info: ModelInfo, what: str) -> tuple[Layer, ...]:
     others = [n for n in info.parameters if n not in inside]
     if others or len(info.layers) < 2:
         found = f"parameters elsewhere: {', '.join(others[:3])}" if others else f"{len(info.layers)} layer"
-        raise ValueError(f"{what} masks the units of a chain of linear and convolution layers; this model has {found}")
+        raise UserError(f"{what} masks the units of a chain of linear and convolution layers; this model has {found}")
     for before, after in zip(info.layers, info.layers[1:], strict=False):
         if after.shape[1] % before.shape[0]:
-            raise ValueError(
+            raise UserError(
                 f"{what}: the {after.shape[1]} inputs of {after.weight} are not those of {before.weight}'s "
                 f"{before.shape[0]} units; this model is no chain of layers"
             )

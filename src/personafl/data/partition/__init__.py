@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.errors import UserError
 from personafl.data.partition import classes, dirichlet, plain
 from personafl.data.partition.terms import Ask, Indices, Parts, Rows
 
@@ -103,9 +104,9 @@ REPEATED = tuple(n for n, r in PARTITIONS.items() if r.repeats)
 def partition(name: str, ask: Ask) -> Parts:
     """Divide by a named rule, with the checks common to all."""
     if ask.num_clients < 1 and name not in KNOW_THEIR_CLIENTS:
-        raise ValueError(f"num_clients={ask.num_clients}: must be at least 1")
+        raise UserError(f"num_clients={ask.num_clients}: must be at least 1")
     if ask.num_clients > len(ask.labels) // 2:
-        raise ValueError(
+        raise UserError(
             f"num_clients={ask.num_clients}: the {ask.part} has {len(ask.labels)} samples, two are needed per client"
         )
     return PARTITIONS[name].make(ask)
@@ -127,7 +128,7 @@ def dealt(name: str, ask: Ask, test: NDArray[np.bool_]) -> tuple[Parts, Sequence
         return _natural_both(ask, test)
     train, tests = np.flatnonzero(~test), np.flatnonzero(test)
     if not np.array_equal(np.unique(ask.labels[train]), np.unique(ask.labels[tests])):
-        raise ValueError("data.official_test='dealt': the training and the test part have different classes")
+        raise UserError("data.official_test='dealt': the training and the test part have different classes")
     first = partition(name, ask.of(train, "training part"))
     second = partition(name, ask.of_test(tests, len(first.rows[0]) // 2))
     left_out = {n: first.notes[n] + second.notes.get(n, 0) for n in first.notes}
@@ -141,7 +142,7 @@ def _natural_both(ask: Ask, test: NDArray[np.bool_]) -> tuple[Parts, Sequence[In
     ids = np.asarray(ask.clients)
     both = np.intersect1d(ids[test], ids[~test])
     if not len(both):
-        raise ValueError("data.official_test='dealt': no natural client has both training and test samples")
+        raise UserError("data.official_test='dealt': no natural client has both training and test samples")
     rows = np.flatnonzero(np.isin(ids, both))
     found = partition("natural", ask.of(rows))
     lacking = len(np.unique(ids)) - len(both)

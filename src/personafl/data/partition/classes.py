@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.errors import UserError
 from personafl.data.partition.terms import Ask, Indices, Parts, behind_one_another, share
 
 
@@ -88,7 +89,7 @@ def dominant(ask: Ask) -> Parts:
     each = ask.samples_per_client or most
     if (short := lacking(each or 2)).any():
         setting = "test_samples_per_client" if ask.part == "test part" else "samples_per_client"
-        raise ValueError(
+        raise UserError(
             f"dominant: {ask.num_clients} clients x {each or 2} samples need more of class {present[short.argmax()]} "
             f"than the {ask.part} has; use fewer clients{f', or at most {most} {setting}' if most else ''}"
         )
@@ -102,12 +103,12 @@ def dominant(ask: Ask) -> Parts:
 def _check_places(name: str, ask: Ask, classes: int, *, distinct: bool = False, cover: bool = True) -> None:
     """Refuse numbers of classes per client that leave a class without holder, or a client without enough classes."""
     if cover and ask.num_clients * ask.classes_per_client < classes:
-        raise ValueError(
+        raise UserError(
             f"{name}: {ask.num_clients} clients x {ask.classes_per_client} classes cannot hold "
             f"the data's {classes} classes; use more of either"
         )
     if distinct and ask.classes_per_client > classes:
-        raise ValueError(
+        raise UserError(
             f"{name}: classes_per_client={ask.classes_per_client}: the data have {classes} classes; use at most that"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from personafl.core.errors import UserError
 from personafl.data.partition.terms import Ask, Parts, Rows, share
 
 
@@ -21,7 +22,7 @@ def by_class(ask: Ask) -> Parts:
     """
     present = np.unique(ask.labels)
     if ask.num_clients > len(present):
-        raise ValueError(
+        raise UserError(
             f"by-class: {ask.num_clients} clients cannot share {len(present)} classes without overlap; "
             f"use at most {len(present)} clients, or classes or shards"
         )
@@ -32,11 +33,11 @@ def by_class(ask: Ask) -> Parts:
 def by_source(ask: Ask) -> Parts:
     """One client per source of a mixed data set (FedPeWS), or several that share a source equally, in turn."""
     if ask.sources is None:
-        raise ValueError("partition='by-source': this data set has one source; try by-class, dirichlet or iid")
+        raise UserError("partition='by-source': this data set has one source; try by-class, dirichlet or iid")
     count = len(np.unique(ask.sources))
     clients = ask.num_clients or count
     if clients < count:
-        raise ValueError(f"num_clients={clients}: the data set has {count} sources, use at least as many clients")
+        raise UserError(f"num_clients={clients}: the data set has {count} sources, use at least as many clients")
     held = np.arange(count)[:, None] == np.arange(clients) % count
     return share(ask, ask.sources, held.astype(np.int64))
 
@@ -44,14 +45,12 @@ def by_source(ask: Ask) -> Parts:
 def natural(ask: Ask) -> Parts:
     """The clients the data came from; those with fewer than four samples are left out."""
     if ask.clients is None:
-        raise ValueError(
-            "partition='natural': this data set has no natural clients; try dirichlet, pathological or iid"
-        )
+        raise UserError("partition='natural': this data set has no natural clients; try dirichlet, pathological or iid")
     order = np.argsort(ask.clients, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(ask.clients[order])) + 1)
     usable = [g.astype(np.int64) for g in groups if len(g) >= 4]
     if ask.num_clients > len(usable):
-        raise ValueError(f"num_clients={ask.num_clients}: the data set has {len(usable)} natural clients")
+        raise UserError(f"num_clients={ask.num_clients}: the data set has {len(usable)} natural clients")
     if ask.num_clients:
         usable = [usable[i] for i in np.sort(ask.rng.choice(len(usable), ask.num_clients, replace=False))]
     return Parts(usable, {"clients_left_out": len(groups) - len(usable)})
