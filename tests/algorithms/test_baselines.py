@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from personafl import (
     LGFedAvg,
     Local,
     Scaffold,
+    config,
 )
 from personafl.core import batches, tree
 from personafl.core.local import session
@@ -158,6 +160,27 @@ def test_control_variates_after_one_step_are_the_clients_gradients() -> None:
             mean[n] = mean.get(n, 0) + t / len(ids)
     for n, t in mean.items():
         torch.testing.assert_close(sim.server[f"control/{n}"], t * len(ids) / 6, rtol=1e-9, atol=1e-9)
+
+
+def test_scaffold_takes_plain_steps_whatever_the_recipe_has() -> None:
+    """Option II reads the mean gradient off the distance, which momentum would make longer."""
+    plain = played(Scaffold(), num_rounds=4).server
+    for recipe in ({"momentum": 0.9}, {"grad_clip": 0.01}, {"optimizer": "adam", "momentum": 0.9}):
+        found = played(Scaffold(), num_rounds=4, **recipe).server
+        assert all(torch.equal(found[n], plain[n]) for n in plain)
+    heavy = played(Scaffold(momentum=0.9), num_rounds=4).server
+    assert not torch.allclose(heavy["head.weight"], plain["head.weight"])
+    assert_close(played(Scaffold(momentum=None), num_rounds=4, momentum=0.9).server, heavy)
+    decayed = played(Scaffold(), num_rounds=4, weight_decay=0.1).server
+    assert not torch.allclose(decayed["head.weight"], plain["head.weight"])
+
+
+def test_scaffold_can_be_told_to_take_the_recipes_momentum() -> None:
+    raw = {"training": {"momentum": 0.9}, "algorithms": [{"name": "scaffold"}]}
+    told, usual = config.load(raw, ["scaffold.momentum=recipe"]), config.load(raw)
+    assert (told.algorithms[0].algorithm, usual.algorithms[0].algorithm) == (Scaffold(momentum=None), Scaffold())
+    for recipe in (told, usual):
+        assert config.load(tomllib.loads(config.dump(recipe))) == recipe
 
 
 def test_scaffold_sends_twice_the_model() -> None:

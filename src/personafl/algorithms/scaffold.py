@@ -2,8 +2,9 @@
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
 Learning", ICML 2020, Algorithm 1 with option II. All control variates begin at zero; the server's moves by
-|S| / N of the mean change, as in the paper. Meant for SGD without momentum, where the correction enters as a
-linear term of the loss.
+|S| / N of the mean change, as in the paper. The correction enters as a linear term of the loss, and option II takes
+(x - y) / (K eta) for the mean gradient: both hold for plain SGD, so neither momentum, clipping nor another optimiser of
+the recipe is taken, unless they are set on the method itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, whole
-from personafl.core.types import Batch, Params, Payload, Round, Task
+from personafl.core.types import Batch, OptimizerName, Params, Payload, Round, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,9 @@ class Scaffold(Algorithm):
 
     evaluates: ClassVar[str] = "the global model"
 
+    optimizer: OptimizerName | None = "sgd"
+    momentum: float | None = 0.0
+    grad_clip: float | None = 0.0
     weights: str = "uniform"
 
     def init_server(self, params: Params) -> Params:
