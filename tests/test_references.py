@@ -77,6 +77,7 @@ CASES = [
     Case("apfl", {"alpha": 0.98}, training={"lr": 0.8}),  # alpha meets 1
     Case("apfl", {"alpha": 0.02}, training={"lr": 0.8}),  # alpha meets 0
     Case("scaffold", training={"server_lr": 0.6, "num_rounds": 5}),
+    Case("scaffold", {"weights": "examples"}, training={"num_rounds": 4}),
     Case("fednova", kind="cnn", training={"server_lr": 0.6}),
     Case("moon", {"contrast_weight": 0.5, "temperature": 1.3}, kind="cnn"),
     Case("moon", training=FIVE),

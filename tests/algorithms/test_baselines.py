@@ -162,6 +162,23 @@ def test_control_variates_after_one_step_are_the_clients_gradients() -> None:
         torch.testing.assert_close(sim.server[f"control/{n}"], t * len(ids) / 6, rtol=1e-9, atol=1e-9)
 
 
+def test_examples_weigh_both_means_of_scaffold() -> None:
+    """One step with c = c_i = 0: x - eta sum p_i g_i, and c = |S| / N sum p_i g_i; p_i = n_i / n over S."""
+    sim = worlds.simulation(Scaffold(weights="examples"), local_steps=1, batch_size=64, join_ratio=0.5)
+    ids = sim.cohort(sim.schedule[0])
+    x, mean, total = dict(sim.model.initial), {}, 0
+    for c in ids.tolist():
+        data = sim.federation.examples("train", torch.tensor([c]))
+        size, total = int(data.count), total + int(data.count)
+        g = gradient(x, sim.federation.source.x[data.rows[0]], sim.federation.source.y[data.rows[0]])
+        mean = {n: mean.get(n, 0) + size * t for n, t in g.items()}
+    assert len(set(sim.federation.sizes("train")[ids].tolist())) == len(ids) == 3
+    sim.step()
+    for n, t in mean.items():
+        torch.testing.assert_close(sim.server[n], x[n] - 0.1 * t / total, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(sim.server[f"control/{n}"], 3 / 6 * t / total, rtol=1e-9, atol=1e-9)
+
+
 def test_scaffold_takes_plain_steps_whatever_the_recipe_has() -> None:
     """Option II reads the mean gradient off the distance, which momentum would make longer."""
     plain = played(Scaffold(), num_rounds=4).server

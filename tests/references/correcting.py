@@ -15,8 +15,10 @@ from tests.references.baselines import FedAvg
 class Scaffold(FedAvg):
     """Control variates c of the server and c_i of the clients, all zero at first."""
 
-    def __init__(self, module: nn.Module, federation: Federation, training: Training) -> None:
-        super().__init__(module, federation, training, weights="uniform")
+    def __init__(
+        self, module: nn.Module, federation: Federation, training: Training, *, weights: str = "uniform"
+    ) -> None:
+        super().__init__(module, federation, training, weights=weights)
         self.c = {n: torch.zeros_like(w) for n, w in self.initial.items()}
         self.c_i = [dict(self.c) for _ in self.clients]
 

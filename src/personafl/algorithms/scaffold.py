@@ -71,12 +71,10 @@ class Scaffold(Algorithm):
         return super().keep(kept, local, rnd) | tree.prefixed(self._new_control(local, rnd), "own")
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        sent = tree.values(upload)
-        change = {n: t for n, t in sent.items() if n.startswith("control/")}  # every client's counts the same
-        return super().summands(tree.exclude(upload, change), weights, rnd) | change
+        return super().summands(upload, weights, rnd) | {"count/clients": torch.ones_like(weights)}
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         model = super().aggregate(tree.select(server, self.info.shapes), sums, rnd)
-        clients = self.setup.num_clients  # |S| / N of the mean over S is the sum over N
-        control = {n: (c + sums[n] / clients).to(c.dtype) for n, c in server.items() if n.startswith("control/")}
+        share = sums["count/clients"] / self.setup.num_clients / sums["count/weight"]  # |S| / N of the mean over S
+        control = {n: (c + share * sums[n]).to(c.dtype) for n, c in server.items() if n.startswith("control/")}
         return server | model | control
