@@ -164,7 +164,7 @@ def test_control_variates_after_one_step_are_the_clients_gradients() -> None:
 
 
 def test_examples_weigh_both_means_of_scaffold() -> None:
-    """One step with c = c_i = 0: x - eta sum p_i g_i, and c = |S| / N sum p_i g_i; p_i = n_i / n over S."""
+    """One step with c = c_i = 0: x - eta sum n_i g_i / n_S, and c = sum n_i g_i / 85, the rows of all six clients."""
     sim = worlds.simulation(Scaffold(weights="examples"), local_steps=1, batch_size=64, join_ratio=0.5)
     ids = sim.cohort(sim.schedule[0])
     x, mean, total = dict(sim.model.initial), {}, 0
@@ -177,7 +177,18 @@ def test_examples_weigh_both_means_of_scaffold() -> None:
     sim.step()
     for n, t in mean.items():
         torch.testing.assert_close(sim.server[n], x[n] - 0.1 * t / total, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(sim.server[f"control/{n}"], 3 / 6 * t / total, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(sim.server[f"control/{n}"], t / 85, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples", "cowa"])
+def test_the_control_variate_is_always_the_mean_of_the_clients(weights: str) -> None:
+    """Of all clients, also where some of them take part: else the corrections would not cancel, and add up."""
+    sim = played(Scaffold(weights=weights))
+    own, rows = sim.store.gather(sim.everybody), [28.0, 6.0, 16.0, 10.0, 3.0, 22.0]
+    count = torch.tensor(rows if weights == "examples" else [1.0] * 6, dtype=torch.float64)
+    for n, c in tree.under(sim.server, "control").items():
+        mean = (own[f"own/{n}"] * tree.column(count, own[f"own/{n}"])).sum(0) / count.sum()
+        torch.testing.assert_close(c, mean, rtol=1e-9, atol=1e-12)  # float64 sums of eight rounds
 
 
 def test_scaffold_takes_plain_steps_whatever_the_recipe_has() -> None:

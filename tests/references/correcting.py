@@ -36,10 +36,11 @@ class Scaffold(FedAvg):
             self.c_i[i] = {n: c_i[n] - self.c[n] + (self.w[n] - y[n]) / (steps * eta) for n in self.names}
             ys.append(y)
             dcs.append({n: self.c_i[i][n] - c_i[n] for n in self.names})
-        # w += eta_g mean(dy);  c += |S| / N mean(dc)
+        # w += eta_g mean(dy);  c += |S| / N mean(dc), by examples sum n_i dc_i / n over all clients' n
         self.w = self.moved(self.w, self.mean(ys, cohort))
+        share = sum(self.shares(cohort)) / sum(self.shares(self.clients))
         dc = self.mean(dcs, cohort)
-        self.c = {n: self.c[n] + len(cohort) / len(self.clients) * dc[n] for n in self.names}
+        self.c = {n: self.c[n] + share * dc[n] for n in self.names}
 
 
 class FedNova(FedAvg):

@@ -242,6 +242,7 @@ class Setup:
     model: ModelInfo
     training: Training
     num_clients: int
+    num_examples: int = 0  # the training examples of all of them; 0: not known
 
 
 @dataclass(frozen=True)

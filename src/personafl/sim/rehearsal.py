@@ -28,7 +28,7 @@ class Cost:
 
 def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int) -> Cost:
     """The expected cost to a client with this many training examples, drawn as often as the join ratio says."""
-    algorithm = assembled(algorithm, Setup(model.info, training, num_clients))
+    algorithm = assembled(algorithm, Setup(model.info, training, num_clients, num_clients * examples))
     training = algorithm.setup.training
     dtype = torch.float64 if training.precision == "float64" else torch.float32
     model = model.copy().to(torch.device("cpu"), dtype)
