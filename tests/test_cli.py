@@ -158,6 +158,7 @@ def test_info_gives_settings_with_defaults(call) -> None:
     assert "KDD 2023" in out
     assert "readjust_share" in out and "0.01" in out
     assert "which of a client's models answers" in out
+    assert re.search(r"momentum +recipe +momentum of sgd, 0 for none", out)
 
 
 def test_info_tells_what_a_partition_uses_and_how_severe_a_corruption_is(call) -> None:

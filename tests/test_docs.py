@@ -15,7 +15,7 @@ import torch
 
 import personafl
 from personafl import ALGORITHMS, Evaluation, Inherit, Simulation, StackedModel
-from personafl.core.algorithm import Algorithm
+from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from tests.references import golden
 from tests.test_references import ENGINE
 
@@ -66,7 +66,8 @@ def shown(value: object) -> str:
 
 
 def defaults(kind: type[Any]) -> dict[str, str]:
-    return {f.name: shown(f.default) for f in dataclasses.fields(kind) if f.name != "bound"}
+    found = {f.name: shown(f.default) for f in dataclasses.fields(kind) if f.name != "bound"}
+    return found | {n: RECIPE for n in FROM_TRAINING if issubclass(kind, Algorithm) and found[n] == "none"}
 
 
 def told(text: str) -> dict[str, str]:

@@ -77,7 +77,12 @@ CASES = [
     Case("apfl", {"alpha": 0.98}, training={"lr": 0.8}),  # alpha meets 1
     Case("apfl", {"alpha": 0.02}, training={"lr": 0.8}),  # alpha meets 0
     Case("scaffold", training={"server_lr": 0.6, "num_rounds": 5}),
+    Case("scaffold", {"weights": "examples"}, training={"num_rounds": 4}),
     Case("fednova", kind="cnn", training={"server_lr": 0.6}),
+    Case("fednova", training={"momentum": 0.6}),
+    Case("fednova", {"proximal_weight": 0.7}),
+    Case("fednova", {"proximal_weight": 0.5}, training={"momentum": 0.6}),
+    Case("fednova", {"server_momentum": 0.5}, training={"server_lr": 0.6, "num_rounds": 4}),
     Case("moon", {"contrast_weight": 0.5, "temperature": 1.3}, kind="cnn"),
     Case("moon", training=FIVE),
     Case("fedmmd", {"discrepancy_weight": 0.05}, sizes=PAIRS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 
 import pytest
 import torch
@@ -23,9 +24,11 @@ from personafl import (
     LGFedAvg,
     Local,
     Scaffold,
+    config,
 )
 from personafl.core import batches, tree
 from personafl.core.local import session
+from personafl.core.optim import SGD
 from personafl.core.types import Batch, Round
 from personafl.slots.mmd import mmd
 from tests import worlds
@@ -160,6 +163,55 @@ def test_control_variates_after_one_step_are_the_clients_gradients() -> None:
         torch.testing.assert_close(sim.server[f"control/{n}"], t * len(ids) / 6, rtol=1e-9, atol=1e-9)
 
 
+def test_examples_weigh_both_means_of_scaffold() -> None:
+    """One step with c = c_i = 0: x - eta sum n_i g_i / n_S, and c = sum n_i g_i / 85, the rows of all six clients."""
+    sim = worlds.simulation(Scaffold(weights="examples"), local_steps=1, batch_size=64, join_ratio=0.5)
+    ids = sim.cohort(sim.schedule[0])
+    x, mean, total = dict(sim.model.initial), {}, 0
+    for c in ids.tolist():
+        data = sim.federation.examples("train", torch.tensor([c]))
+        size, total = int(data.count), total + int(data.count)
+        g = gradient(x, sim.federation.source.x[data.rows[0]], sim.federation.source.y[data.rows[0]])
+        mean = {n: mean.get(n, 0) + size * t for n, t in g.items()}
+    assert len(set(sim.federation.sizes("train")[ids].tolist())) == len(ids) == 3
+    sim.step()
+    for n, t in mean.items():
+        torch.testing.assert_close(sim.server[n], x[n] - 0.1 * t / total, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(sim.server[f"control/{n}"], t / 85, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples", "cowa"])
+def test_the_control_variate_is_always_the_mean_of_the_clients(weights: str) -> None:
+    """Of all clients, also where some of them take part: else the corrections would not cancel, and add up."""
+    sim = played(Scaffold(weights=weights))
+    own, rows = sim.store.gather(sim.everybody), [28.0, 6.0, 16.0, 10.0, 3.0, 22.0]
+    count = torch.tensor(rows if weights == "examples" else [1.0] * 6, dtype=torch.float64)
+    for n, c in tree.under(sim.server, "control").items():
+        mean = (own[f"own/{n}"] * tree.column(count, own[f"own/{n}"])).sum(0) / count.sum()
+        torch.testing.assert_close(c, mean, rtol=1e-9, atol=1e-12)  # float64 sums of eight rounds
+
+
+def test_scaffold_takes_plain_steps_whatever_the_recipe_has() -> None:
+    """Option II reads the mean gradient off the distance, which momentum would make longer."""
+    plain = played(Scaffold(), num_rounds=4).server
+    for recipe in ({"momentum": 0.9}, {"grad_clip": 0.01}, {"optimizer": "adam", "momentum": 0.9}):
+        found = played(Scaffold(), num_rounds=4, **recipe).server
+        assert all(torch.equal(found[n], plain[n]) for n in plain)
+    heavy = played(Scaffold(momentum=0.9), num_rounds=4).server
+    assert not torch.allclose(heavy["head.weight"], plain["head.weight"])
+    assert_close(played(Scaffold(momentum=None), num_rounds=4, momentum=0.9).server, heavy)
+    decayed = played(Scaffold(), num_rounds=4, weight_decay=0.1).server
+    assert not torch.allclose(decayed["head.weight"], plain["head.weight"])
+
+
+def test_scaffold_can_be_told_to_take_the_recipes_momentum() -> None:
+    raw = {"training": {"momentum": 0.9}, "algorithms": [{"name": "scaffold"}]}
+    told, usual = config.load(raw, ["scaffold.momentum=recipe"]), config.load(raw)
+    assert (told.algorithms[0].algorithm, usual.algorithms[0].algorithm) == (Scaffold(momentum=None), Scaffold())
+    for recipe in (told, usual):
+        assert config.load(tomllib.loads(config.dump(recipe))) == recipe
+
+
 def test_scaffold_sends_twice_the_model() -> None:
     scaffold, fedavg = played(Scaffold()), played(FedAvg())
     assert scaffold.totals.paper_bytes == pytest.approx(2 * fedavg.totals.paper_bytes)
@@ -189,6 +241,91 @@ def test_fednova_weighs_directions_not_distances() -> None:
     nova.step()
     expected = w - (p * tau).sum() * (p.view(-1, 1, 1) * d).sum(0)
     torch.testing.assert_close(nova.server["head.weight"], expected, rtol=1e-10, atol=1e-10)
+
+
+NOVA_LENGTHS = [
+    # rho and eta mu; ||a||_1 after 1, 2, 3 and 4 steps: sums of where one gradient has brought the model, step by step
+    (0.0, 0.0, [1, 2, 3, 4]),
+    (0.5, 0.0, [1, 1 + 1.5, 1 + 1.5 + 1.75, 1 + 1.5 + 1.75 + 1.875]),  # 1 + rho + ... + rho^k
+    (0.0, 0.2, [1, 1 + 0.8, 1 + 0.8 + 0.64, 1 + 0.8 + 0.64 + 0.512]),  # (1 - eta mu)^k
+    (0.5, 0.2, [1, 1 + 1.3, 1 + 1.3 + 1.19, 1 + 1.3 + 1.19 + 0.897]),  # velocities .5-.2, .15-.26, -.055-.238
+    (0.0, 1.5, [1, 1 + 0.5, 1 + 0.5 + 0.25, 1 + 0.5 + 0.25 + 0.125]),  # (-.5)^k: a norm, not a sum
+]
+
+
+@pytest.mark.parametrize(("rho", "pull", "lengths"), NOVA_LENGTHS)
+def test_the_length_of_local_work_by_hand(rho: float, pull: float, lengths: list[float]) -> None:
+    sim = worlds.simulation(FedNova(), momentum=rho)
+    found = sim.algorithm._length(torch.tensor([4, 1, 3, 2]), pull)  # type: ignore[attr-defined]
+    torch.testing.assert_close(found, torch.tensor([lengths[k - 1] for k in (4, 1, 3, 2)], dtype=torch.float64))
+    tau = torch.arange(1, 5, dtype=torch.float64)  # the paper's closed forms
+    if pull == 0:
+        paper = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+        torch.testing.assert_close(paper, torch.tensor(lengths, dtype=torch.float64))
+    elif rho == 0 and pull < 1:
+        torch.testing.assert_close((1 - (1 - pull) ** tau) / pull, torch.tensor(lengths, dtype=torch.float64))
+
+
+def test_on_a_constant_gradient_the_length_is_the_distance() -> None:
+    """w - w_i = eta a_i g where every step has the same g, by the engine's own optimiser; here all a_k are positive."""
+    rho, eta, mu = 0.5, 0.1, 2.0
+    rule, w = SGD(rho), {"w": torch.zeros(1, 1, dtype=torch.float64)}
+    memory, found = rule.init(w), []
+    for _ in range(6):
+        rule.step(w, {"w": 1 + mu * w["w"]}, memory, {"w": None}, eta)
+        found.append(-w["w"].item() / eta)
+    sim = worlds.simulation(FedNova(), momentum=rho)
+    lengths = sim.algorithm._length(torch.arange(1, 7), eta * mu)  # type: ignore[attr-defined]
+    torch.testing.assert_close(lengths, torch.tensor(found, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("rho", "mu", "of_two", "of_four"), [(0.5, 0.0, 2.5, 6.125), (0.0, 2.0, 1.8, 2.952)])
+def test_a_round_of_fednova_with_momentum_and_with_a_pull(rho: float, mu: float, of_two: float, of_four: float) -> None:
+    """w - tau_eff sum p_i (w - w_i) / a_i; tau_eff sum p_i a_i, with a pull sum p_i tau_i. Eta mu is 0.2."""
+    nova = worlds.simulation(FedNova(proximal_weight=mu), num_rounds=1, join_ratio=1.0, momentum=rho)
+    ids, rnd = nova.cohort(nova.schedule[0]), Round(nova.schedule[0], 0.1)
+    data, down = nova.federation.examples("train", ids), nova.download(ids, rnd)
+    done = session(FedProx(proximal_weight=mu).bind(nova.algorithm.setup), nova.task, data, {}, down, rnd).local
+    tau = [12, 10, 8, 4, 4, 2]  # two epochs of minibatches of five over 28, 22, 16, 10, 6 and 3 rows
+    assert done.steps is not None and done.steps.tolist() == tau
+    if rho:
+        a = [sum(sum(rho**j for j in range(k + 1)) for k in range(t)) for t in tau]
+    else:
+        a = [sum((1 - 0.1 * mu) ** k for k in range(t)) for t in tau]
+    assert (a[5], a[4], a[3]) == pytest.approx((of_two, of_four, of_four))
+    sent = session(nova.algorithm, nova.task, data, {}, down, rnd).upload
+    torch.testing.assert_close(sent["count/a"], torch.tensor(a, dtype=torch.float64))
+    p = [n / int(data.count.sum()) for n in data.count.tolist()]
+    tau_eff = sum(q * t for q, t in zip(p, tau if mu else a, strict=True))
+    w = nova.server["head.weight"].clone()
+    d = [(w - done.params["head.weight"][i]) / a[i] for i in range(6)]
+    nova.step()
+    expected = w - tau_eff * sum(q * t for q, t in zip(p, d, strict=True))
+    torch.testing.assert_close(nova.server["head.weight"], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_server_momentum_of_fednova_by_hand() -> None:
+    """u_1 = D_1 / eta_1; w_2 = w_1 - eta_2 (beta u_1 + D_2 / eta_2) = w_1 - D_2 - beta (eta_2 / eta_1) D_1."""
+    plain, slow = (worlds.simulation(FedNova(server_momentum=b), num_rounds=2, lr_decay=0.5) for b in (0.0, 0.6))
+    w0 = dict(plain.server)
+    plain.step()
+    slow.step()
+    w1 = dict(plain.server)
+    assert_close(slow.server, w1, w1)
+    down = slow.download(slow.everybody, Round(slow.schedule[1], 0.05))
+    assert down.shared.keys() == w0.keys()
+    plain.step()
+    slow.step()
+    assert_close(slow.server, {n: plain.server[n] - 0.6 * 0.5 * (w0[n] - w1[n]) for n in w0}, w0)
+    assert slow.totals.down_bytes == plain.totals.down_bytes
+
+
+def test_fednova_with_a_pull_and_equal_steps_goes_further_than_fedprox() -> None:
+    """All a_i equal: w - (tau / a) (w - mean), where FedProx goes to the mean. 12 rows: 2 epochs of 3 minibatches."""
+    nova, prox = (played(m(proximal_weight=2.0), EQUAL, num_rounds=1) for m in (FedNova, FedProx))
+    a = (1 - 0.8**6) / 0.2
+    w = nova.model.initial
+    assert_close(nova.server, {n: w[n] - 6 / a * (w[n] - prox.server[n]) for n in w})
 
 
 # APFL
@@ -316,6 +453,8 @@ def test_teachers_cost_a_forward_pass_each() -> None:
     ("make", "message"),
     [
         (lambda: FedProx(proximal_weight=-1.0), "proximal_weight"),
+        (lambda: FedNova(proximal_weight=-1.0), "proximal_weight"),
+        (lambda: FedNova(server_momentum=1.0), r"server_momentum=1.0: must be in \[0, 1\)"),
         (lambda: LGFedAvg(shared_layers=0), "shared_layers"),
         (lambda: APFL(alpha=2.0), "alpha"),
         (lambda: FML(beta=-0.1), "beta"),

@@ -457,3 +457,33 @@ def test_a_gated_model_multiplies_hidden_units_only() -> None:
     for inputs_only in (True, False):
         out = Gated(model, model.info.layers, off, inputs_only=inputs_only)(params, x)
         torch.testing.assert_close(out, params["head.bias"].unsqueeze(1).expand(1, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("own", "recipe"),
+    [
+        ({}, {"momentum": 0.9}),
+        ({}, {"weight_decay": 0.5}),
+        ({}, {"grad_clip": 0.001}),
+        ({}, {"optimizer": "adam"}),
+        ({"momentum": 0.9, "weight_decay": 0.5, "grad_clip": 0.001}, {}),
+        ({"optimizer": "adam"}, {}),
+    ],
+    ids=str,
+)
+def test_scores_take_plain_steps_whatever_optimiser_trains_the_weights(
+    own: dict[str, object], recipe: dict[str, object]
+) -> None:
+    """Procedure I is s - eta_s grad. Weights stand still here (1e-300 is less than any of them can see)."""
+
+    def scores(own: dict[str, object], recipe: dict[str, object]) -> dict[str, Tensor]:
+        method = FedPeWS(warmup_share=0.5, score_lr=0.5, **own)
+        sim = worlds.simulation(method, **({"num_rounds": 2, "lr": 1e-300, "batch_size": 10} | recipe))
+        sim.step()
+        for n, t in warmed(sim).items():
+            torch.testing.assert_close(t, sim.model.initial[n], rtol=1e-13, atol=0)  # but for the rounding of the mean
+        return {n: t for n, t in sim.store.gather(sim.everybody).items() if n.startswith("warm/score/")}
+
+    plain, found = scores({}, {}), scores(own, recipe)
+    assert any(bool(t.any()) for t in plain.values())  # they begin at 0
+    assert all(torch.equal(found[n], t) for n, t in plain.items())

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import personafl
 from personafl import ALGORITHMS, Algorithm, FedAvg, FedPeWS, FedPeWSFixed, Inherit, LGFedAvg, Scaffold, StackedModel
-from personafl.core import cost, tree
-from personafl.core.types import Stage
+from personafl.core import cost
+from personafl.core.types import Setup, Stage
 from tests import worlds
 
 
@@ -88,12 +88,11 @@ def test_plus_without_its_inference_says_so() -> None:
     assert plain.evaluated("after_aggregation") == ALGORITHMS["dm-pfl"].evaluates
 
 
-def test_the_control_variate_is_the_mean_of_the_clients_whatever_they_count() -> None:
-    sim = worlds.simulation(Scaffold(weights="examples"))
-    sim.run()
-    own = sim.store.gather(sim.everybody)
-    for n, c in tree.under(sim.server, "control").items():
-        torch.testing.assert_close(own[f"own/{n}"].mean(0), c, rtol=1e-9, atol=1e-12)
+def test_scaffold_by_examples_must_know_how_many_there_are() -> None:
+    setup = Setup(worlds.model().info, worlds.training(), 6)
+    with pytest.raises(ValueError, match="weights='examples': Scaffold must know how many examples all clients have"):
+        Scaffold(weights="examples").bind(setup)
+    assert Scaffold().bind(setup).setup.num_examples == 0
 
 
 def test_a_hand_over_is_neither_a_session_of_the_inherited_model_nor_judged() -> None:

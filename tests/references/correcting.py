@@ -15,8 +15,10 @@ from tests.references.baselines import FedAvg
 class Scaffold(FedAvg):
     """Control variates c of the server and c_i of the clients, all zero at first."""
 
-    def __init__(self, module: nn.Module, federation: Federation, training: Training) -> None:
-        super().__init__(module, federation, training, weights="uniform")
+    def __init__(
+        self, module: nn.Module, federation: Federation, training: Training, *, weights: str = "uniform"
+    ) -> None:
+        super().__init__(module, federation, training, weights=weights)
         self.c = {n: torch.zeros_like(w) for n, w in self.initial.items()}
         self.c_i = [dict(self.c) for _ in self.clients]
 
@@ -34,27 +36,68 @@ class Scaffold(FedAvg):
             self.c_i[i] = {n: c_i[n] - self.c[n] + (self.w[n] - y[n]) / (steps * eta) for n in self.names}
             ys.append(y)
             dcs.append({n: self.c_i[i][n] - c_i[n] for n in self.names})
-        # w += eta_g mean(dy);  c += |S| / N mean(dc)
+        # w += eta_g mean(dy);  c += |S| / N mean(dc), by examples sum n_i dc_i / n over all clients' n
         self.w = self.moved(self.w, self.mean(ys, cohort))
+        share = sum(self.shares(cohort)) / sum(self.shares(self.clients))
         dc = self.mean(dcs, cohort)
-        self.c = {n: self.c[n] + len(cohort) / len(self.clients) * dc[n] for n in self.names}
+        self.c = {n: self.c[n] + share * dc[n] for n in self.names}
 
 
 class FedNova(FedAvg):
-    """Updates are divided by the number of steps they took."""
+    """Updates are divided by the length of the local work: the sum of what each gradient counts in them."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        federation: Federation,
+        training: Training,
+        *,
+        proximal_weight: float = 0.0,
+        server_momentum: float = 0.0,
+    ) -> None:
+        super().__init__(module, federation, training)
+        self.mu, self.beta = proximal_weight, server_momentum
+        self.u = {n: torch.zeros_like(w) for n, w in self.w.items()}
+
+    def solve(self, i: int, number: int) -> tuple[Params, int]:
+        """SGD with momentum on F + mu/2 ||w_i - w||^2, and its number of steps."""
+        eta, rho = self.lr(number), self.training.momentum
+        w_i, v, steps = dict(self.w), {n: torch.zeros_like(w) for n, w in self.w.items()}, 0
+        for epoch in range(self.training.local_epochs):
+            for rows in self.batches(i, number, epoch):
+                g = self.gradient(self.cross_entropy, w_i, rows)
+                v = {n: rho * v[n] + g[n] + self.mu * (w_i[n] - self.w[n]) for n in self.names}
+                w_i = {n: w_i[n] - eta * v[n] for n in self.names}
+                steps += 1
+        return w_i, steps
+
+    def length(self, steps: int, number: int, mu: float) -> float:
+        """||a||_1 of w - w_i = eta sum_k a_k g_k: the same steps on the coefficients of the gradients."""
+        eta, rho = self.lr(number), self.training.momentum
+        a, v = [0.0] * steps, [0.0] * steps
+        for step in range(steps):
+            v = [rho * v[k] - eta * mu * a[k] + (1.0 if k == step else 0.0) for k in range(steps)]
+            a = [a[k] + v[k] for k in range(steps)]
+        return sum(abs(a_k) for a_k in a)
 
     def play(self, number: int) -> None:
-        """w <- w - tau_eff sum p_i d_i with d_i = (w - w_i) / tau_i, tau_eff = sum p_i tau_i, p_i = n_i / n."""
+        """w <- w - tau_eff sum p_i d_i with d_i = (w - w_i) / a_i, p_i = n_i / n.
+
+        tau_eff = sum p_i a_i, of the a_i there would be without the proximal term.
+        """
         cohort = self.cohort(number)
         shares = self.shares(cohort)
         tau_eff, total = 0.0, {n: torch.zeros_like(w) for n, w in self.w.items()}
         for i, n_i in zip(cohort, shares, strict=True):
             p = n_i / sum(shares)
-            w_i = self.local(i, number)
-            tau = sum(len(self.batches(i, number, epoch)) for epoch in range(self.training.local_epochs))
-            tau_eff += p * tau
-            total = {n: total[n] + p * (self.w[n] - w_i[n]) / tau for n in self.names}
-        self.w = self.moved(self.w, {n: self.w[n] - tau_eff * total[n] for n in self.names})
+            w_i, steps = self.solve(i, number)
+            a = self.length(steps, number, self.mu)
+            tau_eff += p * self.length(steps, number, 0.0)
+            total = {n: total[n] + p * (self.w[n] - w_i[n]) / a for n in self.names}
+        # u <- beta u + move / eta;  w <- w - eta_g eta u
+        eta = self.lr(number)
+        self.u = {n: self.beta * self.u[n] + tau_eff * total[n] / eta for n in self.names}
+        self.w = self.moved(self.w, {n: self.w[n] - eta * self.u[n] for n in self.names})
 
 
 class MOON(FedAvg):

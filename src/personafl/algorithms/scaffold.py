@@ -2,21 +2,26 @@
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
 Learning", ICML 2020, Algorithm 1 with option II. All control variates begin at zero; the server's moves by
-|S| / N of the mean change, as in the paper. Meant for SGD without momentum, where the correction enters as a
-linear term of the loss.
+|S| / N of the mean change, as in the paper. The correction enters as a linear term of the loss, and option II takes
+(x - y) / (K eta) for the mean gradient: both hold for plain SGD, so neither momentum, clipping nor another optimiser of
+the recipe is taken, unless they are set on the method itself.
+
+So c is always the mean of all c_i, which corrections that cancel over the clients need: the uniform one, or by
+examples with `weights = "examples"`. Contributions (`cowa`) change from round to round and weigh the model alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, whole
-from personafl.core.types import Batch, Params, Payload, Round, Task
+from personafl.core.errors import UserError
+from personafl.core.types import Batch, OptimizerName, Params, Payload, Round, Setup, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +30,15 @@ class Scaffold(Algorithm):
 
     evaluates: ClassVar[str] = "the global model"
 
+    optimizer: OptimizerName | None = "sgd"
+    momentum: float | None = 0.0
+    grad_clip: float | None = 0.0
     weights: str = "uniform"
+
+    def bind(self, setup: Setup) -> Self:
+        if self.weights == "examples" and not setup.num_examples:
+            raise UserError("weights='examples': Scaffold must know how many examples all clients have together")
+        return super().bind(setup)
 
     def init_server(self, params: Params) -> Params:
         zero = {n: torch.zeros_like(params[n]) for n in self.info.parameters}
@@ -67,12 +80,14 @@ class Scaffold(Algorithm):
         return super().keep(kept, local, rnd) | tree.prefixed(self._new_control(local, rnd), "own")
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        sent = tree.values(upload)
-        change = {n: t for n, t in sent.items() if n.startswith("control/")}  # every client's counts the same
-        return super().summands(tree.exclude(upload, change), weights, rnd) | change
+        count = weights if self.weights == "examples" else torch.ones_like(weights)
+        change = {n: t for n, t in tree.values(upload).items() if n.startswith("control/")}
+        control = {n: t * tree.column(count, t).to(t.dtype) for n, t in change.items()}
+        return super().summands(tree.exclude(upload, change), weights, rnd) | control
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         model = super().aggregate(tree.select(server, self.info.shapes), sums, rnd)
-        clients = self.setup.num_clients  # |S| / N of the mean over S is the sum over N
-        control = {n: (c + sums[n] / clients).to(c.dtype) for n, c in server.items() if n.startswith("control/")}
+        # |S| / N of the mean over S is the sum over N; by examples all there are take N's place.
+        everybody = self.setup.num_examples if self.weights == "examples" else self.setup.num_clients
+        control = {n: (c + sums[n] / everybody).to(c.dtype) for n, c in server.items() if n.startswith("control/")}
         return server | model | control

@@ -20,7 +20,20 @@ from personafl.algorithms.fedavg import FedAvg
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, own_loss, setting, whole
 from personafl.core.errors import UserError
-from personafl.core.types import Batch, Download, Layer, Masked, Model, Params, Payload, Round, Setup, Stage, Task
+from personafl.core.types import (
+    Batch,
+    Download,
+    Layer,
+    Masked,
+    Model,
+    Params,
+    Payload,
+    Round,
+    Setup,
+    Stage,
+    Task,
+    Training,
+)
 from personafl.slots.assemble import assembled, require_common
 from personafl.slots.wrapper import Part
 from personafl.sparse import means, units
@@ -106,6 +119,10 @@ class WarmUp(Part):
     def _later(self, rnd: Round) -> Round:
         """The round as the base counts it."""
         return Round(replace(rnd.stage, number=rnd.number - self.warmup), rnd.lr)
+
+    def training_at(self, stage: Stage) -> Training:
+        warm = stage.number < self.warmup
+        return self.setup.training if warm else self.base.training_at(replace(stage, number=stage.number - self.warmup))
 
     def rate(self, stage: Stage) -> float:
         if stage.number < self.warmup:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from personafl.config.checking import check
 from personafl.config.names import ConfigError, algorithm_class, unknown
 from personafl.config.recipe import SECTIONS, Data, Method, Recipe
-from personafl.core.algorithm import Algorithm
+from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from personafl.core.errors import UserError
 from personafl.data import DATASETS
 from personafl.data.corrupted import CORRUPTED, PER_CLIENT
@@ -89,11 +89,13 @@ def method(entry: Mapping[str, Any]) -> Method:
     settings = {k: v for k, v in entry.items() if k not in ("name", "label")}
     known = {f.name: f for f in cls.settings()}
     hints = typing.get_type_hints(cls)
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in known:
             raise ConfigError(f"{label}.{key}={value!r}: {unknown('setting', key, known, f'of {name}')}")
-        values[key] = _slot(f"{label}.{key}", value, hints[key], known[key].metadata.get("fillings"))
+        taken = key in FROM_TRAINING and value in (None, RECIPE)
+        fillings = known[key].metadata.get("fillings")
+        values[key] = None if taken else _slot(f"{label}.{key}", value, hints[key], fillings)
     try:
         return Method(label.replace(":", "-"), name, cls(**values))
     except UserError as e:
@@ -140,6 +142,9 @@ def _typed(where: str, value: Any, hint: Any) -> Any:
             raise ConfigError(f"{where}={value!r}: possible are {', '.join(map(str, args))}")
         return value
     if origin in (typing.Union, types.UnionType):
+        args = tuple(a for a in args if a is not types.NoneType)
+        if len(args) == 1:
+            return _typed(where, value, args[0])
         for option in args:
             try:
                 return _typed(where, value, option)

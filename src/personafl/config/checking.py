@@ -6,6 +6,7 @@ from typing import Any
 
 from personafl.config.names import ConfigError, criterion, unknown
 from personafl.config.recipe import Data, ModelChoice
+from personafl.core.optim import BOUNDS
 from personafl.core.types import Evaluation, Training
 from personafl.data import DATASETS, PARTITIONS
 from personafl.data.corrupted import PER_CLIENT
@@ -77,11 +78,8 @@ def _training(training: Training) -> None:
         ("local_epochs", training.local_epochs >= 1, "at least 1"),
         ("local_steps", training.local_steps >= 0, "not negative"),
         ("batch_size", training.batch_size >= 1, "at least 1"),
-        ("lr", training.lr > 0, "greater than 0"),
+        *((name, fine(getattr(training, name)), must) for name, (fine, must) in BOUNDS.items()),
         ("lr_decay", 0 < training.lr_decay <= 1, "in (0, 1]"),
-        ("momentum", 0 <= training.momentum < 1, "in [0, 1)"),
-        ("weight_decay", training.weight_decay >= 0, "not negative"),
-        ("grad_clip", training.grad_clip >= 0, "not negative"),
         ("server_lr", training.server_lr > 0, "greater than 0"),
         ("seed", 0 <= training.seed < 2**63, "between 0 and 2^63 - 1"),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from personafl.config.names import name_of
 from personafl.config.recipe import SECTIONS, Recipe, unused
-from personafl.core.algorithm import Algorithm
+from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from personafl.data import DATASETS
 
 
@@ -48,6 +48,8 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
             out[f.name] = ({} if name == next(iter(fillings)) else {"name": name}) | dataclasses.asdict(value)
         elif value is not None:
             out[f.name] = value
+        elif f.name in FROM_TRAINING and f.default is not None:
+            out[f.name] = RECIPE
     return out
 
 

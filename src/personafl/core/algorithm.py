@@ -27,14 +27,14 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.errors import UserError
-from personafl.core.optim import Optimizer
+from personafl.core.optim import BOUNDS, Optimizer
 from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Filling, Inference
 from personafl.core.types import (
     Batch,
@@ -42,6 +42,7 @@ from personafl.core.types import (
     Model,
     ModelInfo,
     Moves,
+    OptimizerName,
     Params,
     Payload,
     Round,
@@ -49,6 +50,7 @@ from personafl.core.types import (
     Stage,
     Sweep,
     Task,
+    Training,
 )
 
 
@@ -90,7 +92,7 @@ class Turn:
     steps: int = 0  # minibatches, where epochs are not what is counted
     least: int = 0  # minibatches, where a fraction of an epoch would round to fewer
     lr: float | None = None  # None: the round's
-    optimizer: Optimizer | None = None  # None: the recipe's
+    optimizer: Optimizer | None = None  # None: that of `Algorithm.training_at`
     active: Masks | Callable[[Local], Masks] = field(default_factory=dict)  # what the model runs under, for its cost
     teachers: int = 0  # further models the loss only runs forward, for its cost
     flops: float = 0.0  # of one example outside the model, for its cost
@@ -145,6 +147,11 @@ def setting(
     return field(default=default, metadata={"help": help, "choices": choices, "fillings": fillings})
 
 
+RECIPE = "recipe"
+FROM_TRAINING = ("optimizer", "lr", "momentum", "weight_decay", "grad_clip")
+"""The settings a method takes from the recipe's `[training]` where its own value is None, `"recipe"` in TOML."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
     """A federated method. The defaults are those of a model split into a shared and a private part."""
@@ -153,7 +160,15 @@ class Algorithm:
     newcomers: ClassVar[str] = "the global model"  # what a client gets that joins after training
     compares_features: ClassVar[bool] = False  # whether the model must have a head that is a layer of its own
 
-    lr: float = setting(0.0, "learning rate of this method; 0 takes the recipe's")
+    optimizer: OptimizerName | None = setting(
+        None, "optimiser of local training (recipe: training.optimizer)", get_args(OptimizerName)
+    )
+    lr: float | None = setting(None, "learning rate (recipe: training.lr)")
+    momentum: float | None = setting(None, "momentum of sgd, 0 for none (recipe: training.momentum)")
+    weight_decay: float | None = setting(None, "weight decay, 0 for none (recipe: training.weight_decay)")
+    grad_clip: float | None = setting(
+        None, "largest norm of a client's gradient, 0 for any (recipe: training.grad_clip)"
+    )
     weights: str = setting("examples", "what a client counts in the server's mean", WEIGHTS)
     inherit: Filling | None = setting(None, "a private model inherited from session to session", fillings=INHERIT)
     inference: str = setting("own", "which of a client's models answers", INFERENCE)
@@ -162,10 +177,12 @@ class Algorithm:
     def __post_init__(self) -> None:
         for f in self.settings():
             choices, value = f.metadata.get("choices"), getattr(self, f.name)
-            if choices and value not in choices:
+            if choices and value not in choices and (value is not None or f.name not in FROM_TRAINING):
                 raise UserError(f"{f.name}={value!r}: possible are {', '.join(choices)}")
-        if self.lr < 0:
-            raise UserError(f"lr={self.lr}: must be greater than 0, or 0 for the recipe's")
+        for name, (fine, must) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not fine(value):
+                raise UserError(f"{name}={value}: must be {must}")
         self.check()
 
     @classmethod
@@ -185,8 +202,9 @@ class Algorithm:
 
     def bind(self, setup: Setup) -> Self:
         """The same method, told which model, training and number of clients it is for."""
-        own = dataclasses.replace(setup.training, lr=self.lr or setup.training.lr)
-        bound = dataclasses.replace(self, bound=dataclasses.replace(setup, training=own))
+        own = {n: value for n in FROM_TRAINING if (value := getattr(self, n)) is not None}
+        training = dataclasses.replace(setup.training, **own)
+        bound = dataclasses.replace(self, bound=dataclasses.replace(setup, training=training))
         if self.compares_features:
             bound.features()
         return bound
@@ -211,6 +229,10 @@ class Algorithm:
     def needs_uploads(self) -> bool:
         """Whether `weigh` and `remember` must see the uploads of the whole cohort as one stack."""
         return False
+
+    def training_at(self, stage: Stage) -> Training:
+        """How local training goes in a stage, where turns say nothing else."""
+        return self.setup.training
 
     def rate(self, stage: Stage) -> float:
         """The learning rate of a stage."""

@@ -66,7 +66,7 @@ def session(
     """
     payload = tree.received(down, len(data.ids))
     local = algorithm.start(kept, payload, rnd)
-    turns, training = _listed(algorithm, algorithm.turns(local, rnd)), algorithm.setup.training
+    turns, training = _listed(algorithm, algorithm.turns(local, rnd)), algorithm.training_at(rnd.stage)
     local, work = play(task, local, turns, data, training, rnd, train=train, recorder=recorder, clock=clock)
     upload = algorithm.upload(local, rnd) if rnd.stage.up else {}
     return Outcome(algorithm.keep(kept, local, rnd), upload, local, work)

@@ -6,7 +6,7 @@ a method can keep moments over rounds. A position outside the mask keeps its val
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,14 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.types import Moves, Params, Training
+
+BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "lr": (lambda value: value > 0, "greater than 0"),
+    "momentum": (lambda value: 0 <= value < 1, "in [0, 1)"),
+    "weight_decay": (lambda value: value >= 0, "not negative"),
+    "grad_clip": (lambda value: value >= 0, "not negative"),
+}
+"""What an optimiser's numbers must be, in a recipe's `[training]` and as a method's own: the rule, and its words."""
 
 
 class Optimizer(Protocol):

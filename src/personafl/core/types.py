@@ -113,6 +113,7 @@ class Layer:
 
 
 BufferPolicy = Literal["average", "local", "drop"]
+OptimizerName = Literal["sgd", "adam"]
 Arithmetic = Literal["float64", "float32", "tf32", "bf16"]
 """How products are taken. Weights are float32 under the last two, which differ from float32 on a GPU only: tf32 rounds
 the factors of every product, bf16 those of convolutions more coarsely."""
@@ -194,7 +195,7 @@ class Training:
     local_epochs: int = 5
     local_steps: int = 0  # if positive, counts minibatches instead of epochs
     batch_size: int = 64
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     lr: float = 0.1
     lr_decay: float = 1.0
     lr_milestones: tuple[int, ...] = ()  # rounds from which the rate is a tenth of before
@@ -241,6 +242,7 @@ class Setup:
     model: ModelInfo
     training: Training
     num_clients: int
+    num_examples: int = 0  # the training examples of all of them; 0: not known
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ class _Client:
     def __init__(
         self, algorithm: Algorithm, model: StackedModel, training: Training, num_clients: int, examples: int
     ) -> None:
-        self.algorithm = algorithm = assembled(algorithm, Setup(model.info, training, num_clients))
+        self.algorithm = algorithm = assembled(
+            algorithm, Setup(model.info, training, num_clients, num_clients * examples)
+        )
         self.examples = examples
         dtype = torch.float64 if training.precision == "float64" else torch.float32
         model = model.copy().to(torch.device("cpu"), dtype)

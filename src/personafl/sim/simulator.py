@@ -88,7 +88,8 @@ class Simulation:
         self.federation = federation.to(self.device, dtype, self.machine.data_on)
         self.model = model.copy().to(self.device, dtype, training.precision)
         self.task = Task(self.model, criterion, metric)
-        self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients))
+        examples = int(federation.sizes("train")[: federation.num_clients].sum())
+        self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
         captures = self.machine.capture and self.device.type == "cuda" and self.model.recordable
         self.recorder = Recorder() if captures else None

@@ -13,8 +13,8 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play
-from personafl.core.types import Download, Model, Params, Payload, Round, Stage
+from personafl.core.algorithm import FROM_TRAINING, Algorithm, Local, Play
+from personafl.core.types import Download, Model, Params, Payload, Round, Stage, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Part(Algorithm):
     @classmethod
     def around(cls, base: Algorithm, **settings: object) -> Self:
         """This part around a method that is bound already."""
-        same = {"lr": base.lr, "inference": base.inference, "bound": base.bound}
+        same = {n: getattr(base, n) for n in (*FROM_TRAINING, "inference", "bound")}
         return cls(base=base, **same, **settings)  # type: ignore[arg-type]
 
     @property
@@ -52,6 +52,9 @@ class Part(Algorithm):
 
     def needs_uploads(self) -> bool:
         return self.base.needs_uploads()
+
+    def training_at(self, stage: Stage) -> Training:
+        return self.base.training_at(stage)
 
     def rate(self, stage: Stage) -> float:
         return self.base.rate(stage)
