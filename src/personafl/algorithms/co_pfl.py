@@ -76,6 +76,10 @@ class COPFL(Algorithm):
     def init_server(self, params: Params) -> Params:
         return super().init_server(params) | {"count/union": torch.zeros((), device=next(iter(params.values())).device)}
 
+    def init_coverage(self, params: Params) -> Params:
+        kind = torch.bool if self.server_rule == "literal" else None  # there a position is averaged over all or stays
+        return {n: torch.ones_like(params[n], dtype=kind) for n in self.info.parameters}
+
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         model = tree.stack({n: params[n] for n in self.info.parameters}, len(ids))
         nothing = {n: torch.zeros_like(t, dtype=torch.bool) for n, t in model.items()}
@@ -172,12 +176,17 @@ class COPFL(Algorithm):
         sums = super().summands(upload, weights, rnd) | means.covered(upload, weights)
         return sums | sharing | {"count/clients": one}
 
+    def _shared_by_all(self, sums: Params) -> Params:
+        return {n: sums[f"sharing/{n}"] == sums["count/clients"] for n in self.info.parameters}
+
+    def coverage(self, sums: Params) -> Params:
+        return super().coverage(sums) if self.server_rule == "renormalised" else self._shared_by_all(sums)
+
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         new: Params = {}
         kept_by_some = torch.zeros((), device=server["count/union"].device)
-        for n in self.info.parameters:
+        for n, everybody in self._shared_by_all(sums).items():
             mean, held = means.mean(n, sums, server[n])
-            everybody = sums[f"sharing/{n}"] == sums["count/clients"]
             kept_by_some = kept_by_some + (~everybody).sum()
             use = held if self.server_rule == "renormalised" else everybody
             new[n] = torch.where(use, self.approach(server[n], mean), server[n])
