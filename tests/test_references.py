@@ -114,6 +114,7 @@ CASES = [
     Case("co-pfl", {"weights": "cowa-prediction"}, training={"lr": 0.01, "join_ratio": 1.0}),
     Case("co-pfl", {"weights": "cowa-server"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"weights": "uniform"}, training={"lr": 0.01}),
+    Case("co-pfl", {"answers": "server"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"moments": False, "select_share": 0.6, "personal_bound": 1.0}, training=FIVE),
     Case("co-pfl", training={"lr": 0.01, "join_ratio": 0.2, "num_rounds": 6}),  # one client at a time
     Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0}),
@@ -182,7 +183,7 @@ EQUAL_TO: list[tuple[Case, Case]] = [
         Case("fedphp", {"transfer": "l2", "weight": 0.0, "answers": "personalised"}, training={"join_ratio": 1.0}),
     ),
     (
-        Case("co-pfl", {"select_share": 0.0, "moments": False, "weights": "uniform"}),
+        Case("co-pfl", {"select_share": 0.0, "moments": False, "weights": "uniform", "answers": "server"}),
         Case("fedavg", {"weights": "uniform"}),
     ),
     (

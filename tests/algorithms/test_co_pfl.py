@@ -307,13 +307,52 @@ def test_without_mamo_clients_train_by_the_recipes_optimiser_and_keep_no_moments
     assert any("moments" in n for n in checks.everyone(worlds.simulation(COPFL(), **SLOW)))
 
 
-def test_a_client_is_judged_by_its_values_at_personal_positions_and_the_servers_elsewhere() -> None:
-    sim = checks.played(COPFL(select_share=0.2), num_rounds=3, **SLOW)
+def test_a_client_is_judged_by_the_model_it_last_trained() -> None:
+    """Algorithm 1, line 8: g_n is its own, not the server's, also rounds later; who never trained has the server's."""
+    sim = worlds.simulation(COPFL(select_share=0.2), lr=0.02, num_rounds=3)
+    trained: dict[int, dict[str, Tensor]] = {}
+    for _ in range(3):
+        _, ids, done = checks.rehearsed(sim)
+        trained |= {c: tree.take(done.local.params, torch.tensor(i)) for i, c in enumerate(ids.tolist())}
+        sim.step()
+    last = sim.cohort(sim.schedule[-1]).tolist()
+    assert set(last) < set(trained) < set(range(6))  # some paused, some never came
+    ready = sim.ready(sim.model, sim.everybody)
+    for c in range(6):
+        for n in sim.model.info.parameters:
+            assert torch.equal(ready[n][c], trained[c][n] if c in trained else sim.server[n]), (c, n)
+
+
+def test_with_the_servers_shared_part_it_is_judged_by_its_own_values_at_personal_positions() -> None:
+    sim = checks.played(COPFL(select_share=0.2, answers="server"), num_rounds=3, **SLOW)
     ready, kept = sim.ready(sim.model, sim.everybody), checks.everyone(sim)
     for n, m in tree.under(kept, "mask").items():
         assert torch.equal(ready[n][m], kept[f"own/{n}"][m])
         assert torch.equal(ready[n][~m], sim.server[n].expand_as(m)[~m])
         assert m.any()
+
+
+def test_whose_shared_part_answers_changes_no_training() -> None:
+    own, server = (checks.played(COPFL(select_share=0.2, answers=a), num_rounds=3, **SLOW) for a in ("own", "server"))
+    checks.assert_agree(own.server, server.server)
+    checks.assert_agree(checks.everyone(own), checks.everyone(server))
+
+
+def test_the_words_for_what_is_judged_follow_the_setting() -> None:
+    server = COPFL(answers="server")
+    assert "last session" in COPFL().evaluated("after_aggregation")
+    assert server.evaluated("after_aggregation").startswith("the global model at shared positions")
+    surer = dataclasses.replace(server, inference="adaptive").evaluated("after_aggregation")
+    assert surer.startswith("per sample the surer of the global model and the global model at shared positions")
+    assert server.evaluated("after_local") == COPFL().evaluated("after_local")
+
+
+def test_adaptive_inference_chooses_between_the_server_and_the_clients_last_model() -> None:
+    sim = checks.played(COPFL(select_share=0.2, inference="adaptive"), num_rounds=2, **SLOW)
+    ready, kept = sim.ready(sim.model, sim.everybody), checks.everyone(sim)
+    for n in sim.model.info.parameters:
+        assert torch.equal(ready[n], kept[f"own/{n}"])
+        assert torch.equal(ready[f"global/{n}"], sim.server[n].expand_as(ready[n]))
 
 
 def test_judged_right_after_training_it_is_the_model_just_trained() -> None:
@@ -333,6 +372,7 @@ def test_judged_right_after_training_it_is_the_model_just_trained() -> None:
         ({"beta2": 1.0}, r"beta2=1.0: must be in \[0, 1\)"),
         ({"server_rule": "mean"}, "possible are renormalised, literal"),
         ({"phases": "both"}, "possible are parallel, sequential"),
+        ({"answers": "both"}, "possible are own, server"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:

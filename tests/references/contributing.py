@@ -43,10 +43,10 @@ class Upload:
 
 @dataclass
 class Member:
-    """m_n, p_n, the two moment pairs and the last upload."""
+    """m_n, p_n and g_n, the two moment pairs and the last upload."""
 
     personal: Tensor
-    values: Tensor
+    values: Tensor  # w_n as last trained
     moments: dict[str, Moments]
     last: Upload | None = None
 
@@ -76,11 +76,13 @@ class COPFL(Reference):
         phases: Literal["parallel", "sequential"] = "parallel",
         server_rule: Literal["renormalised", "literal"] = "renormalised",
         moments: bool = True,
+        answers: Literal["own", "server"] = "own",
         weights: Literal["cowa", "uniform", "cowa-gradient", "cowa-prediction", "cowa-server"] = "cowa",
     ) -> None:
         super().__init__(module, federation, training)
         self.select_share, self.personal_bound, self.selection = select_share, personal_bound, selection
         self.phases, self.server_rule, self.moments, self.scoring = phases, server_rule, moments, weights
+        self.answers = answers
         self.w_0, self.events = self.joined(self.initial), Counter[str]()
         self.before, self.newest = self.w_0, dict[int, Upload]()  # of the newest aggregation
         nothing = torch.zeros_like(self.w_0)
@@ -161,7 +163,7 @@ class COPFL(Reference):
         end = torch.where(member.personal, personal, shared)
         # PWPM: Delta = |w_n^k - w_n^{k+1}|
         self.select(member, (start - end).abs())
-        member.values = torch.where(member.personal, end, torch.zeros_like(end))
+        member.values = end
         held = ~member.personal
         return Upload(number, self.w_0, held, reference.only(end, held), reference.only(start - end, held))
 
@@ -281,8 +283,10 @@ class COPFL(Reference):
     # Answers
 
     def evaluated(self, c: int, x: Tensor) -> Tensor:
-        """w_0 at (1 - m_n) and p_n at m_n."""
-        return self.logits(self.divided(self.model_of(c)), x)
+        """(g_n, p_n), as trained; w_0 of a client that never was; or w_0 at (1 - m_n) and p_n at m_n."""
+        member = self.members[c]
+        own = self.answers == "own" and member.last is not None
+        return self.logits(self.divided(member.values if own else self.model_of(c)), x)
 
     def common(self, x: Tensor) -> Tensor:
         """w_0."""

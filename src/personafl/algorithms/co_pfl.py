@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Change, Local, Play, setting
+from personafl.core.algorithm import Algorithm, Change, Local, Play, choose, setting
 from personafl.core.optim import Adam
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round
 from personafl.sparse import masks, means
@@ -33,8 +33,8 @@ SIDES = ("shared", "personal")
 class COPFL(Algorithm):
     """Clients keep the positions that move most and count by what they contribute."""
 
-    evaluates: ClassVar[str] = "the global model at shared positions, the client's own at personal ones"
-    newcomers: ClassVar[str] = "the global model, with the positions personal that move most in a session of its own"
+    evaluates: ClassVar[str] = "the client's model after its last session, shared and personal positions alike"
+    newcomers: ClassVar[str] = "the global model, after a session of its own"
 
     select_share: float = setting(0.25, "share of all positions that turns personal in a round (p)")
     personal_bound: float = setting(0.5, "the most that may be personal (gamma)")
@@ -49,6 +49,9 @@ class COPFL(Algorithm):
     beta1: float = setting(0.9, "decay of the first moment")
     beta2: float = setting(0.999, "decay of the second moment")
     eps: float = setting(1e-8, "added to the root of the second moment")
+    answers: str = setting(
+        "own", "whose shared part predicts: the client's (Algorithm 1, line 8) or the server's", ("own", "server")
+    )
     weights: str = "cowa"
 
     def check(self) -> None:
@@ -84,6 +87,7 @@ class COPFL(Algorithm):
         model = tree.stack({n: params[n] for n in self.info.parameters}, len(ids))
         nothing = {n: torch.zeros_like(t, dtype=torch.bool) for n, t in model.items()}
         mine = tree.prefixed(model, "own") | tree.prefixed(nothing, "mask")
+        mine["count/seen"] = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
         if rule := self._rule():
             for side in SIDES:
                 mine |= tree.prefixed(rule.init(model), f"moments-{side}")
@@ -152,6 +156,7 @@ class COPFL(Algorithm):
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         mask = self._selected(local)
         new = tree.prefixed({n: local.params[n] for n in mask}, "own") | tree.prefixed(mask, "mask")
+        new["count/seen"] = torch.ones_like(kept["count/seen"])
         return kept | tree.select(local.params, self._stays()) | new | self._moments(kept, local, mask)
 
     def _moments(self, kept: Params, local: Local, mask: Params) -> Params:
@@ -199,5 +204,17 @@ class COPFL(Algorithm):
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         return super().download(tree.exclude(server, ["count/union"]), known, rnd)
 
+    # Prediction
+
     def personal(self, kept: Params, down: Payload) -> Params:
-        return self._joined(kept, down)
+        """(g_n, p_n) of its last session, or p_n with the server's newest shared part; w_0 before any session."""
+        joined = self._joined(kept, down)
+        if self.answers == "server":
+            return joined
+        own = tree.under(kept, "own")
+        return joined | choose(kept["count/seen"], own, tree.select(joined, own))
+
+    def evaluated(self, when: str) -> str:
+        own = super().evaluated(when)
+        server = "the global model at shared positions, the client's own at personal ones"
+        return own.replace(self.evaluates, server) if self.answers == "server" else own
