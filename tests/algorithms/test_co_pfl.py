@@ -157,6 +157,16 @@ def test_a_session_goes_on_with_the_moments_of_the_last_one() -> None:
         torch.testing.assert_close(now[f"moments-shared/second/{n}"][c], 0.999 * v + 0.001 * g * g)
 
 
+@pytest.mark.parametrize("moments", [True, False])
+def test_mamo_takes_neither_the_recipes_weight_decay_nor_its_clipping(moments: bool) -> None:
+    """Eqs. 4 and 5 have none; without MAMO the recipe's optimiser is asked for, with both."""
+    plain = checks.played(COPFL(moments=moments), num_rounds=2, **SLOW)
+    for change in ({"weight_decay": 0.1}, {"grad_clip": 0.05}):
+        other = checks.played(COPFL(moments=moments), num_rounds=2, **SLOW, **change)
+        same = [torch.equal(plain.server[n], other.server[n]) for n in plain.model.info.parameters]
+        assert all(same) if moments else not any(same)
+
+
 # Phases
 
 

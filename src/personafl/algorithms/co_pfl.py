@@ -35,6 +35,8 @@ class COPFL(Algorithm):
 
     evaluates: ClassVar[str] = "the client's model after its last session, shared and personal positions alike"
     newcomers: ClassVar[str] = "the global model, after a session of its own"
+    mamo_weight_decay: ClassVar[float] = 0.0  # Eqs. 4 and 5 have neither, whatever the recipe's optimiser has
+    mamo_grad_clip: ClassVar[float] = 0.0
 
     select_share: float = setting(0.25, "share of all positions that turns personal in a round (p)")
     personal_bound: float = setting(0.5, "the most that may be personal (gamma)")
@@ -69,10 +71,10 @@ class COPFL(Algorithm):
         return "newcomer"
 
     def _rule(self) -> Adam | None:
-        training = self.setup.training
-        return (
-            Adam(self.beta1, self.beta2, self.eps, training.weight_decay, training.grad_clip) if self.moments else None
-        )
+        """MAMO, Eqs. 4 and 5; None for the recipe's optimiser."""
+        if not self.moments:
+            return None
+        return Adam(self.beta1, self.beta2, self.eps, self.mamo_weight_decay, self.mamo_grad_clip)
 
     # State
 
