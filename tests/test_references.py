@@ -115,6 +115,8 @@ CASES = [
     Case("co-pfl", {"weights": "cowa-server"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"weights": "uniform"}, training={"lr": 0.01}),
     Case("co-pfl", {"answers": "server"}, training={"lr": 0.01, "num_rounds": 5}),
+    Case("co-pfl", {"ranking": "all"}, training={"lr": 0.01, "num_rounds": 5}),
+    Case("co-pfl", {"ranking": "all", "selection": "tensor", "personal_bound": 0.3}, "cnn", {"lr": 0.01}),
     Case("co-pfl", {"moments": False, "select_share": 0.6, "personal_bound": 1.0}, training=FIVE),
     Case("co-pfl", training={"lr": 0.01, "join_ratio": 0.2, "num_rounds": 6}),  # one client at a time
     Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0}),
@@ -208,6 +210,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "co-pfl": (
         "joined",
         "at the bound",
+        "in the top p and personal before",
         "shared by some",
         "shared by none",
         "shared with all others",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from personafl import COPFL, Evaluation, FedAvg, Simulation, StackedModel
 from personafl.core import tree
+from personafl.core.algorithm import Local
 from personafl.core.local import play
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.sparse import masks
@@ -108,6 +109,29 @@ def test_selection_per_tensor_bounds_every_tensor() -> None:
         for m in sides(sim).values():
             each = m[0].numel()
             assert masks.active(m).tolist() == [min(times * int(0.3 * each + 1e-9), int(0.4 * each + 1e-9))] * 6
+
+
+@pytest.mark.parametrize(
+    ("ranking", "share", "bound", "joins"),
+    [
+        ("shared", 0.5, 1.0, [2, 3]),  # the two largest of those still shared
+        ("all", 0.5, 1.0, [2]),  # of the two largest of all one is personal
+        ("all", 0.75, 1.0, [2, 3]),
+        ("all", 0.75, 0.5, [2]),  # room for one, which is the larger
+        ("all", 0.25, 1.0, []),  # the largest of all is personal
+        ("all", 0.75, 0.25, []),  # no room
+    ],
+)
+def test_which_positions_the_top_p_is_among(ranking: str, share: float, bound: float, joins: list[int]) -> None:
+    """Position 1 is personal; by size the changes stand in the order 1, 2, 3, 0."""
+    model = StackedModel(torch.nn.Linear(4, 1, bias=False), torch.zeros(2, 4))
+    method = COPFL(ranking=ranking, select_share=share, personal_bound=bound)
+    bound_method = method.bind(Setup(model.info, worlds.training(), 1))
+    mask = torch.tensor([[[False, True, False, False]]])
+    end = torch.tensor([[[0.1, -0.9, 0.8, -0.3]]])
+    local = Local({"weight": end}, {"mask/weight": mask, "begin/weight": torch.zeros_like(end)})
+    found = bound_method._selected(local)["weight"]
+    assert found.flatten().nonzero().flatten().tolist() == sorted([1, *joins])
 
 
 # Moments
@@ -383,6 +407,7 @@ def test_judged_right_after_training_it_is_the_model_just_trained() -> None:
         ({"server_rule": "mean"}, "possible are renormalised, literal"),
         ({"phases": "both"}, "possible are parallel, sequential"),
         ({"answers": "both"}, "possible are own, server"),
+        ({"ranking": "personal"}, "possible are shared, all"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:

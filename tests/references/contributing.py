@@ -73,6 +73,7 @@ class COPFL(Reference):
         select_share: float = 0.25,
         personal_bound: float = 0.5,
         selection: Literal["global", "tensor"] = "global",
+        ranking: Literal["shared", "all"] = "shared",
         phases: Literal["parallel", "sequential"] = "parallel",
         server_rule: Literal["renormalised", "literal"] = "renormalised",
         moments: bool = True,
@@ -82,7 +83,7 @@ class COPFL(Reference):
         super().__init__(module, federation, training)
         self.select_share, self.personal_bound, self.selection = select_share, personal_bound, selection
         self.phases, self.server_rule, self.moments, self.scoring = phases, server_rule, moments, weights
-        self.answers = answers
+        self.answers, self.ranking = answers, ranking
         self.w_0, self.events = self.joined(self.initial), Counter[str]()
         self.before, self.newest = self.w_0, dict[int, Upload]()  # of the newest aggregation
         nothing = torch.zeros_like(self.w_0)
@@ -209,7 +210,14 @@ class COPFL(Reference):
             bound = math.floor(self.personal_bound * len(group)) - taken
             count = min(math.floor(self.select_share * len(group)), bound)
             self.events["at the bound"] += bound < math.floor(self.select_share * len(group))
-            for i in reference.largest(change, [i for i in group if not old[i]], max(count, 0)):
+            if self.ranking == "all":  # Eq. 6: m[i] = 1 where the change is in the top p of all d
+                top = reference.largest(change, group, math.floor(self.select_share * len(group)))
+                joining = [i for i in top if not old[i]]
+                self.events["in the top p and personal before"] += len(top) - len(joining)
+                joining = reference.largest(change, joining, min(len(joining), max(bound, 0)))
+            else:
+                joining = reference.largest(change, [i for i in group if not old[i]], max(count, 0))
+            for i in joining:
                 self.events["joined"] += 1
                 member.personal[i] = True
                 member.moments["shared"].u[i] = 0.0

@@ -41,6 +41,9 @@ class COPFL(Algorithm):
     select_share: float = setting(0.25, "share of all positions that turns personal in a round (p)")
     personal_bound: float = setting(0.5, "the most that may be personal (gamma)")
     selection: str = setting("global", "rank positions over the whole model or per tensor", ("global", "tensor"))
+    ranking: str = setting(
+        "shared", "top p among the positions still shared, or among all as Eq. 6 prints", ("shared", "all")
+    )
     phases: str = setting(
         "parallel", "train both sides from the same point, or shared after personal", ("parallel", "sequential")
     )
@@ -138,7 +141,7 @@ class COPFL(Algorithm):
     def _selected(self, local: Local) -> Params:
         """PWPM: the masks from now on, grown by the shared positions that moved most."""
         mask, begin = tree.under(local.fixed, "mask"), tree.under(local.fixed, "begin")
-        moved = {n: (begin[n] - local.params[n]).abs().masked_fill(m, -torch.inf) for n, m in mask.items()}
+        moved = {n: (begin[n] - local.params[n]).abs() for n in mask}
         if self.selection == "tensor":
             return {n: m | self._grown(moved[n], m) for n, m in mask.items()}
         joint = torch.cat([tree.flat(t) for t in moved.values()], 1)  # [C, d]
@@ -147,9 +150,14 @@ class COPFL(Algorithm):
         return {n: m | piece.view(m.shape) for (n, m), piece in zip(mask.items(), pieces, strict=True)}
 
     def _grown(self, moved: Tensor, mask: Tensor) -> Tensor:
+        """The positions that join a mask, `[C, ...]`."""
         size = mask[0].numel()
         step, bound = int(self.select_share * size + 1e-9), int(self.personal_bound * size + 1e-9)
-        return masks.top_k(moved, (bound - masks.active(mask)).clamp(0, step))
+        room = (bound - masks.active(mask)).clamp(0, step)
+        if self.ranking == "all":  # what is personal already takes up places
+            top = masks.top_k(moved, torch.full_like(room, step)) & ~mask
+            return masks.top_k(moved.masked_fill(~top, -torch.inf), room)
+        return masks.top_k(moved.masked_fill(mask, -torch.inf), room)
 
     def upload(self, local: Local, rnd: Round) -> Payload:
         shared = {n: Masked(local.params[n], ~m) for n, m in self._selected(local).items()}
