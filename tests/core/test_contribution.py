@@ -125,6 +125,29 @@ def test_the_lagged_gradient_score_by_hand() -> None:
     assert sent["cowa/score"].tolist() == pytest.approx([0.4, 1.0])
 
 
+def test_the_gradient_score_with_the_papers_indices_by_hand() -> None:
+    """The server moved by D = (0.25, 1.5), the clients count 0.25 and 0.75, and it is the present update that goes.
+
+    (1, 2) less 0.25 (1, 2) leaves (0, 1), a cosine of 2 / sqrt 5; (3, 2) less 0.75 of itself (-2, 0), -3 / sqrt 13.
+    The update each sent before, which D contains, would leave (0, 1.5) and (0.25, 0).
+    """
+    method = tiny("cowa-literal")
+    server, kept, known = first_round(method)
+    down = method.download(server, known, rnd(1))
+    _, sent = session(method, kept, down, rnd(1), server["weight"] - vector((1, 2), (3, 2)))
+    scores = sent["cowa/score"] - 1  # P_n was not measured here: it stands at 1
+    assert scores.tolist() == pytest.approx([1 - 2 / math.sqrt(5), 1 + 3 / math.sqrt(13)])
+
+
+def test_with_the_papers_indices_who_was_away_has_nothing_to_subtract_and_who_was_alone_nobody_else() -> None:
+    """Since its last session the server moved from (0, 0) to (3, 4); an update of (4, 3): a cosine of -24 / 25."""
+    method = tiny("cowa-literal")
+    server, kept, known = second_round(method, *first_round(method))
+    down = method.download(server, known, rnd(2))
+    _, sent = session(method, kept, down, rnd(2), server["weight"] - vector((4, 3), (1, 1)))
+    assert (sent["cowa/score"] - 1).tolist() == pytest.approx([1.96, 1.0])
+
+
 def test_alone_in_its_last_round_a_client_has_nobody_to_be_compared_with() -> None:
     method = tiny("cowa-gradient")
     server, kept, known = first_round(method)
@@ -263,7 +286,7 @@ def test_the_others_model_is_the_aggregation_without_the_client(name: str, rate:
 
 @pytest.mark.parametrize("rule", ["renormalised", "literal"])
 @pytest.mark.parametrize("share", [0.0, 0.1])
-@pytest.mark.parametrize("weights", ["cowa", "cowa-server"])
+@pytest.mark.parametrize("weights", ["cowa", "cowa-server", "cowa-literal"])
 def test_scores_are_those_of_the_slow_reference(weights: str, share: float, rule: str) -> None:
     """G_n and P_n with w_{-n} aggregated once more, client by client and position by position; `share` 0: plain means.
 
@@ -456,7 +479,7 @@ def test_a_method_that_sends_directions_is_compared_by_what_they_stand_for() -> 
     torch.testing.assert_close(scores[0], scores[1])
 
 
-@pytest.mark.parametrize("weights", ["cowa", "cowa-gradient", "cowa-prediction", "cowa-server"])
+@pytest.mark.parametrize("weights", ["cowa", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"])
 def test_who_sends_nothing_cannot_be_weighed(weights: str) -> None:
     with pytest.raises(ValueError, match=f"weights='{weights}': Local sends nothing to be weighed"):
         worlds.simulation(Local(weights=weights))

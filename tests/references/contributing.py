@@ -78,7 +78,7 @@ class COPFL(Reference):
         server_rule: Literal["renormalised", "literal"] = "renormalised",
         moments: bool = True,
         answers: Literal["own", "server"] = "own",
-        weights: Literal["cowa", "uniform", "cowa-gradient", "cowa-prediction", "cowa-server"] = "cowa",
+        weights: Literal["cowa", "uniform", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"] = "cowa",
     ) -> None:
         super().__init__(module, federation, training)
         self.select_share, self.personal_bound, self.selection = select_share, personal_bound, selection
@@ -127,11 +127,14 @@ class COPFL(Reference):
         for n in cohort:
             if self.scoring == "cowa-server":
                 gradient = self.server_score(n, uploads, before)
+            elif self.scoring == "cowa-literal":
+                gradient = self.printed_score(n, uploads[n], before[n])
             else:
                 gradient = self.gradient_score(n, uploads[n], before[n])
             uploads[n].score = {
                 "cowa": gradient + predictions[n],
                 "cowa-server": gradient + predictions[n],
+                "cowa-literal": gradient + predictions[n],
                 "cowa-gradient": gradient,
                 "cowa-prediction": predictions[n],
                 "uniform": 1.0,
@@ -252,6 +255,18 @@ class COPFL(Reference):
             return 1.0
         self.events["others after a pause"] += upload.number - last.number > 1
         found = cosine(upload.update, reference.only(last.received - self.others(n), upload.shared))
+        return 1.0 if found is None else 1 - found
+
+    def printed_score(self, n: int, upload: Upload, last: Upload | None) -> float:
+        """G_n with Eq. 8's indices: dbar_{-n} = (delta - alpha_n delta_n) / (1 - alpha_n), with the present delta_n."""
+        if last is None:
+            return 1.0
+        alpha = last.alpha if n in self.newest else 0.0  # what it counts in w^k
+        if alpha == 1.0:
+            return 1.0
+        delta = last.received - upload.received  # w^(k-1) - w^k, or since its last session
+        dbar = (delta - self.training.server_lr * alpha * upload.update) / (1 - alpha)
+        found = cosine(upload.update, reference.only(dbar, upload.shared))
         return 1.0 if found is None else 1 - found
 
     def server_score(self, n: int, uploads: dict[int, Upload], before: dict[int, Upload | None]) -> float:

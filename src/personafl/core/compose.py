@@ -22,6 +22,7 @@ def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
             gradient=algorithm.weights != "cowa-prediction",
             prediction=algorithm.weights != "cowa-gradient",
             at_server=algorithm.weights == "cowa-server",
+            literal=algorithm.weights == "cowa-literal",
         )
     if algorithm.inherit is not None:
         if algorithm.inherit.transfer in ("mmd", "l2") and algorithm.inherit.weight:

@@ -47,6 +47,7 @@ class Contribution(Part):
     gradient: bool = True  # whether G_n counts
     prediction: bool = True  # whether P_n counts
     at_server: bool = False  # whether the server compares the present uploads
+    literal: bool = False  # whether Eq. 8 subtracts the present update, as printed
 
     def needs_uploads(self) -> bool:
         return self.at_server or super().needs_uploads()
@@ -171,14 +172,18 @@ class Contribution(Part):
         return {n: torch.where(where[n], w - local.params[n], 0) for n, w in begin.items()}
 
     def _turned(self, mine: Params, update: Params, where: Params) -> Tensor:
-        """G_n, lagged: 1 in a client's first session."""
+        """G_n by what the client knows: 1 in its first session."""
         got, before, had, others = (tree.under(mine, p) for p in ("got", "received", "had", "others"))
+        first, share = mine["round"] < 0, mine["share"]
         moved, compared = {}, {}
         for n, rest in others.items():
             seen = where[n] & got[n] & had[n]
+            if self.literal:  # the server's move less alpha_n delta_n; to divide by 1 - alpha_n turns no vector
+                part = self.setup.training.server_lr * tree.column(share, rest).to(rest.dtype)
+                rest = mine[f"now/{n}"] + part * update[n]
             moved[n] = torch.where(seen, before[n] - rest, 0)
             compared[n] = torch.where(seen, update[n], 0)
-        return torch.where(mine["round"] < 0, 1.0, _apart(compared, moved))
+        return torch.where(first | (share >= 1) if self.literal else first, 1.0, _apart(compared, moved))
 
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         new = super().keep(kept, local, rnd)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-WEIGHTS = ("examples", "uniform", "cowa", "cowa-gradient", "cowa-prediction", "cowa-server")
+WEIGHTS = ("examples", "uniform", "cowa", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal")
 """What a client counts: its examples, one, or its contribution as CO-PFL measures it (`core/contribution.py`)."""
 
 TRANSFERS = ("mmd", "kd", "l2", "prox")
