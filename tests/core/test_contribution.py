@@ -321,6 +321,22 @@ def test_the_first_prediction_score_is_the_loss_of_the_initial_model() -> None:
         assert float(found[c]) == pytest.approx(float(loss))
 
 
+def test_the_prediction_score_is_a_mean_over_examples_not_over_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swept five at a time: 28, 6, 16, 10, 3 and 22 examples, of which the last batch has 3, 1, 1, 5, 3 and 2."""
+    monkeypatch.setattr("personafl.core.batches.SWEEP", 5)
+    sim = worlds.simulation(FedAvg(weights="cowa-prediction"), **ALL)
+    sim.step()
+    found = sim.known.gather(sim.everybody)["cowa/score"]
+    uneven = 0
+    for c in range(6):
+        x, y = checks.rows_of(sim, c)
+        each = torch.nn.functional.cross_entropy(checks.outputs(dict(sim.model.initial), x), y, reduction="none")
+        assert float(found[c]) == pytest.approx(float(each.mean()), abs=1e-12)
+        of_batches = torch.stack([part.mean() for part in each.split(5)]).mean()
+        uneven += abs(float(of_batches - each.mean())) > 1e-4
+    assert uneven == 4  # all but the two whose batches are of one size would be told otherwise
+
+
 def test_the_second_prediction_score_is_the_loss_of_the_others_model() -> None:
     sim = worlds.simulation(FedAvg(weights="cowa-prediction"), **ALL)
     _, ids, done = checks.rehearsed(sim)
