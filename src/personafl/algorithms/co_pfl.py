@@ -5,7 +5,7 @@ mask m_n (at first nowhere), values p_n there, and the server's w_0 elsewhere. A
 positions, train the shared ones from the same point (MAMO: Adam with one pair of moments for each side, which live on
 over rounds), then let the positions that moved most turn personal (PWPM), as long as no more than gamma d are. The
 server averages a position over those who share it, weighed by contribution (COWA, `core/contribution.py`; `weights =
-"uniform"` leaves it out).
+"uniform"` leaves it out). A client predicts with all it last trained, as Algorithm 1 returns it.
 
 Repairs of the paper's equations, as docs/algorithms/co-pfl.md says: beta_2 in the second moment, bias corrected by
 the number of updates, `server_rule = "renormalised"` by default, since the literal rule freezes every position
