@@ -10,6 +10,7 @@ from torch import Tensor
 
 from personafl import COPFL, Evaluation, FedAvg, Simulation, StackedModel
 from personafl.core import tree
+from personafl.core.algorithm import Local
 from personafl.core.local import play
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.sparse import masks
@@ -110,6 +111,29 @@ def test_selection_per_tensor_bounds_every_tensor() -> None:
             assert masks.active(m).tolist() == [min(times * int(0.3 * each + 1e-9), int(0.4 * each + 1e-9))] * 6
 
 
+@pytest.mark.parametrize(
+    ("ranking", "share", "bound", "joins"),
+    [
+        ("shared", 0.5, 1.0, [2, 3]),  # the two largest of those still shared
+        ("all", 0.5, 1.0, [2]),  # of the two largest of all one is personal
+        ("all", 0.75, 1.0, [2, 3]),
+        ("all", 0.75, 0.5, [2]),  # room for one, which is the larger
+        ("all", 0.25, 1.0, []),  # the largest of all is personal
+        ("all", 0.75, 0.25, []),  # no room
+    ],
+)
+def test_which_positions_the_top_p_is_among(ranking: str, share: float, bound: float, joins: list[int]) -> None:
+    """Position 1 is personal; by size the changes stand in the order 1, 2, 3, 0."""
+    model = StackedModel(torch.nn.Linear(4, 1, bias=False), torch.zeros(2, 4))
+    method = COPFL(ranking=ranking, select_share=share, personal_bound=bound)
+    bound_method = method.bind(Setup(model.info, worlds.training(), 1))
+    mask = torch.tensor([[[False, True, False, False]]])
+    end = torch.tensor([[[0.1, -0.9, 0.8, -0.3]]])
+    local = Local({"weight": end}, {"mask/weight": mask, "begin/weight": torch.zeros_like(end)})
+    found = bound_method._selected(local)["weight"]
+    assert found.flatten().nonzero().flatten().tolist() == sorted([1, *joins])
+
+
 # Moments
 
 
@@ -155,6 +179,18 @@ def test_a_session_goes_on_with_the_moments_of_the_last_one() -> None:
         m, v = (kept[f"moments-shared/{kind}/{n}"][c] for kind in ("first", "second"))
         torch.testing.assert_close(now[f"moments-shared/first/{n}"][c], 0.9 * m + 0.1 * g)
         torch.testing.assert_close(now[f"moments-shared/second/{n}"][c], 0.999 * v + 0.001 * g * g)
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_mamo_takes_neither_the_recipes_weight_decay_nor_its_clipping(moments: bool) -> None:
+    """Eqs. 4 and 5 have none; without MAMO the recipe's optimiser is asked for, with both."""
+    plain = checks.played(COPFL(moments=moments), num_rounds=2, **SLOW)
+    for change in ({"weight_decay": 0.1}, {"grad_clip": 0.05}):
+        other = checks.played(COPFL(moments=moments), num_rounds=2, **SLOW, **change)
+        same = [torch.equal(plain.server[n], other.server[n]) for n in plain.model.info.parameters]
+        assert all(same) if moments else not any(same)
+        told = checks.played(COPFL(moments=moments, **change), num_rounds=2, **SLOW)
+        assert not any(torch.equal(plain.server[n], told.server[n]) for n in plain.model.info.parameters)
 
 
 # Phases
@@ -231,7 +267,7 @@ def test_the_rules_agree_as_long_as_nobody_personalises() -> None:
     both = [
         checks.played(COPFL(select_share=0.0, server_rule=r), num_rounds=3, **SLOW) for r in ("renormalised", "literal")
     ]
-    checks.assert_agree(both[0].server, both[1].server)
+    checks.assert_agree(*(tree.without(sim.server, "cowa/coverage") for sim in both))
     assert [r["union_of_masks"] for r in both[0].rows] == [0.0] * 3
 
 
@@ -307,13 +343,52 @@ def test_without_mamo_clients_train_by_the_recipes_optimiser_and_keep_no_moments
     assert any("moments" in n for n in checks.everyone(worlds.simulation(COPFL(), **SLOW)))
 
 
-def test_a_client_is_judged_by_its_values_at_personal_positions_and_the_servers_elsewhere() -> None:
-    sim = checks.played(COPFL(select_share=0.2), num_rounds=3, **SLOW)
+def test_a_client_is_judged_by_the_model_it_last_trained() -> None:
+    """Algorithm 1, line 8: g_n is its own, not the server's, also rounds later; who never trained has the server's."""
+    sim = worlds.simulation(COPFL(select_share=0.2), lr=0.02, num_rounds=3)
+    trained: dict[int, dict[str, Tensor]] = {}
+    for _ in range(3):
+        _, ids, done = checks.rehearsed(sim)
+        trained |= {c: tree.take(done.local.params, torch.tensor(i)) for i, c in enumerate(ids.tolist())}
+        sim.step()
+    last = sim.cohort(sim.schedule[-1]).tolist()
+    assert set(last) < set(trained) < set(range(6))  # some paused, some never came
+    ready = sim.ready(sim.model, sim.everybody)
+    for c in range(6):
+        for n in sim.model.info.parameters:
+            assert torch.equal(ready[n][c], trained[c][n] if c in trained else sim.server[n]), (c, n)
+
+
+def test_with_the_servers_shared_part_it_is_judged_by_its_own_values_at_personal_positions() -> None:
+    sim = checks.played(COPFL(select_share=0.2, answers="server"), num_rounds=3, **SLOW)
     ready, kept = sim.ready(sim.model, sim.everybody), checks.everyone(sim)
     for n, m in tree.under(kept, "mask").items():
         assert torch.equal(ready[n][m], kept[f"own/{n}"][m])
         assert torch.equal(ready[n][~m], sim.server[n].expand_as(m)[~m])
         assert m.any()
+
+
+def test_whose_shared_part_answers_changes_no_training() -> None:
+    own, server = (checks.played(COPFL(select_share=0.2, answers=a), num_rounds=3, **SLOW) for a in ("own", "server"))
+    checks.assert_agree(own.server, server.server)
+    checks.assert_agree(checks.everyone(own), checks.everyone(server))
+
+
+def test_the_words_for_what_is_judged_follow_the_setting() -> None:
+    server = COPFL(answers="server")
+    assert "last session" in COPFL().evaluated("after_aggregation")
+    assert server.evaluated("after_aggregation").startswith("the global model at shared positions")
+    surer = dataclasses.replace(server, inference="adaptive").evaluated("after_aggregation")
+    assert surer.startswith("per sample the surer of the global model and the global model at shared positions")
+    assert server.evaluated("after_local") == COPFL().evaluated("after_local")
+
+
+def test_adaptive_inference_chooses_between_the_server_and_the_clients_last_model() -> None:
+    sim = checks.played(COPFL(select_share=0.2, inference="adaptive"), num_rounds=2, **SLOW)
+    ready, kept = sim.ready(sim.model, sim.everybody), checks.everyone(sim)
+    for n in sim.model.info.parameters:
+        assert torch.equal(ready[n], kept[f"own/{n}"])
+        assert torch.equal(ready[f"global/{n}"], sim.server[n].expand_as(ready[n]))
 
 
 def test_judged_right_after_training_it_is_the_model_just_trained() -> None:
@@ -333,6 +408,8 @@ def test_judged_right_after_training_it_is_the_model_just_trained() -> None:
         ({"beta2": 1.0}, r"beta2=1.0: must be in \[0, 1\)"),
         ({"server_rule": "mean"}, "possible are renormalised, literal"),
         ({"phases": "both"}, "possible are parallel, sequential"),
+        ({"answers": "both"}, "possible are own, server"),
+        ({"ranking": "personal"}, "possible are shared, all"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:

@@ -43,10 +43,10 @@ class Upload:
 
 @dataclass
 class Member:
-    """m_n, p_n, the two moment pairs and the last upload."""
+    """m_n, p_n and g_n, the two moment pairs and the last upload."""
 
     personal: Tensor
-    values: Tensor
+    values: Tensor  # w_n as last trained
     moments: dict[str, Moments]
     last: Upload | None = None
 
@@ -73,15 +73,19 @@ class COPFL(Reference):
         select_share: float = 0.25,
         personal_bound: float = 0.5,
         selection: Literal["global", "tensor"] = "global",
+        ranking: Literal["shared", "all"] = "shared",
         phases: Literal["parallel", "sequential"] = "parallel",
         server_rule: Literal["renormalised", "literal"] = "renormalised",
         moments: bool = True,
-        weights: Literal["cowa", "uniform", "cowa-gradient", "cowa-prediction", "cowa-server"] = "cowa",
+        answers: Literal["own", "server"] = "own",
+        weights: Literal["cowa", "uniform", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"] = "cowa",
     ) -> None:
         super().__init__(module, federation, training)
         self.select_share, self.personal_bound, self.selection = select_share, personal_bound, selection
         self.phases, self.server_rule, self.moments, self.scoring = phases, server_rule, moments, weights
+        self.answers, self.ranking = answers, ranking
         self.w_0, self.events = self.joined(self.initial), Counter[str]()
+        self.before, self.newest = self.w_0, dict[int, Upload]()  # of the newest aggregation
         nothing = torch.zeros_like(self.w_0)
         self.members = [
             Member(
@@ -117,17 +121,20 @@ class COPFL(Reference):
     def play(self, number: int) -> None:
         """Algorithm 1, one round."""
         cohort = self.cohort(number)
-        predictions = {n: self.prediction_score(n, number) for n in cohort}
+        predictions = {n: self.prediction_score(n) for n in cohort}
         before = {n: self.members[n].last for n in cohort}
         uploads = {n: self.session(n, number) for n in cohort}
         for n in cohort:
             if self.scoring == "cowa-server":
                 gradient = self.server_score(n, uploads, before)
+            elif self.scoring == "cowa-literal":
+                gradient = self.printed_score(n, uploads[n], before[n])
             else:
-                gradient = self.gradient_score(uploads[n], before[n])
+                gradient = self.gradient_score(n, uploads[n], before[n])
             uploads[n].score = {
                 "cowa": gradient + predictions[n],
                 "cowa-server": gradient + predictions[n],
+                "cowa-literal": gradient + predictions[n],
                 "cowa-gradient": gradient,
                 "cowa-prediction": predictions[n],
                 "uniform": 1.0,
@@ -137,8 +144,16 @@ class COPFL(Reference):
         for n in cohort:
             uploads[n].alpha = uploads[n].score / total
             self.members[n].last = uploads[n]
-        # w_0 <- w_0 + eta_g (aggregate - w_0), as everywhere
-        self.w_0 = self.w_0 + self.training.server_lr * (self.aggregated(list(uploads.values())) - self.w_0)
+        for i in range(len(self.w_0)):
+            having = sum(bool(u.shared[i]) for u in uploads.values())
+            self.events["shared by some"] += 0 < having < len(uploads)
+            self.events["shared by none"] += not having
+        self.before, self.newest = self.w_0, uploads
+        self.w_0 = self.moved_by(list(uploads.values()))
+
+    def moved_by(self, uploads: list[Upload]) -> Tensor:
+        """What these uploads make of the model before: w + eta_g (aggregate - w), as everywhere."""
+        return self.before + self.training.server_lr * (self.aggregated(uploads) - self.before)
 
     def session(self, n: int, number: int) -> Upload:
         """Algorithm 2: both phases of MAMO, then PWPM; returns what the client uploads."""
@@ -152,7 +167,7 @@ class COPFL(Reference):
         end = torch.where(member.personal, personal, shared)
         # PWPM: Delta = |w_n^k - w_n^{k+1}|
         self.select(member, (start - end).abs())
-        member.values = torch.where(member.personal, end, torch.zeros_like(end))
+        member.values = end
         held = ~member.personal
         return Upload(number, self.w_0, held, reference.only(end, held), reference.only(start - end, held))
 
@@ -198,7 +213,14 @@ class COPFL(Reference):
             bound = math.floor(self.personal_bound * len(group)) - taken
             count = min(math.floor(self.select_share * len(group)), bound)
             self.events["at the bound"] += bound < math.floor(self.select_share * len(group))
-            for i in reference.largest(change, [i for i in group if not old[i]], max(count, 0)):
+            if self.ranking == "all":  # Eq. 6: m[i] = 1 where the change is in the top p of all d
+                top = reference.largest(change, group, math.floor(self.select_share * len(group)))
+                joining = [i for i in top if not old[i]]
+                self.events["in the top p and personal before"] += len(top) - len(joining)
+                joining = reference.largest(change, joining, min(len(joining), max(bound, 0)))
+            else:
+                joining = reference.largest(change, [i for i in group if not old[i]], max(count, 0))
+            for i in joining:
                 self.events["joined"] += 1
                 member.personal[i] = True
                 member.moments["shared"].u[i] = 0.0
@@ -206,67 +228,88 @@ class COPFL(Reference):
 
     # COWA
 
-    def prediction_score(self, n: int, number: int) -> float:
+    def others(self, n: int) -> Tensor:
+        """w_{-n}: the newest aggregation once more, from all of its uploads but the client's; w elsewhere."""
+        if n not in self.newest:
+            return self.w_0
+        rest, shared = [upload for j, upload in self.newest.items() if j != n], self.newest[n].shared
+        for i in shared.nonzero().flatten().tolist():
+            others = sum(bool(u.shared[i]) for u in rest)
+            self.events["shared with all others"] += others == len(rest)
+            self.events["shared with some others"] += 0 < others < len(rest)
+            self.events["shared with no other"] += not others
+        return torch.where(shared, self.moved_by(rest), self.w_0)
+
+    def prediction_score(self, n: int) -> float:
         """P_n: the mean cross-entropy of w_{-n} on the client's training data, before it trains."""
-        last, without = self.members[n].last, self.w_0
-        if last is not None and last.number == number - 1 and self.training.server_lr * last.alpha < 1:
-            # w_{-n} = (w^k - alpha_n w_n^k) / (1 - alpha_n) where n shared, w^k elsewhere
-            share = self.training.server_lr * last.alpha  # of the server's move that the client made
-            rest = (self.w_0 - share * last.values) / (1 - share)
-            without = torch.where(last.shared, rest, self.w_0)
-            self.events["others without the client"] += 1
         rows = self.rows(n)
-        logits = self.logits(self.divided(without), self.x[rows])
+        logits = self.logits(self.divided(self.others(n)), self.x[rows])
         loss = 0.0
         for z, label in zip(logits, self.y[rows].tolist(), strict=True):
             loss -= float(z.log_softmax(0)[label])
         return loss / len(rows)
 
-    def gradient_score(self, upload: Upload, last: Upload | None) -> float:
+    def gradient_score(self, n: int, upload: Upload, last: Upload | None) -> float:
         """G_n = 1 - cos(delta_n, dbar_{-n}), where dbar_{-n} is how the others moved w since the last session."""
-        if last is None or self.training.server_lr * last.alpha >= 1:
+        if last is None:
             return 1.0
-        # delta = w before - w now ; dbar_{-n} = (delta - alpha_n delta_n^last) / (1 - alpha_n)
         self.events["others after a pause"] += upload.number - last.number > 1
-        moved = last.received - upload.received
-        share = self.training.server_lr * last.alpha
-        others = (moved - share * last.update) / (1 - share)
-        found = cosine(upload.update, reference.only(others, upload.shared))
+        found = cosine(upload.update, reference.only(last.received - self.others(n), upload.shared))
+        return 1.0 if found is None else 1 - found
+
+    def printed_score(self, n: int, upload: Upload, last: Upload | None) -> float:
+        """G_n with Eq. 8's indices: dbar_{-n} = (delta - alpha_n delta_n) / (1 - alpha_n), with the present delta_n."""
+        if last is None:
+            return 1.0
+        alpha = last.alpha if n in self.newest else 0.0  # what it counts in w^k
+        if alpha == 1.0:
+            return 1.0
+        delta = last.received - upload.received  # w^(k-1) - w^k, or since its last session
+        dbar = (delta - self.training.server_lr * alpha * upload.update) / (1 - alpha)
+        found = cosine(upload.update, reference.only(dbar, upload.shared))
         return 1.0 if found is None else 1 - found
 
     def server_score(self, n: int, uploads: dict[int, Upload], before: dict[int, Upload | None]) -> float:
-        """G_n = 1 - cos(delta_n, sum_{j != n} alpha_j delta_j), from the uploads of this round."""
-        others = torch.zeros_like(self.w_0)
-        for j, upload in uploads.items():
-            last = before[j]
-            if j != n:
-                others = others + (1 / len(uploads) if last is None else last.alpha) * upload.update
-        found = cosine(uploads[n].update, reference.only(others, uploads[n].shared))
+        """G_n = 1 - cos(delta_n, dbar_{-n}), where dbar_{-n} is how the others' uploads of this round would move w."""
+        dbar = torch.zeros_like(self.w_0)
+        for i in range(len(dbar)):
+            total = weight = 0.0
+            for j, upload in uploads.items():
+                last = before[j]
+                if j != n and upload.shared[i]:
+                    alpha = 1 / len(uploads) if last is None else last.alpha
+                    total, weight = total + alpha * float(upload.update[i]), weight + alpha
+            if weight and (self.server_rule == "renormalised" or all(u.shared[i] for u in uploads.values())):
+                dbar[i] = total / weight
+        found = cosine(uploads[n].update, reference.only(dbar, uploads[n].shared))
         return 1.0 if found is None else 1 - found
 
     # Server
 
     def aggregated(self, uploads: list[Upload]) -> Tensor:
-        """What the uploads make of w_0."""
-        out = self.w_0.clone()
+        """What the uploads make of the model before, each weighed by its part of their scores."""
+        out = self.before.clone()
+        total = sum(u.score for u in uploads)
         for i in range(len(out)):
             having = [u for u in uploads if u.shared[i]]
-            self.events["shared by some"] += 0 < len(having) < len(uploads)
-            self.events["shared by none"] += not having
+            if not having:
+                continue
             if self.server_rule == "literal":
                 # w <- sum alpha_n w_n (1 - m_n) at (1 - m_0), old w at m_0 = OR of all m_n
                 if len(having) == len(uploads):
-                    out[i] = sum(u.alpha * float(u.values[i]) for u in uploads)
-            elif sum(u.alpha for u in having) > 0:
+                    out[i] = sum(u.score / total * float(u.values[i]) for u in uploads)
+            elif sum(u.score for u in having) > 0:
                 # w[i] = sum alpha_n (1 - m_n[i]) w_n[i] / sum alpha_n (1 - m_n[i]), the old one where nobody shares it
-                out[i] = sum(u.alpha * float(u.values[i]) for u in having) / sum(u.alpha for u in having)
+                out[i] = sum(u.score * float(u.values[i]) for u in having) / sum(u.score for u in having)
         return out
 
     # Answers
 
     def evaluated(self, c: int, x: Tensor) -> Tensor:
-        """w_0 at (1 - m_n) and p_n at m_n."""
-        return self.logits(self.divided(self.model_of(c)), x)
+        """(g_n, p_n), as trained; w_0 of a client that never was; or w_0 at (1 - m_n) and p_n at m_n."""
+        member = self.members[c]
+        own = self.answers == "own" and member.last is not None
+        return self.logits(self.divided(member.values if own else self.model_of(c)), x)
 
     def common(self, x: Tensor) -> Tensor:
         """w_0."""

@@ -223,10 +223,17 @@ def test_a_newcomer_to_dm_pfl_refines_positions_of_its_own_only() -> None:
 
 
 def test_a_newcomer_to_co_pfl_keeps_what_moved_most_and_shares_the_rest() -> None:
-    sim, ready = joined(COPFL(select_share=0.25, lr=0.01))
+    sim, ready = joined(COPFL(select_share=0.25, lr=0.01, answers="server"))
     differs = sum(int((ready[n] != sim.server[n]).sum()) for n in sim.model.info.parameters) / 2
     total = sum(t.numel() for t in sim.model.initial.values())
     assert differs == int(0.25 * total)
+
+
+def test_a_newcomer_to_co_pfl_answers_with_all_it_trained() -> None:
+    sim, ready = joined(COPFL(select_share=0.25, lr=0.01))
+    total = sum(t.numel() for t in sim.model.initial.values())
+    differs = sum(int((ready[n] != sim.server[n]).sum()) for n in sim.model.info.parameters) / 2
+    assert differs > 0.5 * total  # a unit may be idle on all of its examples
 
 
 def test_newcomers_draw_batches_nobody_drew_in_training() -> None:

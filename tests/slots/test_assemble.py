@@ -56,16 +56,17 @@ def test_the_inherited_model_stands_around_the_weights() -> None:
 @pytest.mark.parametrize(
     ("weights", "parts"),
     [
-        ("cowa", (True, True, False)),
-        ("cowa-gradient", (True, False, False)),
-        ("cowa-prediction", (False, True, False)),
-        ("cowa-server", (True, True, True)),
+        ("cowa", (True, True, False, False)),
+        ("cowa-gradient", (True, False, False, False)),
+        ("cowa-prediction", (False, True, False, False)),
+        ("cowa-server", (True, True, True, False)),
+        ("cowa-literal", (True, True, False, True)),
     ],
 )
-def test_the_forms_of_contribution(weights: str, parts: tuple[bool, bool, bool]) -> None:
+def test_the_forms_of_contribution(weights: str, parts: tuple[bool, bool, bool, bool]) -> None:
     method = bound(FedAvg(weights=weights))
     assert isinstance(method, Contribution)
-    assert (method.gradient, method.prediction, method.at_server) == parts
+    assert (method.gradient, method.prediction, method.at_server, method.literal) == parts
 
 
 def test_a_part_keeps_the_methods_own_learning_rate_and_inference() -> None:

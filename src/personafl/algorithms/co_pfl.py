@@ -5,7 +5,7 @@ mask m_n (at first nowhere), values p_n there, and the server's w_0 elsewhere. A
 positions, train the shared ones from the same point (MAMO: Adam with one pair of moments for each side, which live on
 over rounds), then let the positions that moved most turn personal (PWPM), as long as no more than gamma d are. The
 server averages a position over those who share it, weighed by contribution (COWA, `slots/contribution.py`; `weights =
-"uniform"` leaves it out).
+"uniform"` leaves it out). A client predicts with all it last trained, as Algorithm 1 returns it.
 
 Repairs of the paper's equations, as docs/algorithms/co-pfl.md says: beta_2 in the second moment, bias corrected by
 the number of updates, `server_rule = "renormalised"` by default, since the literal rule freezes every position
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Change, Local, Play, setting
+from personafl.core.algorithm import Algorithm, Change, Local, Play, choose, setting
 from personafl.core.errors import UserError
 from personafl.core.optim import Adam
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round
@@ -34,12 +34,15 @@ SIDES = ("shared", "personal")
 class COPFL(Algorithm):
     """Clients keep the positions that move most and count by what they contribute."""
 
-    evaluates: ClassVar[str] = "the global model at shared positions, the client's own at personal ones"
-    newcomers: ClassVar[str] = "the global model, with the positions personal that move most in a session of its own"
+    evaluates: ClassVar[str] = "the client's model after its last session, shared and personal positions alike"
+    newcomers: ClassVar[str] = "the global model, after a session of its own"
 
     select_share: float = setting(0.25, "share of all positions that turns personal in a round (p)")
     personal_bound: float = setting(0.5, "the most that may be personal (gamma)")
     selection: str = setting("global", "rank positions over the whole model or per tensor", ("global", "tensor"))
+    ranking: str = setting(
+        "shared", "top p among the positions still shared, or among all as Eq. 6 prints", ("shared", "all")
+    )
     phases: str = setting(
         "parallel", "train both sides from the same point, or shared after personal", ("parallel", "sequential")
     )
@@ -50,6 +53,9 @@ class COPFL(Algorithm):
     beta1: float = setting(0.9, "decay of the first moment")
     beta2: float = setting(0.999, "decay of the second moment")
     eps: float = setting(1e-8, "added to the root of the second moment")
+    answers: str = setting(
+        "own", "whose shared part predicts: the client's (Algorithm 1, line 8) or the server's", ("own", "server")
+    )
     weights: str = "cowa"
 
     def check(self) -> None:
@@ -67,20 +73,25 @@ class COPFL(Algorithm):
         return "newcomer"
 
     def _rule(self) -> Adam | None:
-        training = self.setup.training
-        return (
-            Adam(self.beta1, self.beta2, self.eps, training.weight_decay, training.grad_clip) if self.moments else None
-        )
+        """MAMO, Eqs. 4 and 5; None for the recipe's optimiser."""
+        if not self.moments:
+            return None
+        return Adam(self.beta1, self.beta2, self.eps, self.weight_decay or 0.0, self.grad_clip or 0.0)
 
     # State
 
     def init_server(self, params: Params) -> Params:
         return super().init_server(params) | {"count/union": torch.zeros((), device=next(iter(params.values())).device)}
 
+    def init_coverage(self, params: Params) -> Params:
+        kind = torch.bool if self.server_rule == "literal" else None  # there a position is averaged over all or stays
+        return {n: torch.ones_like(params[n], dtype=kind) for n in self.info.parameters}
+
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         model = tree.stack({n: params[n] for n in self.info.parameters}, len(ids))
         nothing = {n: torch.zeros_like(t, dtype=torch.bool) for n, t in model.items()}
         mine = tree.prefixed(model, "own") | tree.prefixed(nothing, "mask")
+        mine["count/seen"] = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
         if rule := self._rule():
             for side in SIDES:
                 mine |= tree.prefixed(rule.init(model), f"moments-{side}")
@@ -129,7 +140,7 @@ class COPFL(Algorithm):
     def _selected(self, local: Local) -> Params:
         """PWPM: the masks from now on, grown by the shared positions that moved most."""
         mask, begin = tree.under(local.fixed, "mask"), tree.under(local.fixed, "begin")
-        moved = {n: (begin[n] - local.params[n]).abs().masked_fill(m, -torch.inf) for n, m in mask.items()}
+        moved = {n: (begin[n] - local.params[n]).abs() for n in mask}
         if self.selection == "tensor":
             return {n: m | self._grown(moved[n], m) for n, m in mask.items()}
         joint = torch.cat([tree.flat(t) for t in moved.values()], 1)  # [C, d]
@@ -138,9 +149,14 @@ class COPFL(Algorithm):
         return {n: m | piece.view(m.shape) for (n, m), piece in zip(mask.items(), pieces, strict=True)}
 
     def _grown(self, moved: Tensor, mask: Tensor) -> Tensor:
+        """The positions that join a mask, `[C, ...]`."""
         size = mask[0].numel()
         step, bound = int(self.select_share * size + 1e-9), int(self.personal_bound * size + 1e-9)
-        return masks.top_k(moved, (bound - masks.active(mask)).clamp(0, step))
+        room = (bound - masks.active(mask)).clamp(0, step)
+        if self.ranking == "all":  # what is personal already takes up places
+            top = masks.top_k(moved, torch.full_like(room, step)) & ~mask
+            return masks.top_k(moved.masked_fill(~top, -torch.inf), room)
+        return masks.top_k(moved.masked_fill(mask, -torch.inf), room)
 
     def upload(self, local: Local, rnd: Round) -> Payload:
         shared = {n: Masked(local.params[n], ~m) for n, m in self._selected(local).items()}
@@ -149,6 +165,7 @@ class COPFL(Algorithm):
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         mask = self._selected(local)
         new = tree.prefixed({n: local.params[n] for n in mask}, "own") | tree.prefixed(mask, "mask")
+        new["count/seen"] = torch.ones_like(kept["count/seen"])
         return kept | tree.select(local.params, self._stays()) | new | self._moments(kept, local, mask)
 
     def _moments(self, kept: Params, local: Local, mask: Params) -> Params:
@@ -173,12 +190,17 @@ class COPFL(Algorithm):
         sums = super().summands(upload, weights, rnd) | means.covered(upload, weights)
         return sums | sharing | {"count/clients": one}
 
+    def _shared_by_all(self, sums: Params) -> Params:
+        return {n: sums[f"sharing/{n}"] == sums["count/clients"] for n in self.info.parameters}
+
+    def coverage(self, sums: Params) -> Params:
+        return super().coverage(sums) if self.server_rule == "renormalised" else self._shared_by_all(sums)
+
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         new: Params = {}
         kept_by_some = torch.zeros((), device=server["count/union"].device)
-        for n in self.info.parameters:
+        for n, everybody in self._shared_by_all(sums).items():
             mean, held = means.mean(n, sums, server[n])
-            everybody = sums[f"sharing/{n}"] == sums["count/clients"]
             kept_by_some = kept_by_some + (~everybody).sum()
             use = held if self.server_rule == "renormalised" else everybody
             new[n] = torch.where(use, self.approach(server[n], mean), server[n])
@@ -191,5 +213,17 @@ class COPFL(Algorithm):
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         return super().download(tree.exclude(server, ["count/union"]), known, rnd)
 
+    # Prediction
+
     def personal(self, kept: Params, down: Payload) -> Params:
-        return self._joined(kept, down)
+        """(g_n, p_n) of its last session, or p_n with the server's newest shared part; w_0 before any session."""
+        joined = self._joined(kept, down)
+        if self.answers == "server":
+            return joined
+        own = tree.under(kept, "own")
+        return joined | choose(kept["count/seen"], own, tree.select(joined, own))
+
+    def evaluated(self, when: str) -> str:
+        own = super().evaluated(when)
+        server = "the global model at shared positions, the client's own at personal ones"
+        return own.replace(self.evaluates, server) if self.answers == "server" else own

@@ -65,6 +65,9 @@ class FedSelect(Algorithm):
     def _nothing(self, params: Params) -> Params:
         return tree.prefixed({n: torch.zeros_like(params[n], dtype=torch.bool) for n in self._weights()}, "mask")
 
+    def init_coverage(self, params: Params) -> Params:
+        return {n: torch.ones_like(params[n]) for n in self._weights()}
+
     def init_known(self, params: Params, ids: Tensor) -> Params:
         return tree.stack(self._nothing(params), len(ids))
 

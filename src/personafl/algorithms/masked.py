@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, Probe, Turn, setting
 from personafl.core.errors import UserError
@@ -57,6 +59,9 @@ class MaskedTraining(Algorithm):
     def first_masks(self, params: Params) -> Params:
         """The largest weights of the common initial model."""
         return {n: masks.top_k(params[n].abs()[None], k)[0] for n, k in self.budget().items()}
+
+    def init_coverage(self, params: Params) -> Params:
+        return {n: torch.ones_like(params[n]) for n in self.budget()}
 
     def masks_of(self, local: Local) -> Params:
         return tree.under(local.fixed, "mask")

@@ -284,6 +284,10 @@ class Algorithm:
         """What the server knows of clients before they first take part: `[C, ...]`, by default nothing."""
         return {}
 
+    def init_coverage(self, params: Params) -> Params:
+        """`coverage` before any upload, by the names of tensors of which clients send some positions only: ones."""
+        return {}
+
     def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
         """What clients keep that join now: what others began with, the received model in the initial one's place."""
         return self.init_clients(params | tree.select(tree.values(down.shared), self.info.shapes), ids)
@@ -347,6 +351,14 @@ class Algorithm:
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""
         return {n: self.approach(old, (sums[n] / sums["count/weight"]).to(old.dtype)) for n, old in server.items()}
+
+    def coverage(self, sums: Params) -> Params:
+        """How much of all clients' weight stands behind each position of the means just taken, in [0, 1].
+
+        Of tensors of which clients send some positions only; of truth values, where it is all or nothing.
+        """
+        total = sums["count/weight"].clamp(min=torch.finfo(torch.float64).tiny)
+        return {n: t / total for n, t in tree.under(sums, "covered").items()}
 
     def notes(self, server: Params) -> dict[str, float]:
         """Numbers of the server's state worth a place in the record of a round."""

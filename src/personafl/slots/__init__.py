@@ -15,5 +15,6 @@ WEIGHTS["cowa"] = Contribution.around
 WEIGHTS["cowa-gradient"] = partial(Contribution.around, prediction=False)
 WEIGHTS["cowa-prediction"] = partial(Contribution.around, gradient=False)
 WEIGHTS["cowa-server"] = partial(Contribution.around, at_server=True)
+WEIGHTS["cowa-literal"] = partial(Contribution.around, literal=True)
 INHERIT["hpm"] = Inherit
 INFERENCE["adaptive"] = Adaptive()

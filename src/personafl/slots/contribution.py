@@ -4,23 +4,29 @@
 Client n counts
 
     Gamma_n = G_n + P_n,    alpha_n = Gamma_n / sum Gamma
-    G_n = 1 - cos(delta_n, dbar)     how far its update points away from the others'
-    P_n = CE of w_{-n} on its data   how badly the others' model explains its examples
+    G_n = 1 - cos(delta_n, dbar_{-n})    how far its update points away from the others'
+    P_n = CE of w_{-n} on its data       how badly the others' model explains its examples
 
-Here `lagged` (the default): the others' move dbar = (D - alpha_n delta_n') / (1 - alpha_n) is taken from the server's
-move D since the client last took part, with the update delta_n' it then sent, for D contains that one and not the
-present delta_n, which the paper's indices would subtract; w_{-n} = (w - alpha_n w_n) / (1 - alpha_n) likewise. So the
-client works both out by itself and the server needs sums only. `server` compares the present uploads with each other,
-for which it must hold all of them. Scores are taken over the positions the client shares; where a method sends only
-part of the model, w_{-n} has the client's own weights elsewhere. In a client's first session G_n is 1 and w_{-n} the
-received model. Where positions are averaged over those who share them, alpha_n is the client's share of the whole and
-lagged is an approximation; `server` is exact there.
+w_{-n} is what the newest aggregation would have given without client n's upload. With s the client's share of the mean
+of a position, w_n its upload, w' the model before that aggregation and eta the server's rate,
+
+    w_{-n} = (w - s (w' + eta (w_n - w'))) / (1 - s),    w' where nobody else sent the position (s = 1)
+
+which the client works out by itself, so that the server needs sums only. s is alpha_n where all clients send a
+position. Where they send different ones (CO-PFL, DM-PFL, FedSelect, FedDST) it is alpha_n over the weight of those who
+did, and that weight travels to the clients whose upload is in w. After a pause none is, and w_{-n} = w.
+
+Here `lagged` (the default): dbar_{-n} = w'_n - w_{-n}, the others' move since client n last began a session, from w'_n.
+It leaves out the update which the client then sent and w contains, not the present delta_n, which the paper's indices
+would subtract (`literal`). `server` compares the present uploads with each other, for which it must hold all of them.
+Scores are taken over the positions the client shares; where a method sends only part of the model, w_{-n} has the
+client's own weights elsewhere. In a client's first session G_n is 1 and w_{-n} the received model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -29,7 +35,7 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Local, Play, Survey
 from personafl.core.errors import UserError
-from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Sweep, Task, per_example
+from personafl.core.types import Batch, Download, Masked, Model, Params, Payload, Round, Sweep, Task, per_example
 from personafl.slots.wrapper import Part
 
 
@@ -42,6 +48,7 @@ class Contribution(Part):
     gradient: bool = True  # whether G_n counts
     prediction: bool = True  # whether P_n counts
     at_server: bool = False  # whether the server compares the present uploads
+    literal: bool = False  # whether Eq. 8 subtracts the present update, as printed
 
     @classmethod
     def around(cls, base: Algorithm, **settings: object) -> Self:
@@ -52,11 +59,23 @@ class Contribution(Part):
     def needs_uploads(self) -> bool:
         return self.at_server or super().needs_uploads()
 
-    # State: the sum of scores of every round, each client's last score, and what a client last sent and saw
+    @cached_property
+    def _averaged(self) -> list[str]:
+        held = self.base.init_server({n: torch.zeros(s) for n, s in self.info.shapes.items()})
+        return [n for n in super().shared() if n in held]
+
+    def shared(self) -> list[str]:
+        """The parameters that travel and that the server averages; FedPAC's heads are mixed for each client instead."""
+        return self._averaged
+
+    # State: the sum of scores of every round, which round's uploads are in the server's model and with how much weight
+    # behind each position, each client's last score, and what a client last sent and saw
 
     def init_server(self, params: Params) -> Params:
         totals = torch.zeros(self.setup.training.num_rounds + 1, dtype=torch.float64, device=_like(params).device)
-        return super().init_server(params) | self.own({"totals": totals})
+        newest = torch.full((), -1, dtype=torch.int64, device=totals.device)
+        weight = tree.prefixed(self.base.init_coverage(params), "coverage")
+        return super().init_server(params) | self.own({"totals": totals, "newest": newest} | weight)
 
     def init_known(self, params: Params, ids: Tensor) -> Params:
         last = torch.full((len(ids),), -1, dtype=torch.int64, device=_like(params).device)
@@ -85,10 +104,21 @@ class Contribution(Part):
         return torch.where((last >= 0) & (total > 0), score / total.clamp(min=torch.finfo(total.dtype).tiny), first)
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
-        down = super().download(server, known, rnd)
-        share = self._share(server, known, 0.0) * self.setup.training.server_lr  # of the model it then helped to make
-        mine: Payload = {f"{self.prefix}/share": share}
-        return replace(down, own=down.own | mine)
+        down, last = super().download(server, known, rnd), self.mine(known)["round"]
+        inside = (last >= 0) & (last == self.mine(server)["newest"])  # whose upload is in the server's model
+        shared: Payload = {}
+        own: Payload = {"share": torch.where(inside, self._share(server, known, 0.0), 0)}
+        received = tree.masks(down.shared | down.own)
+        for n, weight in tree.under(self.mine(server), "coverage").items():
+            if weight.dtype == torch.bool:
+                shared[f"coverage/{n}"] = weight
+                continue
+            some = (weight > 0) & (weight < 1)  # not all clients sent these positions
+            if not some.any():
+                continue
+            rows = (some & received[n] if n in received else some).expand(len(last), *weight.shape)
+            own[f"coverage/{n}"] = Masked(weight.expand_as(rows), rows & tree.column(inside, rows))
+        return Download(down.shared | tree.prefixed(shared, self.prefix), down.own | tree.prefixed(own, self.prefix))
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
         local, sent = super().start(kept, down, rnd), tree.values(down)
@@ -96,34 +126,36 @@ class Contribution(Part):
         masks = tree.masks(down)
         got = {n: masks.get(n, torch.ones_like(t, dtype=torch.bool)) for n, t in begin.items() if n in sent}
         now = {n: torch.where(m, sent[n], begin[n]) for n, m in got.items()}  # its own where the server sent nothing
-        mine = self.mine(kept) | tree.prefixed(begin, "begin") | tree.prefixed(now, "now") | tree.prefixed(got, "got")
-        share = sent[f"{self.prefix}/share"]
+        share, had = sent[f"{self.prefix}/share"], self.mine(kept)
+        mine = {n: t for n, t in had.items() if n.startswith(("received/", "had/"))} | {"round": had["round"]}
+        mine |= tree.prefixed(begin, "begin") | tree.prefixed(now, "now") | tree.prefixed(got, "got")
+        mine |= tree.prefixed(self._others(had, now, got, share, tree.under(down, f"{self.prefix}/coverage")), "others")
         mine |= {"share": share, "loss": torch.ones_like(share)}
         return replace(local, fixed=local.fixed | self.own(mine))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
-        plays = super().turns(local, rnd)
-        return [Survey(self._others_loss(rnd), self._noted), *plays] if self.prediction and rnd.stage.up else plays
-
-    def _others_loss(self, rnd: Round) -> Callable[[Task, Local, Batch], Params]:
-        def measure(task: Task, local: Local, batch: Batch) -> Params:
-            out = task.model(local.params | self._others(self.mine(local.fixed), rnd), batch.x, batch.valid)
-            loss = batch.mean(per_example(task.criterion, out, batch.y))
-            return {"loss": loss * batch.count, "count": batch.count}
-
-        return measure
-
-    def _others(self, mine: Params, rnd: Round) -> Params:
-        """w_{-n}: the received model without what the client added to it in the round before."""
-        share, now, got = mine["share"], tree.under(mine, "now"), tree.under(mine, "got")
-        sent, where = tree.under(mine, "sent"), tree.under(mine, "where")
-        just = (mine["round"] == rnd.number - 1) & (share < 1)
-        share = torch.where(just, share, 0)
+    def _others(self, mine: Params, now: Params, got: Params, share: Tensor, coverage: Payload) -> Params:
+        """w_{-n}: the newest aggregation without the client, from what it kept (`mine`) and received."""
+        eta = self.setup.training.server_lr
+        before, had, sent, where = (tree.under(mine, p) for p in ("received", "had", "sent", "where"))
         out = {}
         for n, w in now.items():
-            a = tree.column(share, w).to(w.dtype)
-            out[n] = torch.where(where[n] & got[n], (w - a * sent[n]) / (1 - a), w)
+            s = torch.where(where[n] & got[n], _share_of(share, coverage.get(n), w), 0)
+            alike = before[n] + eta * (sent[n] - before[n])  # what the client alone would have made of the model
+            rest = _less(w, s, alike, before[n])
+            # A client that was not sent the old value takes it for the others'; its own goes out all the same.
+            apart = _less(w, eta * s, sent[n], w)
+            out[n] = torch.where(s > 0, torch.where(had[n], rest, apart), w)
         return out
+
+    def turns(self, local: Local, rnd: Round) -> list[Play]:
+        plays = super().turns(local, rnd)
+        return [Survey(self._others_loss, self._noted), *plays] if self.prediction and rnd.stage.up else plays
+
+    def _others_loss(self, task: Task, local: Local, batch: Batch) -> Params:
+        others = tree.under(self.mine(local.fixed), "others")
+        out = task.model(local.params | others, batch.x, batch.valid)
+        loss = batch.mean(per_example(task.criterion, out, batch.y))
+        return {"loss": loss * batch.count, "count": batch.count}
 
     def _noted(self, local: Local, sums: Params) -> Local:
         return replace(local, fixed=local.fixed | self.own({"loss": sums["loss"] / sums["count"]}))
@@ -147,19 +179,18 @@ class Contribution(Part):
         return {n: torch.where(where[n], w - local.params[n], 0) for n, w in begin.items()}
 
     def _turned(self, mine: Params, update: Params, where: Params) -> Tensor:
-        """G_n, lagged: 1 in a client's first session."""
-        share = mine["share"]
-        now, got = tree.under(mine, "now"), tree.under(mine, "got")
-        before, had, sent, sent_at = (tree.under(mine, p) for p in ("received", "had", "sent", "where"))
-        alone = (mine["round"] < 0) | (share >= 1)
-        others, compared = {}, {}
-        for n, w in now.items():
-            a = tree.column(torch.where(alone, 0, share), w).to(w.dtype)
+        """G_n by what the client knows: 1 in its first session."""
+        got, before, had, others = (tree.under(mine, p) for p in ("got", "received", "had", "others"))
+        first, share = mine["round"] < 0, mine["share"]
+        moved, compared = {}, {}
+        for n, rest in others.items():
             seen = where[n] & got[n] & had[n]
-            old = torch.where(sent_at[n], before[n] - sent[n], 0)  # the update it sent then
-            others[n] = torch.where(seen, before[n] - w - a * old, 0)  # over 1 - a, which turns no vector
+            if self.literal:  # the server's move less alpha_n delta_n; to divide by 1 - alpha_n turns no vector
+                part = self.setup.training.server_lr * tree.column(share, rest).to(rest.dtype)
+                rest = mine[f"now/{n}"] + part * update[n]
+            moved[n] = torch.where(seen, before[n] - rest, 0)
             compared[n] = torch.where(seen, update[n], 0)
-        return torch.where(alone, 1.0, _apart(compared, others))
+        return torch.where(first | (share >= 1) if self.literal else first, 1.0, _apart(compared, moved))
 
     def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
         new = super().keep(kept, local, rnd)
@@ -182,11 +213,17 @@ class Contribution(Part):
             return score
         share = self._share(server, known, 1 / len(examples))
         update, masks = self.updates(server, upload), tree.masks(upload)
+        coverage = tree.under(self.mine(server), "coverage")
         others = {}
         for n, t in update.items():
-            mine = t * tree.column(share, t).to(t.dtype)
-            rest = mine.sum(0) - mine
-            others[n] = torch.where(masks[n], rest, 0) if n in masks else rest
+            weight = tree.column(share, t)
+            if (m := masks.get(n)) is not None:
+                everybody = n in coverage and coverage[n].dtype == torch.bool
+                weight = weight * (m & m.all(0) if everybody else m)
+            mine, rest = t * weight.to(t.dtype), weight.sum(0) - weight
+            found = rest > torch.finfo(t.dtype).eps ** 0.5 * weight.sum(0)
+            mean = (mine.sum(0) - mine) / torch.where(found, rest, 1).to(t.dtype)
+            others[n] = torch.where(found if m is None else found & m, mean, 0)
         return score + _apart(update, others)
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
@@ -197,9 +234,17 @@ class Contribution(Part):
         return super().remember(known, upload, weights, rnd) | self.own({"score": weights, "round": last})
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
-        totals = self.mine(server)["totals"].clone()
+        mine = self.mine(server)
+        totals, newest = mine["totals"].clone(), torch.full_like(mine["newest"], rnd.number)
         totals[rnd.number] = self.mine(sums)["total"]
-        return super().aggregate(server, sums, rnd) | self.own({"totals": totals})
+        found, coverage = self.base.coverage(self.theirs(sums)), {}
+        for n, old in tree.under(mine, "coverage").items():
+            weight = found.get(n, torch.ones_like(old))
+            if old.dtype != torch.bool:
+                weight = torch.where(weight > 1 - 1e-12, 1, weight)  # sums of the same terms may differ by rounding
+            coverage[f"coverage/{n}"] = weight.to(old.dtype)
+        new = {"totals": totals, "newest": newest} | coverage
+        return super().aggregate(server, sums, rnd) | self.own(new)
 
     # It changes no model, so prediction is the method's.
 
@@ -211,6 +256,21 @@ class Contribution(Part):
 
     def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
         return self.base.predict(model, deployed, x)
+
+
+def _share_of(share: Tensor, coverage: Tensor | Masked | None, like: Tensor) -> Tensor:
+    """Each client's share of the mean of each position `[C, ...]`, from its share of all weight `[C]`."""
+    whole = tree.column(share, like).to(like.dtype)
+    if isinstance(coverage, Masked):
+        return whole / torch.where(coverage.mask, coverage.values, 1)
+    return whole.expand_as(like) if coverage is None else torch.where(coverage, whole, 0)
+
+
+def _less(mean: Tensor, share: Tensor, part: Tensor, alone: Tensor) -> Tensor:
+    """A mean without the part that has this share of it; `alone` where what is left is lost in rounding."""
+    left = 1 - share
+    found = left > torch.finfo(mean.dtype).eps ** 0.5
+    return torch.where(found, (mean - share * part) / torch.where(found, left, 1), alone)
 
 
 def _apart(a: Params, b: Params) -> Tensor:

@@ -77,6 +77,9 @@ class Part(Algorithm):
     def init_known(self, params: Params, ids: Tensor) -> Params:
         return self.base.init_known(params, ids)
 
+    def init_coverage(self, params: Params) -> Params:
+        return self.base.init_coverage(params)
+
     def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
         return self.base.newcomer(params, Download(self.theirs_of(down.shared), self.theirs_of(down.own)), ids)
 
@@ -112,6 +115,9 @@ class Part(Algorithm):
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         return server | self.base.aggregate(self.theirs(server), self.theirs(sums), rnd)
+
+    def coverage(self, sums: Params) -> Params:
+        return self.base.coverage(self.theirs(sums))
 
     def personal(self, kept: Params, down: Payload) -> Params:
         return self.base.personal(self.theirs(kept), self.theirs_of(down))
