@@ -1,19 +1,23 @@
-"""The same numbers wherever they lie in memory."""
+"""The same numbers wherever they lie in memory, and however many threads compute them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import personafl
-from personafl import ALGORITHMS, FedAvg, StackedModel
+from personafl import ALGORITHMS, Algorithm, Ditto, Evaluation, FedAvg, Simulation, StackedModel
 from personafl.core import tree, wire
 from personafl.core.types import Params
-from tests import checks
+from personafl.models import MODELS
+from personafl.sim import layout
+from tests import checks, worlds
 from tests.memory import ALIGNED, misalign_files, misaligned
 
 RECIPE: dict[str, Any] = {
@@ -88,3 +92,94 @@ def test_what_arrives_lies_where_pytorch_allocates() -> None:
     found = tree.values(wire.unpack(wire.pack(sent)))  # type: ignore[arg-type]
     checks.assert_agree(found, sent)
     assert all(t.data_ptr() % ALIGNED == 0 for t in found.values())
+
+
+# Threads
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 20, num_layers=2, batch_first=True), nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(x.squeeze(1))[0][:, -1])
+        return out
+
+
+def normed() -> nn.Module:
+    """Batch norm behind a convolution, and one behind a linear layer."""
+    conv = (nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*conv, nn.Linear(8 * 36, 50), nn.BatchNorm1d(50), nn.ReLU(), nn.Linear(50, 3))
+
+
+def stacking() -> nn.Module:
+    """All that runs as one stack: linear layers, norms, dropout."""
+    first = (nn.Flatten(), nn.Linear(64, 210), nn.LayerNorm(210), nn.Sigmoid(), nn.Dropout(0.2))
+    return nn.Sequential(*first, nn.Linear(210, 70), nn.BatchNorm1d(70), nn.Tanh(), nn.Linear(70, 3))
+
+
+BUILDS: dict[str, Callable[[], nn.Module]] = {
+    "cnn": lambda: MODELS["small-cnn"].build((1, 8, 8), 3),
+    "lstm": Recurrent,
+    "batch norm": normed,
+    "stack": stacking,
+}
+
+
+def everything(sim: Simulation) -> dict[str, np.ndarray[Any, Any]]:
+    """All numbers of a simulation."""
+    parts = {"server": sim.server, "kept": checks.everyone(sim), "known": sim.known.gather(sim.everybody)}
+    held = {f"{where} {n}": t.numpy() for where, part in parts.items() for n, t in part.items()}
+    return held | sim.evaluations()
+
+
+def assert_the_same(one: Simulation, other: Simulation, about: object) -> None:
+    """To the last bit, but for times."""
+    rows = [[tree.exclude(row, ("seconds",)) for row in sim.rows] for sim in (one, other)]
+    assert rows[0] == rows[1], about
+    a, b = everything(one), everything(other)
+    assert a.keys() == b.keys()
+    assert not [n for n in a if a[n].tobytes() != b[n].tobytes()], about
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto()], ids=lambda a: a.called)
+def test_every_kind_of_layer_is_the_same_with_one_thread_and_with_several(
+    kind: str, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "SMALL", 0.0)
+    fed = worlds.federation("cnn", sizes=(400, 30, 90, 8))
+    torch.manual_seed(0)
+    model = StackedModel(BUILDS[kind](), fed.source.x[:2])
+    training = worlds.training(num_rounds=2, join_ratio=0.75, batch_size=40, precision="float32")
+    done = []
+    for n in (1, 2, 5):
+        with layout.threads(n):
+            sim = Simulation(fed, model, algorithm, training, Evaluation(eval_every=1, draws=1, degrees=(1.0,)))
+            sim.run()
+        assert max(sim.layout.threads, sim.layout.workers) == n
+        done.append(sim)
+    for other in done[1:]:
+        assert_the_same(done[0], other, other.threads)
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend, self.head = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.squeeze(1)
+        out: Tensor = self.head(self.attend(rows, rows, rows)[0].mean(1))
+        return out
+
+
+def test_modules_that_draw_for_themselves_run_on_all_threads() -> None:
+    """One client at a time: PyTorch has one generator. Their results may depend on the number of threads."""
+    model = StackedModel(Attending(), worlds.federation("cnn").source.x[:2])
+    assert not model.parallel
+    with layout.threads(2):
+        sim = worlds.simulation(FedAvg(), "cnn", model=model)
+    assert (sim.layout.workers, sim.layout.operations) == (1, 2)
+    sim.run()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from personafl.core import batches
 from personafl.core.types import Criterion, Evaluation, Examples, Params
 from personafl.data.federated import Split
 from personafl.data.shift import Shift
@@ -91,11 +92,32 @@ def _global(sim: Simulation, common: Params, ids: Tensor) -> list[Tensor]:
         flat, sizes = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)]), count.tolist()
     else:
         sizes = [len(flat)]
-    data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
-    with products(sim.training.precision):
-        (row,) = scores(sim.algorithm.common_answer, sim.task, common, data, sim.layout.activations)
+    answer = sim.algorithm.common_answer
+    if flat.is_cuda:
+        data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
+        with products(sim.training.precision):
+            row = scores(answer, sim.task, common, data, sim.layout.activations)[0]
+    else:
+        row = torch.cat(_in_blocks(sim, common, flat))
     found = list(torch.split(row, sizes))
     return sim.placement.together(ids, portable(sim, found)) if split else found
+
+
+def _in_blocks(sim: Simulation, common: Params, rows: Tensor) -> list[Tensor]:
+    """Scores of the server's model on these rows, in blocks that are laid over the machine as clients are."""
+    source = sim.federation.source
+    blocks = -(-len(rows) // batches.SWEEP)
+    count = torch.full((blocks,), batches.SWEEP)
+    count[-1] = len(rows) - (blocks - 1) * batches.SWEEP
+    padded = torch.nn.functional.pad(rows, (0, blocks * batches.SWEEP - len(rows))).view(blocks, -1)
+
+    def work(model: StackedModel, part: Tensor) -> list[Tensor]:
+        task = dataclasses.replace(sim.task, model=model)
+        data = Examples(source.x, source.y, padded[part], count[part], part)
+        own = {n: t.expand(len(part), *t.shape[1:]) for n, t in common.items()}
+        return scores(sim.algorithm.common_answer, task, own, data, sim.layout.activations)
+
+    return [found for part in sim.each(torch.arange(blocks), work) for found in part]
 
 
 def of_run(sim: Simulation) -> final.Arrays:

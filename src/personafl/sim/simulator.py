@@ -7,6 +7,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -131,6 +132,7 @@ class Simulation:
         method of the same federation, evaluation and seed.
         """
         self.ranks, self.clock = ranks or Alone(), clock or NoClock()
+        self.threads = torch.get_num_threads()  # as many as PyTorch had when the simulation was made
         self.evaluation = evaluation or Evaluation()
         shifts.check(self.evaluation, federation.source)
         self.device = torch.device(device)
@@ -180,7 +182,9 @@ class Simulation:
         self.known = Store(unknown, homes[1], device=self.device, expected=rows)
         held = sum(t.numel() * t.element_size() for t in (*kept.values(), *known.values()))
         sizes = self.federation.sizes("train")
-        self.layout = layout.choose(self.model, self.training, self.device, sizes, chunk, kept=held, room=room)
+        self.layout = layout.choose(
+            self.model, self.training, self.device, sizes, chunk, kept=held, room=room, threads=self.threads
+        )
 
     # Who
 
@@ -229,6 +233,10 @@ class Simulation:
         with layout.products(self.training.precision):
             yield from layout.each(dataclasses.replace(self.layout, threads=threads), self.model, ids, work)
 
+    def alone(self) -> AbstractContextManager[None]:
+        """One thread for what is computed outside of stacks too: no number may depend on how many there are."""
+        return layout.threads(self.layout.operations)
+
     def _steps(self, ids: Tensor) -> Tensor:
         """Minibatches of an epoch of these clients."""
         if self.training.local_steps:
@@ -244,6 +252,10 @@ class Simulation:
 
     def step(self) -> Row:
         """Play the next stage."""
+        with self.alone():
+            return self._step()
+
+    def _step(self) -> Row:
         self.clock.lap()
         begun = time.perf_counter()
         stage = self.schedule[self.played]
@@ -432,15 +444,18 @@ class Simulation:
 
     def evaluate(self) -> Row:
         """Accuracy of the personal models and of the global one, over clients."""
-        return scoring.after_round(self, [])
+        with self.alone():
+            return scoring.after_round(self, [])
 
     def evaluations(self) -> final.Arrays:
         """The scores of all scored clients under all that was asked for; `evaluation/final.py` has the names."""
-        return scoring.of_run(self)
+        with self.alone():
+            return scoring.of_run(self)
 
     def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""
-        return scoring.newcomers(self, found)
+        with self.alone():
+            return scoring.newcomers(self, found)
 
     def clients_table(self, found: final.Arrays | None = None) -> tuple[list[Row], Row | None]:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
