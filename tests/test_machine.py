@@ -143,6 +143,22 @@ def assert_the_same(one: Simulation, other: Simulation, about: object) -> None:
     assert not [n for n in a if a[n].tobytes() != b[n].tobytes()], about
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_a_run_is_the_same_with_one_thread_and_with_several(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five are more than the clients of a cohort, who are four."""
+    monkeypatch.setattr(layout, "SMALL", 0.0)  # else products this small stay on one thread
+    methods = ("fedavg", "ditto", "dm-pfl-plus", "fedpews", "fedpac", "fml", "co-pfl")
+    one, several = (personafl.run(recipe(*methods), threads=n) for n in (1, threads))
+    for label in methods:
+        sims = one[label].simulation, several[label].simulation
+        assert (sims[0].layout.threads, sims[1].layout.threads) == (1, threads)
+        assert_the_same(*sims, label)
+        x = sims[0].federation.source.x[:300]
+        for c in (0, 5):
+            assert torch.equal(one[label].client(c).predict(x), several[label].client(c).predict(x)), label
+    assert torch.get_num_threads() == 1  # as before
+
+
 @pytest.mark.parametrize("kind", BUILDS)
 @pytest.mark.parametrize("algorithm", [FedAvg(), Ditto()], ids=lambda a: a.called)
 def test_every_kind_of_layer_is_the_same_with_one_thread_and_with_several(
@@ -162,6 +178,18 @@ def test_every_kind_of_layer_is_the_same_with_one_thread_and_with_several(
         done.append(sim)
     for other in done[1:]:
         assert_the_same(done[0], other, other.threads)
+
+
+def test_a_summary_tells_the_number_of_threads() -> None:
+    found = personafl.run(recipe("fedavg"), threads=3)["fedavg"].summary["environment"]
+    assert found["threads"] == 3
+    assert found["hardware"].endswith(", 3 threads")
+    assert personafl.run(recipe("fedavg"))["fedavg"].summary["environment"]["threads"] == 1  # as PyTorch has it
+
+
+def test_less_than_one_thread_is_refused() -> None:
+    with pytest.raises(ValueError, match="--threads 0: must be at least 1"):
+        personafl.run(recipe("fedavg"), threads=0)
 
 
 class Attending(nn.Module):
