@@ -1,8 +1,27 @@
-"""One thread per test process: small tensors gain nothing from more, and processes run side by side."""
+"""One thread per test process: small tensors gain nothing from more, and processes run side by side.
+
+PERSONAFL_TEST_MISALIGNED=56 lets all that tests read from safetensors files begin 56 bytes behind a multiple of 64.
+"""
 
 import os
+from collections.abc import Iterator
 
+# Threads of tests that ask for some sleep while they wait: on a busy machine they would take each other's turns.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ["PERSONAFL_OFFLINE"] = "1"
+
+import pytest
 import torch
 
+from tests.memory import misalign_files
+
 torch.set_num_threads(1)
-os.environ["PERSONAFL_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _misaligned_files() -> Iterator[None]:
+    by = int(os.environ.get("PERSONAFL_TEST_MISALIGNED", "0"))
+    with pytest.MonkeyPatch.context() as patch:
+        if by:
+            misalign_files(patch, by)
+        yield

@@ -87,13 +87,16 @@ def test_threads_share_out_the_time_that_passes(ticks: Ticks) -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])  # in one stack, and in threads
 def test_the_parts_are_the_time_of_a_run(kind: str) -> None:
-    begun = time.perf_counter()
+    before = time.perf_counter()
     clock = Clock()
+    begun = time.perf_counter()
     sim = worlds.simulation(Ditto(), kind, clock=clock)
     sim.run()
+    done = time.perf_counter()
     found = clock.report()
-    passed = time.perf_counter() - begun
-    assert sum(found["parts"].values()) == pytest.approx(found["seconds"]) == pytest.approx(passed, rel=0.01)
+    passed = time.perf_counter() - before
+    assert (done - begun) * (1 - 1e-9) <= found["seconds"] <= passed * (1 + 1e-9)  # a sum of many times is rounded
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
     assert found["parts"].keys() == PARTS.keys()
     assert all(found["parts"][n] > 0 for n in ("training", "data", "evaluation", "aggregation", "store", "wire"))
     for row, lap in zip(sim.rows, found["rounds"], strict=True):

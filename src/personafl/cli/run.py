@@ -27,6 +27,7 @@ def run(
     profile: Annotated[bool, typer.Option("--profile", help="Tell where the time went.")] = False,
     store: Annotated[str, typer.Option(help="What clients keep: auto, device, host or disk.")] = "auto",
     memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory to use, in GiB.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of each process; default as PyTorch has it.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON and nothing else.")] = False,
 ) -> None:
@@ -41,7 +42,7 @@ def run(
         experiment.checked(folder)
     numbers = _seeds(seeds)
     with _Watch(chosen, numbers, silent=quiet or as_json or not first()) as watch:
-        where: dict[str, Any] = {"device": device, "store": store, "memory": memory}
+        where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads}
         result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
     if not first():
         return

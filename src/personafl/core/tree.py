@@ -50,6 +50,15 @@ def take(tree: Mapping[str, Tensor], rows: slice | Tensor) -> Params:
     return {n: t[rows] for n, t in tree.items()}
 
 
+def copied(tree: Mapping[str, Tensor]) -> Params:
+    """The same numbers, each tensor in memory PyTorch allocated for it alone.
+
+    Where a matrix begins in memory may decide in which order its products are summed, on some CPUs. What is read from
+    a file or cut out of a larger tensor may begin anywhere.
+    """
+    return {n: t.clone(memory_format=torch.contiguous_format) for n, t in tree.items()}
+
+
 def rows(tree: Mapping[str, Tensor]) -> int:
     """How many clients a stacked tree holds."""
     return next(iter(tree.values())).shape[0]

@@ -204,13 +204,14 @@ class _Reader:
         return int(struct.unpack(form, self.take(struct.calcsize(form), what))[0])
 
     def values(self, count: int, dtype: torch.dtype, name: str) -> Tensor:
-        raw = bytearray(self.take(_length(count, dtype), f"{name}: values"))
+        raw = self.take(_length(count, dtype), f"{name}: values")
         if dtype == torch.bool:
             bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")
             if bits[count:].any():
                 raise WireError(f"{name}: bits are set behind the last truth value")
             return torch.from_numpy(bits[:count].astype(bool))
-        out = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        out = torch.empty(count, dtype=dtype)  # PyTorch's own memory: products may depend on how factors are aligned
+        out.view(torch.uint8).numpy()[:] = np.frombuffer(raw, np.uint8)
         if dtype.is_floating_point and not torch.isfinite(out).all():
             raise WireError(f"{name}: not all values are finite")
         return out

@@ -31,7 +31,8 @@ def environment(sim: Simulation) -> dict[str, Any]:
     gpu = sim.device.type == "cuda"
     return {
         "device": str(sim.device),
-        "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{cpu()}, {torch.get_num_threads()} threads",
+        "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{cpu()}, {sim.threads} threads",
+        "threads": sim.threads,
         "torch": torch.__version__,
         "version": __version__,
         "commit": _commit(),

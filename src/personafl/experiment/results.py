@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from personafl import config
 from personafl.config import ConfigError, Method, Recipe
-from personafl.core import batches
+from personafl.core import batches, tree
 from personafl.core.errors import UserError
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
@@ -27,6 +27,7 @@ from personafl.data.corrupted import whole
 from personafl.evaluation import final, report
 from personafl.experiment.folder import SPLIT, begin, claimed
 from personafl.experiment.making import federation, simulation, source
+from personafl.models import StackedModel
 from personafl.sim import profile
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Row, Simulation
@@ -43,10 +44,17 @@ class Client:
     def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
         """Outputs `[B, K]` for inputs `[B, ...]`, by the rule of the client's method."""
         sim = self.simulation
-        batch = torch.as_tensor(x).to(sim.device)
+        # A copy: the answer depends on the numbers, not on how they lie in memory.
+        batch = torch.as_tensor(x).to(sim.device).clone(memory_format=torch.contiguous_format)
         batch = batches.inputs(batch, next(iter(sim.model.initial.values())).dtype)
-        with torch.no_grad():
-            return sim.algorithm.predict(sim.model, self.deployed, batch[None])[0].cpu()
+        whole = sim.model.looks_at_batches or sim.device.type == "cuda"
+        blocks = torch.split(batch, max(len(batch), 1) if whole else batches.SWEEP)
+
+        @torch.no_grad()
+        def work(model: StackedModel, part: Tensor) -> list[Tensor]:
+            return [sim.algorithm.predict(model, self.deployed, blocks[i][None])[0] for i in part.tolist()]
+
+        return torch.cat([out for part in sim.each(torch.arange(len(blocks)), work) for out in part]).cpu()
 
     @property
     def module(self) -> nn.Module:
@@ -82,7 +90,8 @@ class MethodResult:
         if sim.placement.owners is not None and sim.ranks.rank not in (0, int(sim.placement.owners[id])):
             raise UserError(f"client {id}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
         ready = sim.ready if id < sim.federation.num_clients else sim.joined
-        return Client(id, sim, ready(sim.model, torch.tensor([id])))
+        (deployed,) = sim.each(torch.tensor([id]), ready)
+        return Client(id, sim, deployed)
 
     def save(self, folder: Path) -> None:
         """Write what `Result.load` needs and people read."""
@@ -216,7 +225,7 @@ def _loaded(
                 f"{recipe.data.dataset!r} or data.partition={recipe.data.partition!r} names has changed since"
             )
     sim = simulation(recipe.with_seed(summary["seed"]), method, fed=fed, machine=Machine(device=device))
-    sim.server = load_file(path / "checkpoint" / "server.safetensors", device=device)
+    sim.server = tree.copied(load_file(path / "checkpoint" / "server.safetensors", device=device))
     sim.store, sim.known = (
         _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))
     )

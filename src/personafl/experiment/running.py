@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core.errors import UserError
@@ -20,7 +22,7 @@ from personafl.experiment.machine import chosen_device, environment
 from personafl.experiment.making import model, resolved, simulation, source
 from personafl.experiment.results import MethodResult, Result, write_reports
 from personafl.models import StackedModel
-from personafl.sim import profile, ranks
+from personafl.sim import layout, profile, ranks
 from personafl.sim.layout import temporary
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Row, Simulation
@@ -42,23 +44,27 @@ def run(
     timed: bool = False,
     store: str = "auto",
     memory: float | None = None,
+    threads: int | None = None,
 ) -> Result:
     """Run a recipe (a path, a shipped name, a dict; None: the demo) and return its results.
 
     With `out`, a run folder is written as the run goes on. `timed` keeps account of where the time goes. Processes
     that `torchrun` started share the work; the first of them writes, watches and ends up with every client's model.
     `store` (auto, device, host, disk) and `memory` (GiB) are `Simulation`'s; on disk, rows are in the run folder.
+    `threads` are those of each process, by default as many as PyTorch has; the results do not depend on them.
     """
     if store not in STORES:
         raise ConfigError(f"--store {store}: possible are {', '.join(STORES)}")
     if memory is not None and not memory > 0:
         raise ConfigError(f"--memory {memory:g}: must be greater than 0")
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--threads {threads}: must be at least 1")
     if not isinstance(recipe, Recipe):
         recipe = config.load(recipe, overrides)
     elif overrides:
         raise UserError("overrides go with a path, a name or a dict, not with a finished Recipe")
     place = ranks.device_of(chosen_device(device))
-    with ranks.joined(place) as world:
+    with layout.threads(threads or torch.get_num_threads()), ranks.joined(place) as world:
         folder = None if out is None or world.rank else checked(out)
         asked = recipe
         data = world.in_turn(lambda: source(asked))

@@ -66,6 +66,7 @@ class Context:
     arithmetic: Arithmetic = "float32"  # of convolutions on a GPU
     channels: Channels = "either"
     tape: list[Taped] | None = None  # linear layers as they run, where their gradients are taken by hand
+    threads: int = 0  # for batched products, where all else runs on one; 0: as PyTorch has it
 
 
 @dataclass(frozen=True)
@@ -108,35 +109,64 @@ class _Linears(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *params: Tensor | None) -> Tensor:
-        *seen, out = _outputs(x, params)
+    def forward(ctx: Any, threads: int, x: Tensor, *params: Tensor | None) -> Tensor:
+        *seen, out = _outputs(x, params, threads)
         ctx.save_for_backward(*seen, *params[::2])
+        ctx.threads = threads
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         depth = len(ctx.saved_tensors) // 2
-        return tuple(gradients(grad, ctx.saved_tensors[:depth], ctx.saved_tensors[depth:], ctx.needs_input_grad))
+        seen, weights = ctx.saved_tensors[:depth], ctx.saved_tensors[depth:]
+        return None, *gradients(grad, seen, weights, ctx.needs_input_grad[1:], ctx.threads)
 
 
-def _outputs(x: Tensor, params: Sequence[Tensor | None]) -> list[Tensor]:
+class _Threads:
+    """Several threads for batched products, never more than matrices, where all else runs on one.
+
+    A thread then works on whole matrices. Where there are more threads than matrices, MKL splits single ones, and
+    their sums would go by the number of threads.
+    """
+
+    def __init__(self, threads: int, matrices: int) -> None:
+        self.count = min(threads, matrices)
+
+    def __enter__(self) -> None:
+        if self.count > 1:
+            torch.set_num_threads(self.count)
+
+    def __exit__(self, *_: object) -> None:
+        if self.count > 1:
+            torch.set_num_threads(1)
+
+
+def _outputs(x: Tensor, params: Sequence[Tensor | None], threads: int) -> list[Tensor]:
     """The input and what each layer makes of it; `params` are a weight and a bias for each."""
     seen = [x]
-    for place in range(0, len(params), 2):
-        weight, bias = params[place], params[place + 1]
-        assert weight is not None
-        out = _product(seen[-1], weight)
-        if bias is not None:
-            out.add_(bias.unsqueeze(1))
-        seen.append(out if place + 2 == len(params) else out.relu_())
+    with _Threads(threads, len(x)):
+        for place in range(0, len(params), 2):
+            weight, bias = params[place], params[place + 1]
+            assert weight is not None
+            out = _product(seen[-1], weight)
+            if bias is not None:
+                out.add_(bias.unsqueeze(1))
+            seen.append(out if place + 2 == len(params) else out.relu_())
     return seen
 
 
 def gradients(
-    grad: Tensor, seen: Sequence[Tensor], weights: Sequence[Tensor], wanted: Sequence[bool]
+    grad: Tensor, seen: Sequence[Tensor], weights: Sequence[Tensor], wanted: Sequence[bool], threads: int
 ) -> list[Tensor | None]:
     """Back through linear layers with ReLU between them: for the input, then a weight and a bias of each, if wanted."""
+    with _Threads(threads, len(grad)):
+        return _back(grad, seen, weights, wanted)
+
+
+def _back(
+    grad: Tensor, seen: Sequence[Tensor], weights: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
     found: list[Tensor | None] = [None] * len(wanted)
     for i in reversed(range(len(seen))):
         if wanted[2 * i + 1]:
@@ -177,11 +207,11 @@ def _together(layers: list[_Linear], x: Tensor) -> Tensor:
     first, last = params[0], params[-2]
     assert first is not None and last is not None
     rows = x.reshape(layers[0].context.count, -1, x.shape[-1]).to(first.dtype)  # [C, B, in]
-    tape = layers[0].context.tape
+    tape, threads = layers[0].context.tape, layers[0].context.threads
     if tape is None:
-        out = cast(Tensor, _Linears.apply(rows, *params))  # type: ignore[no-untyped-call]
+        out = cast(Tensor, _Linears.apply(threads, rows, *params))  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], last.shape[1])
-    *seen, out = _outputs(rows, params)
+    *seen, out = _outputs(rows, params, threads)
     out = out.view(*x.shape[:-1], last.shape[1])
     names = [layer.own.get(n, "") for layer in layers for n in ("weight", "bias")]
     tape.append(Taped(names, seen, cast(list[Tensor], params[::2]), out, out._version))

@@ -120,7 +120,8 @@ class StackedModel:
             return None
         loss, grad = slope(out, batch)
         wanted = [False, *(n in names for n in ran.names)]
-        found = dict(zip(ran.names, gradients(grad, ran.seen, ran.weights, wanted)[1:], strict=True))
+        grads = gradients(grad, ran.seen, ran.weights, wanted, self._context.threads)[1:]
+        found = dict(zip(ran.names, grads, strict=True))
         return loss, {n: cast(Tensor, found[n]) for n in names}
 
     def _taped(
@@ -201,6 +202,15 @@ class StackedModel:
             yield twin
         finally:
             self._twins.append(twin)
+
+    @contextmanager
+    def threaded(self, count: int) -> Iterator[None]:
+        """Take batched products on so many threads, where all else runs on one; 0: as PyTorch has it."""
+        before, self._context.threads = self._context.threads, count
+        try:
+            yield
+        finally:
+            self._context.threads = before
 
     def to(self, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic = "float32") -> StackedModel:
         """Move what is shared by all clients (frozen parameters and constants), and say how products are taken."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from personafl.core import batches
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import Criterion, Evaluation, Examples, Params, Task
 from personafl.data.federated import Federation, Split
@@ -113,11 +114,30 @@ class Evaluator:
             flat, sizes = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)]), count.tolist()
         else:
             sizes = [len(flat)]
-        data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
-        with products(self.training.precision):
-            (row,) = scores(self.algorithm.common_answer, self.task, common, data, self.activations)
+        if flat.is_cuda:
+            data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
+            with products(self.training.precision):
+                row = scores(self.algorithm.common_answer, self.task, common, data, self.activations)[0]
+        else:
+            row = torch.cat(self._in_blocks(common, flat))
         found = list(torch.split(row, sizes))
         return self.placement.together(ids, self._portable(found)) if split else found
+
+    def _in_blocks(self, common: Params, rows: Tensor) -> list[Tensor]:
+        """Scores of the server's model on these rows, in blocks that are laid over the machine as clients are."""
+        source = self.federation.source
+        blocks = -(-len(rows) // batches.SWEEP)
+        count = torch.full((blocks,), batches.SWEEP)
+        count[-1] = len(rows) - (blocks - 1) * batches.SWEEP
+        padded = torch.nn.functional.pad(rows, (0, blocks * batches.SWEEP - len(rows))).view(blocks, -1)
+
+        def work(model: StackedModel, part: Tensor) -> list[Tensor]:
+            task = dataclasses.replace(self.task, model=model)
+            data = Examples(source.x, source.y, padded[part], count[part], part)
+            own = {n: t.expand(len(part), *t.shape[1:]) for n, t in common.items()}
+            return scores(self.algorithm.common_answer, task, own, data, self.activations)
+
+        return [found for part in self.each(torch.arange(blocks), work) for found in part]
 
     # At the end of a run
 

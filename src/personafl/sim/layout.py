@@ -8,6 +8,11 @@ Found by measurement (`benchmarks/cpu.py`), and the same for every method:
 - CPU, everything else: one stack. Small passes run on one thread: a second one gains nothing when the machine
   is quiet, and costs many times the pass when it is not.
 
+On a CPU every operation runs on one thread but for the batched products of a stack, which give each thread whole
+matrices (`models/layers.py`). So the number of threads decides who computes a number, not in which order it is summed,
+and results do not depend on it. The exception are modules that draw random numbers of their own: they run one
+client at a time, on all threads.
+
 And where what clients keep has its home: on the device, in main memory, or in a folder.
 """
 
@@ -47,8 +52,9 @@ class Layout:
 
     chunk: int  # clients per stack
     workers: int  # stacks at a time
-    threads: int  # inside each, in training
+    threads: int  # of batched products, in training
     sweep_threads: int = 1
+    operations: int = 1  # threads of any other operation
     activations: float = PASS  # bytes a sweep may leave on a GPU, if all were kept
 
 
@@ -61,16 +67,19 @@ def choose(
     *,
     kept: int = 0,
     room: float = 0.0,
+    threads: int = 1,
 ) -> Layout:
     """The layout for clients with these numbers of examples; `chunk` fixes the clients per stack.
 
     `kept` are the bytes a client comes with, `room` those that all stacks together may take up (0: a share of what
-    is free).
+    is free). `threads` are there to be used on a CPU.
     """
-    threads = 1 if device.type == "cuda" else torch.get_num_threads()
+    if device.type == "cuda":
+        threads = 1
+    everything = 1 if model.parallel else threads
     if device.type == "cpu" and not model.stacks and not chunk:
         fit = _fitting(model, training, device, sizes, kept, room) if room else threads
-        return Layout(1, min(threads, fit), 1) if model.parallel else Layout(1, 1, threads, threads)
+        return Layout(1, min(threads, fit) if model.parallel else 1, 1, operations=everything)
     info = model.info
     batch = min(training.batch_size, int(sizes.max()))
     chunk = chunk or _fitting(model, training, device, sizes, kept, room)
@@ -78,7 +87,7 @@ def choose(
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
     in_training, in_sweeps = (1 if flops < SMALL else threads for flops in (step, sweep))
-    return Layout(chunk, 1, in_training, in_sweeps, min(PASS, room / 4) if room else PASS)
+    return Layout(chunk, 1, in_training, in_sweeps, everything, min(PASS, room / 4) if room else PASS)
 
 
 def _fitting(
@@ -170,20 +179,21 @@ def each(
     `prepare` runs in the calling thread, `work` perhaps in others.
     """
     chunks = (prepare(ids[i : i + layout.chunk]) for i in range(0, len(ids), layout.chunk))
-    alone = len(ids) <= layout.chunk
-    if layout.workers == 1 or alone:
-        with _threads(layout.threads * layout.workers if alone else layout.threads):
+    for_products = layout.threads if layout.operations == 1 else 0
+    with threads(layout.operations):
+        if layout.workers == 1 or len(ids) <= layout.chunk:
             for part in chunks:
-                yield work(model, part)
-        return
+                with model.threaded(for_products):
+                    done = work(model, part)
+                yield done
+            return
 
-    def job(part: P) -> T:
-        with model.borrowed() as mine:
-            return work(mine, part)
+        def job(part: P) -> T:
+            with model.borrowed() as mine, mine.threaded(for_products):
+                return work(mine, part)
 
-    with _threads(layout.threads):
-        threads = (layout.threads,)  # PyTorch's setting is partly per thread
-        with ThreadPoolExecutor(layout.workers, initializer=torch.set_num_threads, initargs=threads) as pool:
+        own = (layout.operations,)  # PyTorch's setting is partly per thread
+        with ThreadPoolExecutor(layout.workers, initializer=torch.set_num_threads, initargs=own) as pool:
             ahead: deque[Future[T]] = deque()
             for part in chunks:
                 ahead.append(pool.submit(job, part))
@@ -206,7 +216,7 @@ def products(precision: Arithmetic) -> Iterator[None]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     """Run with this many threads inside an operation, then as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

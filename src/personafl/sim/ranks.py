@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from personafl.core import tree
 from personafl.core.errors import UserError
 from personafl.core.types import Params
 
@@ -87,7 +88,7 @@ class Ranks(Alone):
         with self._watched():
             dist.all_reduce(flat)
         parts = torch.split(flat, [s.numel() for s in shapes.values()])
-        return {n: t.view(s) for (n, s), t in zip(shapes.items(), parts, strict=True)}
+        return tree.copied({n: t.view(s) for (n, s), t in zip(shapes.items(), parts, strict=True)})
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,6 +81,7 @@ class Simulation:
     ) -> None:
         """`machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed."""
         self.machine = machine or Machine()
+        self.threads = torch.get_num_threads()  # as many as PyTorch had when the simulation was made
         self.evaluation = evaluation or Evaluation()
         check_data(federation, training, self.evaluation)
         self.device = torch.device(self.machine.device)
@@ -143,7 +145,16 @@ class Simulation:
         self.known = Store(unknown, homes[1], device=self.device, expected=rows)
         held = sum(t.numel() * t.element_size() for t in (*kept.values(), *known.values()))
         sizes = self.federation.sizes("train")
-        self.layout = layout.choose(self.model, self.training, self.device, sizes, where.chunk, kept=held, room=room)
+        self.layout = layout.choose(
+            self.model,
+            self.training,
+            self.device,
+            sizes,
+            where.chunk,
+            kept=held,
+            room=room,
+            threads=self.threads,
+        )
 
     def _placement(self) -> Placement:
         one = torch.zeros(1, dtype=torch.int64)
@@ -188,6 +199,10 @@ class Simulation:
         with layout.products(self.training.precision):
             yield from layout.each(plan, self.model, ids, work, prepare)
 
+    def alone(self) -> AbstractContextManager[None]:
+        """One thread for what is computed outside of stacks too: no number may depend on how many there are."""
+        return layout.threads(self.layout.operations)
+
     def _steps(self, ids: Tensor) -> Tensor:
         """Minibatches of an epoch of these clients."""
         if self.training.local_steps:
@@ -203,6 +218,10 @@ class Simulation:
 
     def step(self) -> Row:
         """Play the next stage."""
+        with self.alone():
+            return self._step()
+
+    def _step(self) -> Row:
         self.clock.lap()
         begun = time.perf_counter()
         stage = self.schedule[self.played]
@@ -396,7 +415,8 @@ class Simulation:
 
     def evaluate(self) -> Row:
         """Accuracy of the personal models and of the global one, over clients."""
-        return self._evaluated([])
+        with self.alone():
+            return self._evaluated([])
 
     def _evaluated(self, before: list[Tensor]) -> Row:
         """The same; with `before`, scores on arrival, also what clients gained since they last left."""
@@ -410,14 +430,16 @@ class Simulation:
 
     def evaluations(self) -> final.Arrays:
         """The scores of all scored clients under all that was asked for; `evaluation/final.py` has the names."""
-        return self.evaluator.at_end(self.scored(self.now.stage), self.judged, self.shift, self.joined)
+        with self.alone():
+            return self.evaluator.at_end(self.scored(self.now.stage), self.judged, self.shift, self.joined)
 
     def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""
         if not self.federation.unseen:
             return None
-        held = self.evaluator.of_newcomers(self.joined) if found is None else final.newcomers(found)
-        return self.evaluator.newcomers(held)
+        with self.alone():
+            held = self.evaluator.of_newcomers(self.joined) if found is None else final.newcomers(found)
+            return self.evaluator.newcomers(held)
 
     def clients_table(self, found: final.Arrays | None = None) -> tuple[list[Row], Row | None]:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
