@@ -16,8 +16,8 @@ import torch
 
 import personafl
 from personafl import cli, config
-from personafl.data import picture
 from personafl.data.corruptions import CORRUPTIONS, PARAMETERS
+from personafl.data.partition_plot import plot_partition
 
 QUICK = [
     "training.num_rounds=4",
@@ -225,10 +225,10 @@ def test_a_partition_goes_to_pfllib_and_comes_back(call, tmp_path: Path) -> None
 @pytest.mark.parametrize(("clients", "classes"), [(20, 10), (100, 10), (500, 10), (3, 100)])
 def test_every_federation_can_be_drawn(tmp_path: Path, clients: int, classes: int) -> None:
     counts = np.random.default_rng(0).integers(0, 9, (clients, classes))
-    picture.draw(counts, tmp_path / "p.png", "title")
+    plot_partition(counts, tmp_path / "p.png", "title")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match=r"p\.xyz: Format 'xyz' is not supported"):
-        picture.draw(counts, tmp_path / "p.xyz", "title")
+        plot_partition(counts, tmp_path / "p.xyz", "title")
 
 
 def test_doctor_checks_the_engine(call) -> None:

@@ -166,7 +166,8 @@ def partition(
 ) -> None:
     """Show who holds what, without training."""
     from personafl import experiment
-    from personafl.data import artefact, own, picture
+    from personafl.data import custom, partition_file
+    from personafl.data.partition_plot import plot_partition
 
     name, changes = split(recipe, overrides)
     chosen = config.load(name, changes)
@@ -189,10 +190,10 @@ def partition(
     console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
     experiment.note_clients(chosen, fed.source)
     if save:
-        found = artefact.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
+        found = partition_file.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
         console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}", markup=False)
     if plot:
-        picture.draw(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
+        plot_partition(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
     if pfllib:
-        own.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=chosen.data.alpha)
+        custom.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=chosen.data.alpha)
         console.print(f"written to {pfllib}: train/, test/ and config.json, as PFLlib has them", markup=False)

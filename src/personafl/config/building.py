@@ -17,7 +17,7 @@ from personafl.config.names import ConfigError, algorithm_class, unknown
 from personafl.config.recipe import SECTIONS, Data, Method, Recipe
 from personafl.core.algorithm import Algorithm
 from personafl.data import DATASETS
-from personafl.data.corrupted import CORRUPTED, PER_CLIENT
+from personafl.data.client_corruption import CORRUPTED_BY_DEFAULT, PER_CLIENT
 from personafl.data.partition import KNOW_THEIR_CLIENTS
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def _folder(name: str) -> str:
 
 def _filled(data: Data, given: Collection[str]) -> Data:
     """The data section with what was not given as its data set and partition have it."""
-    if data.dataset in CORRUPTED and "corruption" not in given:
+    if data.dataset in CORRUPTED_BY_DEFAULT and "corruption" not in given:
         data = replace(data, corruption=PER_CLIENT)
     if data.partition == "dominant" and "classes_per_client" not in given:
         data = replace(data, classes_per_client=3)  # FedPAC's

@@ -8,7 +8,7 @@ from personafl.config.names import ConfigError, criterion, unknown
 from personafl.config.recipe import Data, ModelChoice
 from personafl.core.types import Evaluation, Training
 from personafl.data import DATASETS, PARTITIONS
-from personafl.data.corrupted import PER_CLIENT
+from personafl.data.client_corruption import PER_CLIENT
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
 from personafl.data.partition import REPEATED
 from personafl.evaluation.metrics import LOSSES, METRICS

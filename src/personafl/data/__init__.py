@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from personafl.data.corrupted import cifar10_c
+from personafl.data.client_corruption import cifar10_c
 from personafl.data.digits import digits
 from personafl.data.federated import Federation, Source, arrays
 from personafl.data.partition import PARTITIONS

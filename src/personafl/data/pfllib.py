@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from personafl.core import batches
-from personafl.data import artefact
+from personafl.data import partition_file
+from personafl.data.client_data import Array, ClientData, concatenate
 from personafl.data.federated import Federation, Source, Split
-from personafl.data.pieces import Array, Piece, joined
 
 
 def is_pfllib(path: str | Path) -> bool:
@@ -40,8 +40,8 @@ def pfllib(path: str | Path) -> Source:
         if alone:
             raise ValueError(f"{home}: client {alone[0]} has {part}/{alone[0]}.npz but no {other}/{alone[0]}.npz")
     order = sorted(files["train"], key=lambda s: (not s.isdecimal(), int(s) if s.isdecimal() else 0, s))
-    pieces = (Piece(c, *read_npz(files[part][c]), part == "test") for c in order for part in ("train", "test"))
-    return joined(home.resolve().name, pieces, classes=_classes(home / "config.json"))
+    parts = (ClientData(c, *read_npz(files[part][c]), part == "test") for c in order for part in ("train", "test"))
+    return concatenate(home.resolve().name, parts, classes=_classes(home / "config.json"))
 
 
 def _classes(path: Path) -> int:
@@ -200,7 +200,7 @@ def to_pfllib(
         counts = np.zeros(federation.source.classes, np.int64)
         splits: tuple[tuple[str, tuple[Split, ...]], ...] = (("train", ("train", "validation")), ("test", ("test",)))
         for part, held in splits:
-            rows = torch.cat([artefact.rows(federation, s, c) for s in held])
+            rows = torch.cat([partition_file.rows(federation, s, c) for s in held])
             x = batches.inputs(federation.source.x[rows], torch.float32).cpu().numpy()
             y = federation.source.y[rows].cpu().numpy()
             counts += np.bincount(y, minlength=len(counts))

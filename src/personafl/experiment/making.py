@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
-from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
-from personafl.data.corrupted import corrupted, whole
+from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
+from personafl.data.client_corruption import corrupt_federation, corrupt_source
 from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import LOSSES, METRICS
@@ -33,9 +33,9 @@ def source(recipe: Recipe) -> Source:
     if name.endswith(".npz"):
         return _npz(Path(name))
     if ":" not in name or Path(name).is_dir():
-        return _named(name, lambda: own.opened(name))
+        return _named(name, lambda: custom.open_folder(name))
     made = config.imported(name, "data set")()
-    return _named(name, lambda: own.anything(made, name.rpartition(":")[2]))
+    return _named(name, lambda: custom.convert(made, name.rpartition(":")[2]))
 
 
 def _named(name: str, read: Callable[[], Source]) -> Source:
@@ -64,7 +64,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     data = data or source(recipe)
     d, seed = recipe.data, recipe.training.seed
     if d.from_file:
-        return corrupted(artefact.load(d.partition, data), d.corruption, d.corruption_severity)
+        return corrupt_federation(partition_file.load(d.partition, data), d.corruption, d.corruption_severity)
     draw = rng.generator(seed, "partition")
     ask = Ask(
         labels=data.y.numpy(),
@@ -103,7 +103,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         tests=tests,
         official=official,
     )
-    return corrupted(built, d.corruption, d.corruption_severity)
+    return corrupt_federation(built, d.corruption, d.corruption_severity)
 
 
 def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, Sequence[Indices] | None, Indices | None]:
@@ -189,7 +189,7 @@ def resolved(
 
     All of it is built once before anything is written, so that what cannot be built is said first.
     """
-    data = whole(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
+    data = corrupt_source(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
     name = data.model if recipe.model.name == "auto" else recipe.model.name
     recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}

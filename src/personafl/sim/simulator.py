@@ -36,7 +36,7 @@ from personafl.core.types import (
 )
 from personafl.data.federated import Federation, Place
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final, metrics, shifts
+from personafl.evaluation import final, image_transforms, metrics
 from personafl.evaluation.evaluate import deployed, scores
 from personafl.models.stacked import StackedModel
 from personafl.sim import layout, network, scoring
@@ -132,7 +132,7 @@ class Simulation:
         """
         self.ranks, self.clock = ranks or Alone(), clock or NoClock()
         self.evaluation = evaluation or Evaluation()
-        shifts.check(self.evaluation, federation.source)
+        image_transforms.check(self.evaluation, federation.source)
         self.device = torch.device(device)
         dtype = torch.float64 if training.precision == "float64" else torch.float32
         if training.augment != "none" and federation.source.x.dim() != 4:

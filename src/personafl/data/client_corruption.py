@@ -21,11 +21,11 @@ from personafl.data.federated import Federation, Indices, Source, Split
 from personafl.data.images import cifar10
 
 PER_CLIENT = "per-client"
-CORRUPTED = frozenset({"cifar10-c"})
+CORRUPTED_BY_DEFAULT = frozenset({"cifar10-c"})
 """Data sets whose clients have a corruption each unless a recipe says otherwise."""
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-CLIENTS = 1000  # looked up together
+BLOCK = 1000  # looked up together
 
 
 def cifar10_c() -> Source:
@@ -46,7 +46,7 @@ def _halves(labels: Indices, classes: int) -> NDArray[np.bool_]:
     return out
 
 
-def whole(source: Source, kind: str, severity: int = 5) -> Source:
+def corrupt_source(source: Source, kind: str, severity: int = 5) -> Source:
     """A data set with all its images corrupted by one kind, if that is asked for and not done already.
 
     An image's draws are keyed by its row alone, so they are the same for every seed.
@@ -58,24 +58,24 @@ def whole(source: Source, kind: str, severity: int = 5) -> Source:
     return dataclasses.replace(source, x=x, corruption=(kind, severity))
 
 
-def corrupted(federation: Federation, kind: str, severity: int = 5) -> Federation:
+def corrupt_federation(federation: Federation, kind: str, severity: int = 5) -> Federation:
     """A federation with corrupted images: all by one kind, or client c by kind c of the fifteen, which then begin anew.
 
     Rows of no client stay as they are when every client has a kind of its own.
     """
     source = federation.source
     if kind != PER_CLIENT:
-        return dataclasses.replace(federation, source=whole(source, kind, severity))
+        return dataclasses.replace(federation, source=corrupt_source(source, kind, severity))
     require_images(source.x, f"data.corruption={kind!r} on {source.name}")
     x, names = source.x.clone(), list(CORRUPTIONS)
     for place, name in enumerate(names[: federation.everybody]):
-        for ids in torch.split(torch.arange(place, federation.everybody, len(names)), CLIENTS):
+        for ids in torch.split(torch.arange(place, federation.everybody, len(names)), BLOCK):
             rows = torch.cat([_rows(federation, split, ids) for split in SPLITS])
             x[rows] = _corrupt(x[rows], rows, name, severity)
     return dataclasses.replace(federation, source=dataclasses.replace(source, x=x, corruption=(kind, severity)))
 
 
-def kinds(federation: Federation) -> list[str]:
+def client_kinds(federation: Federation) -> list[str]:
     """The kind of each client, where each has one of its own; else nothing."""
     if federation.source.corruption is None or federation.source.corruption[0] != PER_CLIENT:
         return []
