@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from personafl import config, experiment
-from personafl.data import DATASETS, files
+from personafl.data import DATASETS
+from personafl.data.locate import find
 
 
 @functools.cache
@@ -17,7 +18,7 @@ def real(name):
     if not os.environ.get("PERSONAFL_DATA"):
         pytest.skip("PERSONAFL_DATA does not name a folder with real data")
     for part in {"cifar-mnist": ("cifar10", "mnist")}.get(name, (name,)):
-        if files.look(part) is None:
+        if find(part) is None:
             pytest.skip(f"{part} is not in {os.environ['PERSONAFL_DATA']}")
     return DATASETS[name]()
 

@@ -1,24 +1,20 @@
-"""Clients whose images are corrupted, for training as for testing.
+"""Clients whose images are corrupted, for training as for testing: `data.corruption`.
 
-CIFAR-10-C after CO-PFL (severity 5, a type of corruption for each client): the 10,000 test images of CIFAR-10, which
-are what CIFAR-10-C was made of, with the corruptions of `corruptions.py`. A half of each class, the same in every call,
-is the training part and the other the test part (`data.official_test`); the paper does not say which images are which.
-Since the images are parted before they are corrupted, none is trained on in one form and tested in another.
+As CO-PFL (severity 5, a type of corruption for each client), by the corruptions of `corruptions.py`. Clients' splits
+come first, so no image is trained on in one form and tested in another.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import rng
 from personafl.data.corruptions import CORRUPTIONS, corrupt, require_images
-from personafl.data.federated import Federation, Indices, Source, Split
-from personafl.data.images import cifar10
+from personafl.data.dataset import Source
+from personafl.data.federated import Federation, Split
 
 PER_CLIENT = "per-client"
 CORRUPTED_BY_DEFAULT = frozenset({"cifar10-c"})
@@ -26,24 +22,6 @@ CORRUPTED_BY_DEFAULT = frozenset({"cifar10-c"})
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 BLOCK = 1000  # looked up together
-
-
-def cifar10_c() -> Source:
-    """The 10,000 test images of CIFAR-10, corrupted, each client's by a kind of its own at severity 5."""
-    found = cifar10()
-    assert found.test is not None
-    rows = np.flatnonzero(found.test)
-    x, y = (t[torch.from_numpy(rows)] for t in (found.x, found.y))
-    return Source("cifar10-c", x, y, found.classes, "cifar-cnn", test=_halves(y.numpy(), found.classes))
-
-
-def _halves(labels: Indices, classes: int) -> NDArray[np.bool_]:
-    """True for half of the rows of each class."""
-    out = np.zeros(len(labels), np.bool_)
-    for k in range(classes):
-        mine = np.flatnonzero(labels == k)
-        out[rng.generator(0, "cifar10-c", k).permutation(mine)[len(mine) // 2 :]] = True
-    return out
 
 
 def corrupt_source(source: Source, kind: str, severity: int = 5) -> Source:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.federated import Source, arrays
-
-Array = NDArray[Any]
+from personafl.data.dataset import Array, Source, arrays
 
 
 @dataclass(frozen=True)

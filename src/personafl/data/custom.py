@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from personafl.data.client_data import Array, ClientData, client_names, concatenate
-from personafl.data.federated import Source, arrays
+from personafl.data.client_data import ClientData, client_names, concatenate
+from personafl.data.dataset import Array, Source, arrays
 from personafl.data.pfllib import is_pfllib, pfllib, read_npz, to_pfllib
 
 __all__ = ["convert", "datasets", "folder", "hugging_face", "open_folder", "pfllib", "to_pfllib"]

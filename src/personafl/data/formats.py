@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from personafl.data.files import Array, DataError, Found
+from personafl.data.checksums import DataError
+from personafl.data.dataset import Array
+from personafl.data.locate import DatasetFiles
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -131,7 +133,7 @@ def read_pictures(paths: list[Path], size: int) -> Array:
     return out
 
 
-def read_leaf(found: Found, row: Callable[[Any, Any], tuple[Array, Array]]) -> dict[str, Array]:
+def read_leaf(found: DatasetFiles, row: Callable[[Any, Any], tuple[Array, Array]]) -> dict[str, Array]:
     """All users of LEAF's train/*.json and test/*.json; `row` turns one user's x and y into arrays."""
     names: dict[str, int] = {}
     xs, ys, who, test = [], [], [], []
@@ -160,7 +162,7 @@ def read_leaf(found: Found, row: Callable[[Any, Any], tuple[Array, Array]]) -> d
     return {"x": x, "y": y, "clients": np.array(who), "test": np.array(test)}
 
 
-def leaf_inputs(found: Found) -> list[Path]:
+def leaf_inputs(found: DatasetFiles) -> list[Path]:
     return [p for s in ("train", "test") for p in sorted((found.folder / s).glob("*.json"))]
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personafl.data.federated import Federation, Indices, Ragged, Source, Split
+from personafl.data.dataset import Source
+from personafl.data.federated import Federation, Indices, Ragged, Split
 
 FORMAT = 1
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

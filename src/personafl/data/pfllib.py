@@ -20,8 +20,9 @@ import torch
 
 from personafl.core import batches
 from personafl.data import partition_file
-from personafl.data.client_data import Array, ClientData, concatenate
-from personafl.data.federated import Federation, Source, Split
+from personafl.data.client_data import ClientData, concatenate
+from personafl.data.dataset import Array, Source
+from personafl.data.federated import Federation, Split
 
 
 def is_pfllib(path: str | Path) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from personafl.core import rng
 from personafl.core.types import Evaluation, Examples
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, require_images, rotate
-from personafl.data.federated import Source
+from personafl.data.dataset import Source
 
 Change = Callable[[Tensor, Tensor], Tensor]
 """Images `[N, ...]` and their rows `[N]` to images."""
