@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from personafl.core import rng
-from personafl.data.partition import PARTITIONS, REPEATED, Ask, Rows, dealt, partition
+from personafl.data.partition import PARTITIONS, REPEATED, Ask, dealt, partition
 
 
 def ask(
@@ -513,19 +513,6 @@ def test_all_clients_at_once_are_the_same_as_one_by_one(name, slow, clients, per
             fast = partition(name, ask(labels, clients, seed=seed, alpha=alpha)).rows
             expected = slow(ask(labels, clients, seed=seed, alpha=alpha))
             assert [r.tolist() for r in fast] == [r.tolist() for r in expected]
-
-
-def test_rows_behave_as_a_list_of_arrays():
-    parts = [np.array([5, 2]), np.array([], int), np.array([9, 1, 4])]
-    rows = Rows.of(parts)
-    assert len(rows) == 3 and [r.tolist() for r in rows] == [p.tolist() for p in parts]
-    assert rows[-1].tolist() == [9, 1, 4] and rows.sizes.tolist() == [2, 0, 3]
-    assert rows.holders().tolist() == [0, 0, 2, 2, 2]
-    assert [r.tolist() for r in rows.sorted()] == [[2, 5], [], [1, 4, 9]]
-    assert [r.tolist() for r in rows.taken(np.array([2, 0, 1]))] == [[9, 1, 4], [5, 2], []]
-    assert [r.tolist() for r in rows[1:]] == [[], [9, 1, 4]]
-    with pytest.raises(IndexError):
-        rows[3]
 
 
 # FedPAC's and FedPHP's

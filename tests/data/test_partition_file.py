@@ -42,7 +42,7 @@ def test_what_is_saved_comes_back_the_same(tmp_path: Path) -> None:
 
 
 def test_splits_drawn_late_are_saved_as_they_would_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federated, "LAZY", 2)
+    monkeypatch.setattr(federated, "LAZY_FROM", 2)
     late = built()
     found = partition_file.save(late, tmp_path / "p.json")
     monkeypatch.undo()
@@ -88,7 +88,7 @@ def test_labels_decide_whether_it_is_the_same_data(tmp_path: Path) -> None:
 def held(train: Any = None, validation: Any = None, test: Any = None) -> dict[str, Any]:
     """Clients of a file, one split of them replaced."""
     fed = built()
-    out = {s: [partition_file.rows(fed, s, c).tolist() for c in range(3)] for s in partition_file.SPLITS}
+    out = {s: [fed.rows(s, c).tolist() for c in range(3)] for s in partition_file.SPLITS}
     given = {"train": train, "validation": validation, "test": test}
     return {"clients": out | {s: v for s, v in given.items() if v is not None}}
 

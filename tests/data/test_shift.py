@@ -17,7 +17,7 @@ def federation():
 
 
 def of(ragged, client):
-    return ragged.flat[ragged.first[client] : ragged.first[client + 1]].tolist()
+    return ragged.values[ragged.offsets[client] : ragged.offsets[client + 1]].tolist()
 
 
 def own(federation, client):
@@ -92,9 +92,9 @@ def test_asking_for_more_draws_keeps_the_first_ones(federation):
     few, many = (shift.draw(federation, "donor", seed=0, draws=n) for n in (2, 5))
     assert len(many.rows) == 5
     for d in range(2):
-        assert torch.equal(few.rows[d].flat, many.rows[d].flat)
-        assert torch.equal(few.places[d].flat, many.places[d].flat)
-    assert not torch.equal(many.rows[0].flat, many.rows[1].flat)
+        assert torch.equal(few.rows[d].values, many.rows[d].values)
+        assert torch.equal(few.places[d].values, many.places[d].values)
+    assert not torch.equal(many.rows[0].values, many.rows[1].values)
 
 
 def test_one_client_alone_has_no_donor():
@@ -223,9 +223,9 @@ def slow(federation, protocol, seed, draws):
 def test_draws_of_one_client_are_those_of_all(labelled, protocol, later, monkeypatch):
     expected, built = slow(labelled, protocol, 5, 3), labelled
     if later:
-        monkeypatch.setattr(federated, "LAZY", 1)
+        monkeypatch.setattr(federated, "LAZY_FROM", 1)
         built = Federation.build(labelled.source, np.split(np.arange(8012), [4000, 8000]), seed=0)
-        assert isinstance(built.splits["test"], federated.Later)
+        assert isinstance(built.splits["test"], federated.LazySplit)
     drawn = shift.draw(built, protocol, seed=5, draws=3)
     asked = [(d, c) for d in range(3) for c in range(labelled.num_clients)]
     found = {at: tuple(t.tolist() for t in drawn.of(*at)) for at in reversed(asked)}  # in any order
@@ -242,14 +242,14 @@ def test_every_draw_is_made_once_and_none_for_the_hash_of_very_many(federation, 
     first = drawn.digest()
     assert (drawn.digest(), len(drawn.places), len(drawn.of(1, 0))) == (first, 2, 2)
     assert sorted(made) == [(d, c) for d in range(2) for c in range(federation.num_clients)]
-    monkeypatch.setattr(federated, "LAZY", federation.num_clients)  # though all of it was drawn at once, as from a file
+    monkeypatch.setattr(federated, "LAZY_FROM", federation.num_clients)  # drawn at once, as from a file
     made.clear()
     assert shift.draw(federation, "donor", seed=0, draws=2).digest() != first
     assert made == []
 
 
 def test_the_hash_of_very_many_clients_draws_tells_protocols_and_seeds_apart(federation, monkeypatch):
-    monkeypatch.setattr(federated, "LAZY", 1)
+    monkeypatch.setattr(federated, "LAZY_FROM", 1)
     total = sum(SIZES)
     many = Federation.build(federation.source, np.split(np.arange(total), np.cumsum(SIZES)[:-1]), seed=0)
     asked = (("donor", 0, 5), ("pool", 0, 5), ("donor", 1, 5), ("donor", 0, 4))

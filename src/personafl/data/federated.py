@@ -17,55 +17,26 @@ from torch import Tensor
 from personafl.core import rng, tree
 from personafl.core.types import Examples
 from personafl.data.dataset import Source
-from personafl.data.partition import Rows
+from personafl.data.ragged import Indices, Ragged
 
-Indices = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
 Place = Literal["auto", "device", "host"]
-LAZY = 20_000  # from so many clients on, splits are drawn when they are asked for
+LAZY_FROM = 20_000  # from so many clients on, splits are drawn when they are asked for
 
 
 @dataclass(frozen=True)
-class Ragged:
-    """Row numbers of many clients behind one another."""
-
-    flat: Tensor  # [sum of lengths] int64
-    first: Tensor  # [clients + 1] int64, on the host
-
-    @classmethod
-    def of(cls, parts: Sequence[Indices]) -> Ragged:
-        rows = Rows.of(parts)
-        return cls(torch.from_numpy(rows.flat), torch.from_numpy(rows.first))
-
-    def to(self, device: torch.device) -> Ragged:
-        return Ragged(self.flat.to(device), self.first)
-
-    def lengths(self, ids: Tensor) -> Tensor:
-        return self.first[ids + 1] - self.first[ids]
-
-    def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
-        count = self.lengths(ids)
-        device = self.flat.device
-        place = torch.arange(int(count.max()), device=device)
-        first, last = (tree.sent(t, device).unsqueeze(1) for t in (self.first[ids], count))
-        at = (first + place).clamp(max=len(self.flat) - 1)
-        return self.flat[at].masked_fill(place >= last, 0), count
-
-
-@dataclass(frozen=True)
-class Later:
+class LazySplit:
     """A split of very many clients: what each holds of it is drawn when asked for, as `Ragged` has it."""
 
-    held: Rows  # in all splits that are drawn
+    rows: Ragged  # of each client, in all splits that are drawn
     split: Split
     seed: int
     shares: tuple[float, float]  # for testing, for validation
-    first: Tensor  # [clients + 1] int64, by arithmetic
+    offsets: Tensor  # [clients + 1] int64, by arithmetic
     device: torch.device = torch.device("cpu")  # of what is drawn
 
     @classmethod
-    def of(cls, held: Rows, seed: int, shares: tuple[float, float]) -> dict[Split, Later]:
+    def of(cls, held: Ragged, seed: int, shares: tuple[float, float]) -> dict[Split, LazySplit]:
         """The three splits, each client's size checked."""
         test, validation = (_shares(share, held.sizes) for share in shares)
         train = held.sizes - test - validation
@@ -78,19 +49,19 @@ class Later:
             for split, n in sizes.items()
         }
 
-    def to(self, device: torch.device) -> Later:
+    def to(self, device: torch.device) -> LazySplit:
         return dataclasses.replace(self, device=device)
 
     def lengths(self, ids: Tensor) -> Tensor:
-        return self.first[ids + 1] - self.first[ids]
+        return self.offsets[ids + 1] - self.offsets[ids]
 
     def client(self, id: int) -> Indices:
         """The rows of one client."""
-        return self.pieces(id)[self.split]
+        return self.all_splits(id)[self.split]
 
-    def pieces(self, id: int) -> dict[Split, Indices]:
+    def all_splits(self, id: int) -> dict[Split, Indices]:
         """The rows of one client in every split that is drawn."""
-        mixed, test, validation = _cut(id, self.held[id], self.seed, *self.shares)
+        mixed, test, validation = _cut(id, self.rows[id], self.seed, *self.shares)
         end = test + validation
         return {"test": mixed[:test], "validation": mixed[test:end], "train": mixed[end:]}
 
@@ -103,9 +74,9 @@ class Later:
             row[: len(mine)] = mine
         return tree.sent(torch.from_numpy(out), self.device), count
 
-    def drawn(self) -> Ragged:
-        """All of it at once."""
-        return Ragged.of([self.client(c) for c in range(len(self.held))]).to(self.device)
+    def materialize(self) -> Ragged:
+        """The rows of every client."""
+        return Ragged.of([self.client(c) for c in range(len(self.rows))]).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -113,7 +84,7 @@ class Federation:
     """A data set divided over clients; those with very many draw a client's splits when it is asked for."""
 
     source: Source
-    splits: Mapping[Split, Ragged | Later]
+    splits: Mapping[Split, Ragged | LazySplit]
     num_clients: int  # that take part; their ids are 0..num_clients - 1
     notes: dict[str, int] = field(default_factory=dict)  # what the partition reports, such as samples moved
     unseen: int = 0  # clients held out, whose ids follow
@@ -142,13 +113,13 @@ class Federation:
             raise ValueError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
         rest = None if official is None else torch.from_numpy(official)
         share = test_share if tests is None else 0.0
-        if tests is not None and not (given := Rows.of(tests)).sizes.all():
+        if tests is not None and not (given := Ragged.of(tests)).sizes.all():
             raise ValueError(f"client {given.sizes.argmin()} has no test samples; use fewer clients")
-        if len(parts) >= LAZY and source.groups is None:
-            later: dict[Split, Ragged | Later] = {**Later.of(Rows.of(parts), seed, (share, validation_share))}
+        if len(parts) >= LAZY_FROM and source.groups is None:
+            lazy: dict[Split, Ragged | LazySplit] = {**LazySplit.of(Ragged.of(parts), seed, (share, validation_share))}
             if tests is not None:
-                later["test"] = Ragged.of(tests)
-            return cls(source, later, len(parts) - unseen, notes or {}, unseen, rest)
+                lazy["test"] = Ragged.of(tests)
+            return cls(source, lazy, len(parts) - unseen, notes or {}, unseen, rest)
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
             mixed, test, validation = _cut(client, rows, seed, share, validation_share, source.groups)
@@ -169,9 +140,10 @@ class Federation:
         source, train = self.source, self.splits["train"]
         if source.names is None or source.clients is None:
             return ()
-        held = Rows(train.flat.cpu().numpy(), train.first.numpy()) if isinstance(train, Ragged) else train.held
-        whose = source.clients[held.flat]
-        first = whose[held.first[:-1]]
+        held = train if isinstance(train, Ragged) else train.rows
+        values, offsets = held.numpy()
+        whose = source.clients[values]
+        first = whose[offsets[:-1]]
         return tuple(source.names[i] for i in first) if (whose == first[held.holders()]).all() else ()
 
     def to(self, device: torch.device, dtype: torch.dtype, data_on: Place = "auto") -> Federation:
@@ -193,23 +165,27 @@ class Federation:
         rows, count = self.splits[split].padded(ids)
         return Examples(self.source.x, self.source.y, rows, count, ids)
 
+    def rows(self, split: Split, client: int) -> Tensor:
+        """The rows one client holds in a split, in their order."""
+        return self.splits[split].padded(torch.tensor([client]))[0][0]
+
     def sizes(self, split: Split) -> Tensor:
         """How many rows each client holds: `[clients]`."""
-        return self.splits[split].first.diff()
+        return self.splits[split].offsets.diff()
 
     def drawn(self, split: Split) -> Ragged:
         """A split with every client's rows drawn."""
         found = self.splits[split]
-        return found if isinstance(found, Ragged) else found.drawn()
+        return found if isinstance(found, Ragged) else found.materialize()
 
-    def at_once(self) -> Federation:
+    def materialize(self) -> Federation:
         """The same with all clients' rows drawn."""
-        late = {n: split for n, split in self.splits.items() if isinstance(split, Later)}
-        if not late:
+        lazy = {n: split for n, split in self.splits.items() if isinstance(split, LazySplit)}
+        if not lazy:
             return self
-        one = next(iter(late.values()))  # they differ in which piece they are of
-        pieces = [one.pieces(c) for c in range(self.everybody)]
-        drawn = {n: Ragged.of([p[n] for p in pieces]).to(one.device) for n in late}
+        one = next(iter(lazy.values()))  # they differ in which split they are of
+        clients = [one.all_splits(c) for c in range(self.everybody)]
+        drawn = {n: Ragged.of([c[n] for c in clients]).to(one.device) for n in lazy}
         return dataclasses.replace(self, splits={**self.splits, **drawn})
 
     def class_counts(self) -> NDArray[np.int64]:
@@ -217,25 +193,25 @@ class Federation:
         labels = self.source.y.cpu().numpy()
         out = np.zeros(self.everybody * self.source.classes, np.int64)
         for rows in self._held():
-            out += np.bincount(rows.holders() * self.source.classes + labels[rows.flat], minlength=len(out))
+            out += np.bincount(rows.holders() * self.source.classes + labels[rows.numpy()[0]], minlength=len(out))
         return out.reshape(self.everybody, self.source.classes)
 
     def digest(self) -> str:
         """A short hash of who holds which rows in which split, or of all that decides it where it is drawn later."""
         h = hashlib.sha256()
         for rows in self._held():
-            h.update(rows.flat.tobytes())
-            h.update(rows.first.tobytes())
-        later = self.splits["train"]
-        if isinstance(later, Later):
-            h.update(repr((later.seed, later.shares)).encode())
+            for part in rows.numpy():
+                h.update(part.tobytes())
+        train = self.splits["train"]
+        if isinstance(train, LazySplit):
+            h.update(repr((train.seed, train.shares)).encode())
         return h.hexdigest()[:16]
 
-    def _held(self) -> list[Rows]:
+    def _held(self) -> list[Ragged]:
         """The rows of each split, and only once those from which several are drawn."""
-        ragged = [self.splits[n] for n in sorted(self.splits)]
-        drawn = [Rows(s.flat.cpu().numpy(), s.first.numpy()) for s in ragged if isinstance(s, Ragged)]
-        return drawn + [s.held for s in ragged if isinstance(s, Later)][:1]
+        splits = [self.splits[n] for n in sorted(self.splits)]
+        drawn = [s for s in splits if isinstance(s, Ragged)]
+        return drawn + [s.rows for s in splits if isinstance(s, LazySplit)][:1]
 
 
 def _too_large(x: Tensor, device: torch.device, dtype: torch.dtype) -> bool:

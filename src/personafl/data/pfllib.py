@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from personafl.core import batches
-from personafl.data import partition_file
 from personafl.data.client_data import ClientData, concatenate
 from personafl.data.dataset import Array, Source
 from personafl.data.federated import Federation, Split
@@ -201,7 +200,7 @@ def to_pfllib(
         counts = np.zeros(federation.source.classes, np.int64)
         splits: tuple[tuple[str, tuple[Split, ...]], ...] = (("train", ("train", "validation")), ("test", ("test",)))
         for part, held in splits:
-            rows = torch.cat([partition_file.rows(federation, s, c) for s in held])
+            rows = torch.cat([federation.rows(s, c) for s in held])
             x = batches.inputs(federation.source.x[rows], torch.float32).cpu().numpy()
             y = federation.source.y[rows].cpu().numpy()
             counts += np.bincount(y, minlength=len(counts))

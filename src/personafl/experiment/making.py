@@ -18,7 +18,8 @@ from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
-from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
+from personafl.data.partition import Ask, Parts, dealt, partition, trained_on
+from personafl.data.ragged import Indices, Ragged
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
@@ -91,7 +92,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     if d.unseen_ratio:
         unseen = max(1, round(d.unseen_ratio * len(rows)))
         order = rng.generator(seed, "unseen").permutation(len(rows))  # the last ones are held out
-        rows, tests = Rows.of(rows).taken(order), None if tests is None else Rows.of(tests).taken(order)
+        rows, tests = Ragged.of(rows).select(order), None if tests is None else Ragged.of(tests).select(order)
     built = Federation.build(
         data,
         rows,

@@ -30,7 +30,7 @@ Ready = Callable[[StackedModel, Tensor], Params]
 def after_round(sim: Simulation, before: list[Tensor]) -> Row:
     """Accuracy of the personal models and of the global one, over clients; with `before`, scores on arrival."""
     ids = sim.scored(sim.now.stage)
-    common, validated = sim.common(), int(sim.federation.splits["validation"].first[-1])
+    common, validated = sim.common(), int(sim.federation.splits["validation"].offsets[-1])
     # A device gets all its work before the first answer is waited for.
     own = _personal(sim, ids, "test")
     held = _personal(sim, ids, "validation") if validated else None

@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from personafl.data.partition import classes, dirichlet, plain
-from personafl.data.partition.terms import Ask, Indices, Parts, Rows
+from personafl.data.partition.terms import Ask, Parts
+from personafl.data.ragged import Indices, Ragged
 
 __all__ = [
     "KNOW_THEIR_CLIENTS",
     "PARTITIONS",
     "REPEATED",
     "Ask",
-    "Indices",
     "Parts",
-    "Rows",
     "Rule",
     "dealt",
     "partition",
@@ -150,7 +150,7 @@ def _natural_both(ask: Ask, test: NDArray[np.bool_]) -> tuple[Parts, Sequence[In
     return Parts([r[~test[r]] for r in held], notes), [r[test[r]] for r in held]
 
 
-def _among(chosen: Indices, parts: Sequence[Indices]) -> Rows:
+def _among(chosen: Indices, parts: Sequence[Indices]) -> Ragged:
     """The rows of a data set that places among chosen ones stand for."""
-    rows = Rows.of(parts)
-    return Rows(chosen[rows.flat], rows.first)
+    rows = Ragged.of(parts)
+    return Ragged(torch.from_numpy(chosen)[rows.values], rows.offsets)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partition.terms import Ask, Indices, Parts, behind_one_another, share
+from personafl.data.partition.terms import Ask, Parts, behind_one_another, share
+from personafl.data.ragged import Indices
 
 
 def pathological(ask: Ask) -> Parts:

@@ -7,7 +7,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partition.terms import Ask, Indices, Parts, Rows, behind_one_another
+from personafl.data.partition.terms import Ask, Parts, behind_one_another
+from personafl.data.ragged import Indices, Ragged
 
 
 def dirichlet(ask: Ask) -> Parts:
@@ -60,7 +61,7 @@ def quantity(ask: Ask) -> Parts:
     extra = above * (room / above.sum()) if room else np.zeros(ask.num_clients)
     ends = np.cumsum(extra).astype(np.int64) + ask.least * np.arange(1, ask.num_clients + 1)
     ends[-1] = total
-    return Parts(Rows.cut(ask.rng.permutation(total), np.diff(ends, prepend=0)).sorted(), {"clients_lifted": lifted})
+    return Parts(Ragged.cut(ask.rng.permutation(total), np.diff(ends, prepend=0)).sorted(), {"clients_lifted": lifted})
 
 
 def _by_share(shares: NDArray[np.float64], count: int) -> Indices:
@@ -72,7 +73,7 @@ def _by_share(shares: NDArray[np.float64], count: int) -> Indices:
     return sizes
 
 
-def _top_up(rows: Rows, ask: Ask) -> Parts:
+def _top_up(rows: Ragged, ask: Ask) -> Parts:
     """Let clients below the least take samples from the largest holders, one of the holder's classes at a time."""
     sizes, moved = rows.sizes, 0
     changed: dict[int, Indices] = {}
@@ -96,5 +97,5 @@ def _top_up(rows: Rows, ask: Ask) -> Parts:
                 heapq.heappush(largest, (-int(sizes[c]), c))
             moved += take
     if changed:
-        rows = Rows.of([changed.get(c, own) for c, own in enumerate(rows)])
+        rows = Ragged.of([changed.get(c, own) for c, own in enumerate(rows)])
     return Parts(rows.sorted(), {"samples_moved": moved})

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from personafl.data.partition.terms import Ask, Parts, Rows, share
+from personafl.data.partition.terms import Ask, Parts, share
+from personafl.data.ragged import Ragged
 
 
 def iid(ask: Ask) -> Parts:
     """Shuffle and deal equally."""
     order = ask.rng.permutation(len(ask.labels))
     each, more = divmod(len(order), ask.num_clients)
-    return Parts(Rows.cut(order, each + (np.arange(ask.num_clients) < more)).sorted())
+    return Parts(Ragged.cut(order, each + (np.arange(ask.num_clients) < more)).sorted())
 
 
 def by_class(ask: Ask) -> Parts:

@@ -4,69 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Rows(Sequence[Indices]):
-    """The rows of many clients in one array: a million clients are no million arrays."""
-
-    flat: Indices  # [sum of lengths]
-    first: Indices  # [clients + 1]
-
-    @classmethod
-    def of(cls, parts: Sequence[Indices]) -> Rows:
-        if isinstance(parts, Rows):
-            return parts
-        flat = np.concatenate(parts).astype(np.int64) if len(parts) else np.zeros(0, np.int64)
-        return cls.cut(flat, np.array([len(p) for p in parts], np.int64))
-
-    @classmethod
-    def cut(cls, flat: Indices, sizes: Indices) -> Rows:
-        """An array cut into runs of these sizes."""
-        return cls(flat, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
-
-    @property
-    def sizes(self) -> Indices:
-        return np.diff(self.first)
-
-    def holders(self) -> Indices:
-        """The client of each entry of `flat`."""
-        return np.repeat(np.arange(len(self)), self.sizes)
-
-    def sorted(self) -> Rows:
-        """Each client's rows in rising order."""
-        span = int(self.flat.max(initial=0)) + 1
-        return Rows(np.sort(self.holders() * span + self.flat) % span, self.first)
-
-    def taken(self, ids: Indices) -> Rows:
-        """The rows of these clients, in this order."""
-        sizes = self.sizes[ids]
-        cut = Rows.cut(self.flat, sizes)
-        return Rows(self.flat[np.repeat(self.first[ids] - cut.first[:-1], sizes) + np.arange(cut.first[-1])], cut.first)
-
-    def __len__(self) -> int:
-        return len(self.first) - 1
-
-    @overload
-    def __getitem__(self, at: int) -> Indices: ...
-    @overload
-    def __getitem__(self, at: slice) -> Rows: ...
-    def __getitem__(self, at: int | slice) -> Indices | Rows:
-        if isinstance(at, slice):
-            return self.taken(np.arange(len(self))[at])
-        place = range(len(self))[at]
-        return self.flat[self.first[place] : self.first[place + 1]]
-
-    def __iter__(self) -> Iterator[Indices]:
-        return (self.flat[a:b] for a, b in zip(self.first[:-1], self.first[1:], strict=True))
+from personafl.data.ragged import Indices, Ragged
 
 
 @dataclass(frozen=True)
@@ -120,10 +64,10 @@ class Ask:
         return max(2, int(min(10 / 0.25, len(self.labels) / self.num_clients / 2)))
 
 
-def behind_one_another(flat: list[Indices], sizes: list[Indices]) -> Rows:
+def behind_one_another(flat: list[Indices], sizes: list[Indices]) -> Ragged:
     """Clients' runs of every class, class behind class."""
     who = np.concatenate([np.repeat(np.arange(len(s)), s) for s in sizes])
-    return Rows.cut(np.concatenate(flat)[np.argsort(who, kind="stable")], np.sum(sizes, 0))
+    return Ragged.cut(np.concatenate(flat)[np.argsort(who, kind="stable")], np.sum(sizes, 0))
 
 
 def share(ask: Ask, kinds: NDArray[np.int64], held: Indices, most: int = 0) -> Parts:
