@@ -1,5 +1,6 @@
 """Pickles that hold arrays, and those that would do more."""
 
+import io
 import pickle
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from personafl.data import formats
 from personafl.data.checksums import DataError
+from personafl.data.unpickle import unpickle, unwrap
 from tests.data.written import PIXELS, Harm, put
 
 
@@ -22,3 +24,12 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=r"not a data batch: it asks for \w+\.mkdir"):
             formats.read_pickle(put(tmp_path / "b", pickle.dumps(harmful)))
     assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_an_array_that_claims_more_than_its_bytes_is_refused(protocol):
+    raw = pickle.dumps(np.arange(7, dtype=np.uint8), protocol)
+    assert unwrap(unpickle(io.BytesIO(raw))).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert raw.count(b"K\x07\x85") == 1  # the shape: (7,)
+    with pytest.raises(pickle.UnpicklingError, match=r"an array of shape \(255,\) with 7 bytes"):
+        unpickle(io.BytesIO(raw.replace(b"K\x07\x85", b"K\xff\x85")))

@@ -1,4 +1,6 @@
-"""Files as data sets come in, written by tests."""
+"""Files as data sets come in, written by tests, and what several tests of data share."""
+
+from __future__ import annotations
 
 import hashlib
 import io
@@ -6,10 +8,13 @@ import json
 import os
 import tarfile
 import zipfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from personafl import config
 from personafl.data.locate import find
 
 
@@ -83,3 +88,18 @@ def real(name):
 
 def sha256(array):
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+class Bomb:
+    """Unpickling it would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+def recipe_of(dataset: str, **data: Any) -> config.Recipe:
+    held = {"dataset": dataset, "partition": "natural", **data}
+    return config.load({"data": held, "training": {"num_rounds": 1}, "algorithms": [{"name": "local"}]})

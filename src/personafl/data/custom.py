@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from personafl.data.client_data import ClientData, client_names, concatenate
 from personafl.data.dataset import Array, Source, arrays
-from personafl.data.pfllib import is_pfllib, pfllib, read_npz, to_pfllib
+from personafl.data.pfllib import is_pfllib, pfllib, read_client_npz, to_pfllib
 
 __all__ = ["convert", "datasets", "folder", "hugging_face", "open_folder", "pfllib", "to_pfllib"]
 
@@ -254,7 +254,7 @@ def _csv(path: Path) -> tuple[Array, Array]:
 
 
 _READERS: dict[str, Callable[[Path], tuple[Array, Array]]] = {
-    ".npz": read_npz,
+    ".npz": read_client_npz,
     ".pt": _pt,
     ".safetensors": _safetensors,
     ".csv": _csv,
