@@ -36,7 +36,7 @@ from torch.profiler import ProfilerActivity, profile
 from personafl import ALGORITHMS, DMPFL, Evaluation, FedAvg, Federation, Simulation, StackedModel, Training, arrays
 from personafl.core import batches, rng
 from personafl.data import DATASETS
-from personafl.data.partition import Ask, partition
+from personafl.data.partition import PartitionRequest, partition
 from personafl.experiment import environment
 from personafl.models import MODELS
 
@@ -82,8 +82,8 @@ def cifar_users(seed: int) -> Federation:
 
 def cifar_dirichlet(seed: int) -> Federation:
     data = DATASETS["cifar10"]()
-    ask = Ask(data.y.numpy(), 10, 100, 0.3, 2, None, rng.generator(seed, "partition"))
-    return Federation.build(data, partition("dirichlet", ask).rows, seed)
+    request = PartitionRequest(data.y.numpy(), 10, 100, rng.generator(seed, "partition"))
+    return Federation.build(data, partition("dirichlet", request, alpha=0.3).rows, seed)
 
 
 def network(name: str, fed: Federation) -> StackedModel:

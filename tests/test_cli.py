@@ -163,7 +163,7 @@ def test_info_gives_settings_with_defaults(call) -> None:
 def test_info_tells_what_a_partition_uses_and_how_severe_a_corruption_is(call) -> None:
     out = " ".join(call("info", "shards").out.split())
     assert "As FedSelect's code" in out and "Departures: a class dealt twice" in out
-    assert "settings: data.classes_per_client, data.num_clients, data.samples_per_class, data.test_samples_" in out
+    assert "data.classes_per_client = 2: how many classes a client holds data.samples_per_class = 0: the most" in out
     assert "data.official_test=dealt" in out
     assert "data.official_test=dealt" not in call("info", "dirichlet").out
     for severity, (thickness, decay) in enumerate(PARAMETERS["fog"], 1):

@@ -39,7 +39,7 @@ def _datasets() -> dict[str, str]:
 def _partitions() -> dict[str, str]:
     from personafl.data import PARTITIONS
 
-    return {name: rule.summary for name, rule in PARTITIONS.items()}
+    return {name: found.summary for name, found in PARTITIONS.items()}
 
 
 def _models() -> dict[str, str]:
@@ -69,13 +69,18 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
 
 
 def _of_partition(name: str) -> list[str]:
-    from personafl.data.partition import PARTITIONS, REPEATED
+    from personafl.data.partition import PARTITIONS
 
-    rule = PARTITIONS[name]
+    found = PARTITIONS[name]
+    more = (inspect.getdoc(found.function) or "").partition("\n\n")[2]
     return [
-        inspect.getdoc(rule.make) or "",
-        f"settings: {', '.join(f'data.{n}' for n in sorted(rule.uses))}",
-        *(["may deal a test part by the same rule (data.official_test=dealt)"] if name in REPEATED else []),
+        *([more] if more else []),
+        f"data.num_clients: {'all, unless given' if found.knows_clients else 'how many clients there are'}",
+        *(
+            f"data.{n} = {str(s.default).lower() if isinstance(s.default, bool) else s.default}: {s.help}"
+            for n, s in found.settings.items()
+        ),
+        *(["may deal a test part in the same way (data.official_test=dealt)"] if found.deals_test_part else []),
     ]
 
 
@@ -195,5 +200,6 @@ def partition(
     if plot:
         plot_partition(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
     if pfllib:
-        custom.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=chosen.data.alpha)
+        alpha = chosen.data.partition_settings.get("alpha", 0.1)  # PFLlib writes one for every partition
+        custom.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=alpha)
         console.print(f"written to {pfllib}: train/, test/ and config.json, as PFLlib has them", markup=False)

@@ -18,7 +18,13 @@ from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
-from personafl.data.partition import Ask, Parts, dealt, partition, trained_on
+from personafl.data.partition import (
+    PartitionRequest,
+    PartitionResult,
+    partition,
+    partition_train,
+    partition_train_and_test,
+)
 from personafl.data.ragged import Indices, Ragged
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import LOSSES, METRICS
@@ -67,23 +73,9 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     if d.from_file:
         return corrupt_federation(partition_file.load(d.partition, data), d.corruption, d.corruption_severity)
     draw = rng.generator(seed, "partition")
-    ask = Ask(
-        labels=data.y.numpy(),
-        classes=data.classes,
-        num_clients=d.num_clients,
-        alpha=d.alpha,
-        classes_per_client=d.classes_per_client,
-        clients=data.clients,
-        rng=draw,
-        sources=data.sources,
-        samples_per_class=d.samples_per_class,
-        samples_per_client=d.samples_per_client,
-        uniform_share=d.uniform_share,
-        test_samples_per_class=d.test_samples_per_class,
-        test_samples_per_client=d.test_samples_per_client,
-    )
+    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients, draw, data.clients, data.sources)
     try:
-        parts, tests, official = _divided(recipe, ask, data)
+        parts, tests, official = _divided(recipe, request, data)
     except ValueError as e:
         if data.clients is None or d.partition == "natural":
             raise
@@ -107,19 +99,22 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     return corrupt_federation(built, d.corruption, d.corruption_severity)
 
 
-def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, Sequence[Indices] | None, Indices | None]:
+def _divided(
+    recipe: Recipe, request: PartitionRequest, data: Source
+) -> tuple[PartitionResult, Sequence[Indices] | None, Indices | None]:
     """Clients' rows, their test rows where those are dealt, and the test rows of no client."""
     d = recipe.data
     if d.official_test == "pooled":
-        return partition(d.partition, ask), None, None
+        return partition(d.partition, request, **d.partition_settings), None, None
     where = f"data.official_test={d.official_test!r}"
     if data.test is None or data.test.all() or not data.test.any():
         raise ConfigError(f"{where}: {data.name} does not come with a training and a test part; use pooled")
     if data.groups is not None and len(both := np.intersect1d(data.groups[data.test], data.groups[~data.test])):
         raise ConfigError(f"{where}: group {both[0]} of {data.name} has samples in both parts; use pooled")
     if d.official_test == "dealt":
-        return *dealt(d.partition, ask, data.test), None
-    return trained_on(d.partition, ask, data.test), None, np.flatnonzero(data.test)
+        return *partition_train_and_test(d.partition, request, data.test, **d.partition_settings), None
+    found = partition_train(d.partition, request, data.test, **d.partition_settings)
+    return found, None, np.flatnonzero(data.test)
 
 
 def note_clients(recipe: Recipe, data: Source) -> None:
