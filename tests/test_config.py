@@ -37,7 +37,7 @@ def test_overrides_reach_sections_and_methods() -> None:
         None, ["training.num_rounds=7", "dm-pfl.sparsity=0.8", "data.alpha=1", "evaluation.degrees=0,1"]
     )
     assert recipe.training.num_rounds == 7
-    assert recipe.data.partition_settings == {"alpha": 1.0}
+    assert recipe.data.partition_settings == {"alpha": 1.0, "self_balancing": True}
     assert isinstance(recipe.data.partition_settings["alpha"], float)
     assert recipe.evaluation.degrees == (0.0, 1.0)
     by_label = {m.label: m.algorithm for m in recipe.algorithms}

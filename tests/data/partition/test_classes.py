@@ -29,6 +29,49 @@ def test_pathological_quantities_are_skewed():
         assert holders[-1] >= 600 - 19 * 29
 
 
+def test_pathological_quantities_of_the_papers_text():
+    """A tenth of the clients hold half of all samples, nine tenths the other half (DM-PFL, Appendix A.1.3)."""
+    labels = balanced(6000)
+    rows = partition("pathological", request(labels, 100), half_held_by=0.1).rows
+    assert_covers(rows, 60_000)
+    counts = held_counts(labels, rows)
+    for client, own in enumerate(counts):
+        assert set(np.flatnonzero(own)) == {2 * (client // 20), 2 * (client // 20) + 1}  # the groups are as they were
+    for k in range(10):
+        mine = counts[:, k][counts[:, k] > 0]
+        # of twenty clients the last two hold 3000 of 6000
+        assert len(mine) == 20 and mine[:18].sum() == mine[18:].sum() == 3000
+        # Parts in proportion to numbers in [0.1, 1]: none is ten times another, but for what cutting to whole numbers
+        # takes or adds, less than one sample each.
+        for half in (mine[:18], mine[18:]):
+            assert half.max() - 1 < 10 * (half.min() + 1)
+    large = np.arange(100) % 20 >= 18
+    assert large.sum() == 10 and counts[large].sum() == counts[~large].sum() == 30_000
+
+
+def test_pathological_quantities_of_the_papers_text_are_uniform():
+    sizes = []
+    for seed in range(200):
+        rows = partition("pathological", request(balanced(6000, 2), 20, seed=seed, classes=2), half_held_by=0.1).rows
+        sizes += [len(r) for r in rows[:18]]
+    # A client's 6000 / 18 = 333 on average are the sum of two classes' parts, each 3000 / 18 = 166.7 times U(0.1, 1)
+    # over the mean of eighteen such numbers. U(0.1, 1) has mean 0.55, deviation 0.9 / sqrt(12) = 0.26, so a part
+    # deviates by 166.7 * 0.26 / 0.55 * sqrt(17 / 18) = 76.6 (a share of a fixed sum, to first order), two by 108.
+    assert np.mean(sizes) == 6000 / 18
+    assert abs(np.std(sizes) / 108 - 1) < 0.05  # 3600 numbers give a deviation within 2 %, the ratio is off by as much
+
+
+def test_pathological_halves_of_few_clients_and_samples():
+    # two clients per class: one half each, whatever the share; odd samples go to the last
+    rows = partition("pathological", request(np.arange(18) % 2, 2, classes=2), half_held_by=0.4).rows
+    assert held_counts(np.arange(18) % 2, rows, 2).tolist() == [[4, 4], [5, 5]]
+    # six clients, 10 samples of each class: five of them for the first five, one each
+    rows = partition("pathological", request(np.arange(20) % 2, 6, classes=2), half_held_by=0.1).rows
+    assert held_counts(np.arange(20) % 2, rows, 2).tolist() == [[1, 1]] * 5 + [[5, 5]]
+    with pytest.raises(ValueError, match=r"half_held_by=1: must be in \[0, 1\)"):
+        partition("pathological", request(balanced(10), 5), half_held_by=1)
+
+
 def test_pathological_deals_uneven_numbers_of_places():
     labels = balanced(60, classes=4)
     rows = partition("pathological", request(labels, 3, classes=4), classes_per_client=2).rows

@@ -86,6 +86,34 @@ def test_a_client_with_its_fair_share_gets_nothing_of_later_classes():
             assert (held < held.max()).sum() < 100  # 1000 samples over 10 clients, before its last class
 
 
+def test_without_balancing_clients_have_what_was_drawn():
+    """DM-PFL's text: each class in proportion to its own draw, whatever a client has already."""
+    labels = balanced(2000)
+    parts = partition("dirichlet", request(labels, 20), alpha=1.0, self_balancing=False)
+    assert parts.notes == {"samples_moved": 0}
+    counts, draw = held_counts(labels, parts.rows), request(labels, 20).rng
+    for k in range(10):
+        draw.permutation(2000)
+        wanted = draw.dirichlet(np.ones(20)) * 2000
+        assert np.abs(counts[:, k] - wanted).max() < 1  # cut to whole numbers
+    assert_covers(parts.rows, 20_000)
+
+
+def test_sizes_spread_as_the_draws_do_unless_they_are_balanced():
+    labels = balanced(2000)
+
+    def spread(**settings):
+        rows = [partition("dirichlet", request(labels, 20, seed=s), alpha=1.0, **settings).rows for s in range(40)]
+        return np.sqrt(np.mean([np.var([len(r) for r in own]) for own in rows]))
+
+    # A client's share of a class has variance (1 / 20)(19 / 20) / (20 alpha + 1) = 0.00226; ten classes of 2000 give
+    # sizes with a deviation of 2000 sqrt(10 * 0.00226) = 301 around 1000. Over 40 * 19 free sizes that is known to
+    # 1 / sqrt(2 * 760) = 2.6 %.
+    assert abs(spread(self_balancing=False) / 301 - 1) < 4 * 0.026
+    # Balanced, a client passes 1000 only by the last class it gets something of, so sizes lie nearer together.
+    assert spread() < 0.8 * 301
+
+
 def test_dirichlet_accepts_classes_nobody_has():
     parts = partition("dirichlet", request(np.zeros(10, int), 1, classes=3))
     assert_covers(parts.rows, 10)

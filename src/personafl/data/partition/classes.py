@@ -7,11 +7,19 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partition.dealing import collect, share_equally
+from personafl.data.partition.dealing import collect, cut_by_share, share_equally
 from personafl.data.partition.partitioner import PartitionRequest, PartitionResult, Setting, partitioner
 from personafl.data.ragged import Indices
 
 ClassesPerClient = Annotated[int, Setting("how many classes a client holds", "at least 1", lambda v: v >= 1)]
+HalfHeldBy = Annotated[
+    float,
+    Setting(
+        "of a class's clients, the share that hold half of it (DM-PFL's text: 0.1); 0: the last has the rest",
+        "in [0, 1)",
+        lambda v: 0 <= v < 1,
+    ),
+]
 SamplesPerClass = Annotated[
     int, Setting("the most a client keeps of each of its classes; 0: all", "0 (all) or more", lambda v: v >= 0)
 ]
@@ -38,11 +46,16 @@ UniformShare = Annotated[
 
 
 @partitioner()
-def pathological(request: PartitionRequest, *, classes_per_client: ClassesPerClient = 2) -> PartitionResult:
+def pathological(
+    request: PartitionRequest, *, classes_per_client: ClassesPerClient = 2, half_held_by: HalfHeldBy = 0.0
+) -> PartitionResult:
     """A few classes per client, neighbours in groups of the same classes, quantities skewed (DM-PFL).
 
     As DM-PFL's comparison code: class by class, the first clients with a free place hold it; all of them but
-    the last get between a tenth of the average and the average, the last gets the rest.
+    the last get between a tenth of the average and the average, the last gets the rest. The last of each of its five
+    groups, one client in twenty, so has about half of its group's samples. The paper's text (Appendix A.1.3) says one
+    in ten: with `half_held_by = 0.1` the last tenth of a class's clients, at least one, hold half of it and the others
+    the other half, both in uniform quantities of which none is ten times another.
     """
     _check_places("pathological", request, classes_per_client, request.classes)
     places = np.full(request.num_clients, classes_per_client)
@@ -51,9 +64,12 @@ def pathological(request: PartitionRequest, *, classes_per_client: ClassesPerCli
         holders = -(-int(places.sum()) // (request.classes - k))  # the same for every class where it divides evenly
         free = np.flatnonzero(places > 0)[:holders]
         mine = request.rng.permutation(np.flatnonzero(request.labels == k))
-        average = len(mine) / len(free)
-        low = max(1, int(average / 10))
-        sizes = request.rng.integers(low, max(low + 1, int(average)), len(free) - 1)
+        if half_held_by and len(free) > 1:
+            sizes = _halves(len(mine), len(free), half_held_by, request.rng)[:-1]
+        else:
+            average = len(mine) / len(free)
+            low = max(1, int(average / 10))
+            sizes = request.rng.integers(low, max(low + 1, int(average)), len(free) - 1)
         for client, part in zip(free, np.split(mine, np.cumsum(sizes)), strict=True):
             rows[client].append(part)
             places[client] -= 1
@@ -168,6 +184,19 @@ def _check_places(
         raise ValueError(
             f"{name}: classes_per_client={classes_per_client}: the data have {classes} classes; use at most that"
         )
+
+
+def _halves(count: int, clients: int, share: float, rng: np.random.Generator) -> Indices:
+    """Samples per client: half for the first clients, half for the last `share` of them, each in parts by U(0.1, 1).
+
+    Where there are enough, everybody has one at least.
+    """
+    last = min(clients - 1, max(1, round(share * clients)))
+    out = []
+    for members, samples in ((clients - last, count // 2), (last, count - count // 2)):
+        least = int(samples >= members)
+        out.append(least + cut_by_share(rng.uniform(0.1, 1, members), samples - least * members))
+    return np.concatenate(out)
 
 
 def _count(slots: Indices, groups: Indices) -> Indices:

@@ -15,15 +15,21 @@ Alpha = Annotated[
     float,
     Setting("of the Dirichlet draws; the smaller, the more skewed", "greater than 0", lambda v: v > 0),
 ]
+SelfBalancing = Annotated[
+    bool, Setting("whether a client that has its fair share of all samples gets nothing of later classes")
+]
 
 
 @partitioner()
-def dirichlet(request: PartitionRequest, *, alpha: Alpha = 0.3) -> PartitionResult:
+def dirichlet(
+    request: PartitionRequest, *, alpha: Alpha = 0.3, self_balancing: SelfBalancing = True
+) -> PartitionResult:
     """Deal each class by its own Dirichlet(alpha) vector over clients (DM-PFL, FedPeWS).
 
     As DM-PFL's comparison code: a client that already holds its fair share gets nothing of later
-    classes. Departure: where that code draws again until every client has `least` samples, which
-    may never happen, clients below it take samples from the largest holders.
+    classes. The paper's text (Appendix A.1.3) has no such limit: `self_balancing = false`. Departure: where
+    that code draws again until every client has `least` samples, which may never happen, clients
+    below it take samples from the largest holders.
     """
     total = len(request.labels)
     fair = total / request.num_clients
@@ -31,9 +37,10 @@ def dirichlet(request: PartitionRequest, *, alpha: Alpha = 0.3) -> PartitionResu
     flat, sizes = [], []
     for k in np.unique(request.labels):
         mine = request.rng.permutation(np.flatnonzero(request.labels == k))
-        shares = request.rng.dirichlet(np.full(request.num_clients, alpha)) * (held < fair)
+        open_to = held < fair if self_balancing else np.ones(request.num_clients, np.bool_)
+        shares = request.rng.dirichlet(np.full(request.num_clients, alpha)) * open_to
         if shares.sum() <= 0:  # all of the class would go to clients that are full
-            shares = (held < fair).astype(float)
+            shares = open_to.astype(float)
         flat.append(mine)
         sizes.append(cut_by_share(shares, len(mine)))
         held += sizes[-1]
