@@ -16,7 +16,7 @@ import torch
 
 import personafl
 from personafl import cli, config
-from personafl.data.corruptions import CORRUPTIONS, PARAMETERS
+from personafl.data.corruptions import PARAMETERS, STANDARD
 from personafl.data.partition_plot import plot_partition
 
 QUICK = [
@@ -386,7 +386,7 @@ def test_a_run_folder_says_who_its_clients_are(call, tmp_path: Path) -> None:
 def test_clients_with_a_corruption_each_say_which(call, tmp_path: Path) -> None:
     assert call("run", *quick("local"), "data.corruption=per-client", "--out", "o", "--quiet").code == 0
     with (tmp_path / "o" / "local" / "seed-0" / "clients.csv").open(newline="") as f:
-        assert [r["corruption"] for r in csv.DictReader(f)] == list(CORRUPTIONS)[:5]
+        assert [r["corruption"] for r in csv.DictReader(f)] == list(STANDARD)[:5]
     with pytest.raises(ValueError, match="client 'anna': no such client; the clients of these data have no names"):
         personafl.Result.load(tmp_path / "o").client("anna")
 

@@ -180,6 +180,12 @@ def test_what_cannot_be_is_refused_in_one_line(override: str, message: str) -> N
     assert "\n" not in str(refused.value)
 
 
+def test_corruptions_beyond_the_standard_fifteen_go_by_name() -> None:
+    recipe = config.load(None, ["evaluation.corruptions=gaussian_blur,speckle_noise", "data.corruption=speckle_noise"])
+    assert recipe.evaluation.corruptions == ("gaussian_blur", "speckle_noise")
+    assert recipe.data.corruption == "speckle_noise"
+
+
 def test_an_unknown_section_and_a_broken_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"section \[trainig\]: no such section; did you mean training?"):
         config.load({"trainig": {}, "algorithms": [{"name": "local"}]})

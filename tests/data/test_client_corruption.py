@@ -12,10 +12,10 @@ from personafl import config, experiment
 from personafl.core import rng
 from personafl.data import DATASETS
 from personafl.data.client_corruption import client_kinds, corrupt_federation
-from personafl.data.corruptions import CORRUPTIONS, corrupt
+from personafl.data.corruptions import STANDARD, corrupt
 from personafl.data.federated import Federation, Source
 
-KINDS = list(CORRUPTIONS)
+KINDS = list(STANDARD)
 
 
 def federation(clients: int = 17, channels: int = 3, official: int = 0, seed: int = 0) -> Federation:

@@ -7,7 +7,7 @@ import torch
 
 from personafl.core import rng
 from personafl.data import corruptions, filters, jpeg
-from personafl.data.corruptions import CORRUPTIONS, PARAMETERS, SEVERITIES, corrupt, rotate
+from personafl.data.corruptions import CORRUPTIONS, PARAMETERS, SEVERITIES, STANDARD, corrupt, rotate
 
 EVERY = [(kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES]
 
@@ -47,9 +47,10 @@ def photos():
 # All of them
 
 
-def test_there_are_fifteen_with_five_severities_each():
+def test_there_are_the_fifteen_and_two_more_with_five_severities_each():
     assert list(CORRUPTIONS) == list(PARAMETERS)
-    assert len(CORRUPTIONS) == 15
+    assert set(CORRUPTIONS) - set(STANDARD) == {"gaussian_blur", "speckle_noise"}
+    assert len(STANDARD) == 15 and "all" not in CORRUPTIONS
     assert {len(p) for p in PARAMETERS.values()} == {5}
 
 
@@ -76,7 +77,7 @@ def test_bytes_are_the_floats_cut_off(photos, kind):
 @pytest.mark.parametrize("kind", CORRUPTIONS)
 def test_the_key_decides_what_is_drawn(photos, kind):
     a, b = (corrupt(photos, kind, 3, keys(30, seed)) for seed in (0, 1))
-    fixed = {"defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression"}
+    fixed = {"defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression", "gaussian_blur"}
     assert torch.equal(a, b) == (kind in fixed)
 
 
@@ -104,7 +105,16 @@ def test_any_size_will_do(shape):
         assert torch.isfinite(out).all(), (kind, severity)
 
 
-BLURS = ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "elastic_transform", "pixelate", "contrast")
+BLURS = (
+    "gaussian_blur",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "elastic_transform",
+    "pixelate",
+    "contrast",
+)
 
 
 @pytest.mark.parametrize("kind", [*BLURS, "jpeg_compression"])
@@ -125,6 +135,17 @@ def test_gaussian_noise_has_the_published_deviation(severity):
     # 61,440 values: the mean's deviation is c / 248, the deviation's c / 351
     assert abs(noise.mean()) < 5 * c / 248
     assert abs(noise.std() - c) < 5 * c / 351
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_speckle_noise_deviates_in_proportion_to_the_value(severity):
+    c = (0.06, 0.1, 0.12, 0.16, 0.2)[severity - 1]
+    for value in (0.0, 0.25, 0.5):  # five deviations of 0.2 leave [0, 1] alone
+        x = torch.full((20, 3, 32, 32), value)
+        noise = corrupt(x, "speckle_noise", severity, keys(20)).double() - value
+        # 61,440 values: the mean's deviation is c / 248, the deviation's c / 351, of the value
+        assert abs(noise.mean()) <= 5 * c * value / 248
+        assert abs(noise.std() - c * value) <= 5 * c * value / 351
 
 
 @pytest.mark.parametrize("byte", [1, 50, 128])
@@ -316,6 +337,19 @@ def test_pixelate_takes_means_of_whole_pixels_and_repeats_them():
     # Half the size: 15 and 35.5, which rounds up.
     out = corruptions.pixelate(x.float() / 255, keys(1), 0.5) * 255
     torch.testing.assert_close(out[0, 0, 0], torch.tensor([15.0, 15, 36, 36]))
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_gaussian_blur_is_scipys(photos, severity):
+    """The published code calls scikit-image, which calls SciPy with the nearest pixel beyond the border."""
+    from scipy.ndimage import gaussian_filter
+
+    sigma = (0.4, 0.6, 0.7, 0.8, 1)[severity - 1]
+    for x in (impulse(), photos.float() / 255):
+        expected = gaussian_filter(x.double().numpy(), (0, 0, sigma, sigma), mode="nearest", truncate=4)
+        out = corrupt(x, "gaussian_blur", severity, keys(len(x)))
+        # up to 9 + 9 products and sums in float32, each off by at most 2^-24 of numbers below 1
+        torch.testing.assert_close(out.double(), torch.tensor(expected), atol=36 * 2**-24, rtol=0)
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)

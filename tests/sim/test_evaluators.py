@@ -24,7 +24,7 @@ from personafl import (
     StackedModel,
 )
 from personafl.core import rng
-from personafl.data.corruptions import CORRUPTIONS, corrupt, rotate
+from personafl.data.corruptions import STANDARD, corrupt, rotate
 from personafl.evaluation import final, matrix
 from personafl.experiment import Client
 from tests import worlds
@@ -104,10 +104,10 @@ METHODS = [Local(), Ditto(), DMPFLPlus(iterations=1, allocation="erk")]
 def test_corruptions_are_those_of_each_image_alone(algorithm: Algorithm, channels: int, as_bytes: bool) -> None:
     sim = played(algorithm, federation(channels, as_bytes))
     found = sim.evaluations()
-    assert found["kinds"].tolist() == list(CORRUPTIONS)
+    assert found["kinds"].tolist() == list(STANDARD)
     assert found["corruption_accuracy"].shape == (6, 15, 2)
     source = sim.federation.source
-    for k, kind in enumerate(CORRUPTIONS):
+    for k, kind in enumerate(STANDARD):
         for j, severity in enumerate((1, 5)):
             for client in range(6):
                 rows = own_rows(sim, client)
@@ -230,7 +230,7 @@ def test_a_model_that_looks_at_batches_is_shown_whole_test_sets() -> None:
         whole = right(source.x[rows], rows)
         assert (found["client_accuracy"][:, client] == whole).all()
         fog = corrupt(source.x[rows], "fog", 5, rng.key(0, "corruption", rows))
-        assert found["corruption_accuracy"][client, list(CORRUPTIONS).index("fog"), 1] == right(fog, rows)
+        assert found["corruption_accuracy"][client, STANDARD.index("fog"), 1] == right(fog, rows)
         for d in range(2):
             new, places = sim.shift.of(d, client)  # type: ignore[union-attr]
             mixed = rows.clone()

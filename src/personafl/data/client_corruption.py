@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng
-from personafl.data.corruptions import CORRUPTIONS, corrupt, require_images
+from personafl.data.corruptions import STANDARD, corrupt, require_images
 from personafl.data.dataset import Source
 from personafl.data.federated import Federation, Split
 
@@ -45,7 +45,7 @@ def corrupt_federation(federation: Federation, kind: str, severity: int = 5) -> 
     if kind != PER_CLIENT:
         return dataclasses.replace(federation, source=corrupt_source(source, kind, severity))
     require_images(source.x, f"data.corruption={kind!r} on {source.name}")
-    x, names = source.x.clone(), list(CORRUPTIONS)
+    x, names = source.x.clone(), STANDARD
     for place, name in enumerate(names[: federation.everybody]):
         for ids in torch.split(torch.arange(place, federation.everybody, len(names)), BLOCK):
             rows = torch.cat([_rows(federation, split, ids) for split in SPLITS])
@@ -57,7 +57,7 @@ def client_kinds(federation: Federation) -> list[str]:
     """The kind of each client, where each has one of its own; else nothing."""
     if federation.source.corruption is None or federation.source.corruption[0] != PER_CLIENT:
         return []
-    return [list(CORRUPTIONS)[c % len(CORRUPTIONS)] for c in range(federation.everybody)]
+    return [STANDARD[c % len(STANDARD)] for c in range(federation.everybody)]
 
 
 def _corrupt(x: Tensor, rows: Tensor, kind: str, severity: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from personafl.core import rng
 from personafl.core.types import Evaluation, Examples
-from personafl.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, require_images, rotate
+from personafl.data.corruptions import CORRUPTIONS, SEVERITIES, STANDARD, corrupt, require_images, rotate
 from personafl.data.dataset import Source
 
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -22,8 +22,8 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 
 def kinds(evaluation: Evaluation) -> tuple[str, ...]:
-    """The corruptions asked for, `all` written out."""
-    return tuple(CORRUPTIONS) if "all" in evaluation.corruptions else evaluation.corruptions
+    """The corruptions asked for, `all` written out: the standard fifteen."""
+    return STANDARD if "all" in evaluation.corruptions else evaluation.corruptions
 
 
 def check(evaluation: Evaluation, source: Source) -> None:
