@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,27 @@ def test_parts_import_only_what_lies_below_them(part: str) -> None:
         ours = {n.split(".")[1] for n in imports(file) if n.startswith("personafl.")}
         ours -= {"__version__"}
         assert ours <= MAY[part], f"{file.name} imports {ours - MAY[part]}"
+
+
+def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
+    named = {re.split(r"[<>=\[]", d)[0] for d in declared}
+    called = {"pillow": "PIL", "scikit-learn": "sklearn"}
+    known = {called.get(d, d) for d in named} | {"personafl", "triton"} | sys.stdlib_module_names  # torch has triton
+    for file in sorted(ROOT.rglob("*.py")):
+        found = {n.split(".")[0] for n in imports(file)}
+        assert found <= known, f"{file.name} imports {found - known}"
+
+
+def test_modules_of_data_import_each_other_in_one_direction() -> None:
+    files = {".".join(f.relative_to(ROOT.parent).with_suffix("").parts): f for f in (ROOT / "data").rglob("*.py")}
+    files = {name.removesuffix(".__init__"): f for name, f in files.items()}
+    graph = {
+        name: {n if n in files else n.rpartition(".")[0] for n in imports(f)} & files.keys() - {name}
+        for name, f in files.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises where there is a cycle, and names it
 
 
 def test_an_algorithm_file_holds_no_loop_over_batches_no_optimiser_and_no_files() -> None:

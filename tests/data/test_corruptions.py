@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from personafl.core import rng
 from personafl.data import corruptions, filters, jpeg
@@ -354,12 +355,11 @@ def test_gaussian_blur_is_scipys(photos, severity):
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_pixelate_is_pillows(photos, severity):
-    image = pytest.importorskip("PIL.Image")
     size = (30, 28, 27, 24, 20)[severity - 1]
     out = corrupt(photos, "pixelate", severity, keys(30)).permute(0, 2, 3, 1).numpy()
     for mine, clean in zip(out, photos.permute(0, 2, 3, 1).numpy(), strict=True):
-        small = image.fromarray(clean).resize((size, size), image.Resampling.BOX)
-        assert np.array_equal(mine, small.resize((32, 32), image.Resampling.BOX))
+        small = Image.fromarray(clean).resize((size, size), Image.Resampling.BOX)
+        assert np.array_equal(mine, small.resize((32, 32), Image.Resampling.BOX))
 
 
 # JPEG
@@ -391,7 +391,6 @@ def test_jpeg_drops_what_is_below_half_a_step():
 
 @pytest.mark.parametrize("size", [(32, 32), (28, 28), (19, 30)])
 def test_jpeg_is_pillows_but_for_rounding(photos, size):
-    image = pytest.importorskip("PIL.Image")
     clean = photos[..., : size[0], : size[1]].contiguous()
     for severity, quality in zip(SEVERITIES, (80, 65, 58, 50, 40), strict=True):
         for images in (clean, clean[:, 1:2].contiguous()):
@@ -399,8 +398,8 @@ def test_jpeg_is_pillows_but_for_rounding(photos, size):
             out = corrupt(images, "jpeg_compression", severity, keys(30)).permute(0, 2, 3, 1).squeeze(-1).numpy()
             for mine, raw in zip(out, images.permute(0, 2, 3, 1).squeeze(-1).numpy(), strict=True):
                 file = io.BytesIO()
-                image.fromarray(raw).save(file, "JPEG", quality=quality)
-                off.append(np.abs(np.asarray(image.open(file)).astype(int) - mine))
+                Image.fromarray(raw).save(file, "JPEG", quality=quality)
+                off.append(np.abs(np.asarray(Image.open(file)).astype(int) - mine))
             assert np.mean(off) < 0.3
             assert (np.array(off) <= 1).mean() > 0.93
 

