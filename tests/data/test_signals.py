@@ -53,10 +53,10 @@ def test_har_features_are_used_where_there_are_some(home):
     write_har(folder, "train", recording(0, 2), [1, 1], [1, 1])
     write_har(folder, "test", recording(1, 1), [2], [2])
     with pytest.raises(DataError, match="the 561 features are not in this copy"):
-        signals.har(features=True)
+        signals.har_features()
     for split, rows in (("train", 2), ("test", 1)):
         put(folder / split / f"X_{split}.txt", (" ".join(["0.5"] * 561) + "\n") * rows)
-    got = signals.har(features=True)
+    got = signals.har_features()
     assert got.x.shape == (3, 561) and got.groups.tolist() == [0, 0, 1]
     assert signals.har().x.shape == (3, 9, 128)
 
@@ -67,8 +67,8 @@ def test_har_features_alone_group_runs_of_one_activity(home):
         put(folder / split / f"X_{split}.txt", (" ".join(["0.5"] * 561) + "\n") * len(y))
         put(folder / split / f"y_{split}.txt", "".join(f"{k}\n" for k in y))
         put(folder / split / f"subject_{split}.txt", "".join(f"{k}\n" for k in who))
-    assert signals.har(features=True).groups.tolist() == [0, 0, 1, 2, 3]
-    with pytest.raises(DataError, match="no Inertial Signals; use features=True"):
+    assert signals.har_features().groups.tolist() == [0, 0, 1, 2, 3]
+    with pytest.raises(DataError, match="no Inertial Signals; use har-features"):
         signals.har()
 
 
@@ -108,11 +108,10 @@ ARFF = """@relation activity
 
 def test_wisdm_is_read_from_arff(home):
     put(home / "WISDM_ar_v1.1" / "WISDM_ar_v1.1_transformed.arff", ARFF)
-    got = signals.wisdm(standardise=False)
-    assert got.x.tolist() == [[1, 10], [2, 20], [3, 30]]  # ? becomes the mean of 10 and 30
+    got = signals.wisdm()
     assert got.y.tolist() == [1, 0, 5] and got.clients.tolist() == [33, 33, 17] and got.classes == 6
-    scaled = signals.wisdm().x
-    assert torch.allclose(scaled, torch.tensor([-(1.5**0.5), 0.0, 1.5**0.5]).unsqueeze(1).expand(3, 2))
+    # 1, 2, 3 and 10, 20, 30, for ? becomes the mean of 10 and 30: their deviation is sqrt(2 / 3) of a step
+    assert torch.allclose(got.x, torch.tensor([-(1.5**0.5), 0.0, 1.5**0.5]).unsqueeze(1).expand(3, 2))
 
 
 def test_wisdm_is_read_from_npz(home):

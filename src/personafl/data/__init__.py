@@ -20,7 +20,7 @@ from personafl.data.images import (
 )
 from personafl.data.mixed import cifar_mnist, pot_mnist
 from personafl.data.partition import PARTITIONS
-from personafl.data.signals import har, wisdm
+from personafl.data.signals import har, har_features, wisdm
 from personafl.data.synthetic import synthetic_1m, synthetic_3_2k, synthetic_10m, synthetic_32k
 from personafl.data.text import shakespeare
 
@@ -40,6 +40,7 @@ DATASETS: dict[str, Callable[[], Source]] = {
     "cinic10": cinic10,
     "mini-imagenet": mini_imagenet,
     "har": har,
+    "har-features": har_features,
     "wisdm": wisdm,
     "shakespeare": shakespeare,
     "cifar-mnist": cifar_mnist,

@@ -75,7 +75,7 @@ def har(*, features: bool = False) -> Source:
     if found.kind == "features" or (features and not (found.folder / "train" / "X_train.txt").exists()):
         if not features:
             raise DataError(
-                f"{found.folder} has the 561 features but no Inertial Signals; use features=True or add them"
+                f"{found.folder} has the 561 features but no Inertial Signals; use har-features or add them"
             )
         if found.kind == "signals":
             raise DataError(f"{found.folder} has no train/X_train.txt: the 561 features are not in this copy")
@@ -89,7 +89,12 @@ def har(*, features: bool = False) -> Source:
     inputs = sorted(p for s in ("train", "test") for p in (found.folder / s).rglob("*.txt"))
     name = "har-features" if features else "har"
     held = prepared_arrays(name, found.root, inputs, build, kind=found.kind)
-    return from_arrays(name, held, 6, "mlp" if features else "har-dnn")
+    return from_arrays(name, held, 6, "har-dnn")
+
+
+def har_features() -> Source:
+    """UCI HAR as its 561 features, which DM-PFL's network for HAR may have been made for."""
+    return har(features=True)
 
 
 def read_arff(path: Path) -> tuple[Array, Array, Array]:
@@ -120,11 +125,11 @@ def read_arff(path: Path) -> tuple[Array, Array, Array]:
     return np.array(rows, np.float32), np.array(y), np.array(users)
 
 
-def wisdm(*, standardise: bool = True) -> Source:
+def wisdm() -> Source:
     """WISDM v1.1, transformed: six activities of 36 people, 43 features of ten seconds each.
 
-    The scales of the features differ widely, so each is brought to mean 0 and deviation 1 over the whole set
-    (`standardise=False`: not). Values the file does not have become the mean of their feature.
+    The scales of the features differ widely, so each is brought to mean 0 and deviation 1 over the whole set.
+    Values the file does not have become the mean of their feature.
     """
     found = obtain("wisdm")
     if found.kind == "arff":
@@ -139,7 +144,6 @@ def wisdm(*, standardise: bool = True) -> Source:
     wide = x.astype(np.float64)
     mean = np.nanmean(wide, 0)
     wide = np.where(np.isnan(wide), mean, wide)
-    if standardise:
-        spread = wide.std(0)
-        wide = (wide - mean) / np.where(spread > 0, spread, 1.0)
+    spread = wide.std(0)
+    wide = (wide - mean) / np.where(spread > 0, spread, 1.0)
     return from_arrays("wisdm", {"x": wide.astype(np.float32), "y": y, "clients": users}, 6, "mlp")
