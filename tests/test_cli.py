@@ -17,7 +17,6 @@ import torch
 import personafl
 from personafl import cli, config
 from personafl.data.corruptions import PARAMETERS, STANDARD
-from personafl.data.partition_plot import plot_partition
 
 QUICK = [
     "training.num_rounds=4",
@@ -220,15 +219,6 @@ def test_a_partition_goes_to_pfllib_and_comes_back(call, tmp_path: Path) -> None
     assert said.err == "note: them knows its 4 clients; data.partition=natural keeps them\n"
     said = call("partition", "data.num_clients=4", "--pfllib", "them")
     assert (said.code, "them: not an empty folder" in said.err) == (2, True)
-
-
-@pytest.mark.parametrize(("clients", "classes"), [(20, 10), (100, 10), (500, 10), (3, 100)])
-def test_every_federation_can_be_drawn(tmp_path: Path, clients: int, classes: int) -> None:
-    counts = np.random.default_rng(0).integers(0, 9, (clients, classes))
-    plot_partition(counts, tmp_path / "p.png", "title")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match=r"p\.xyz: Format 'xyz' is not supported"):
-        plot_partition(counts, tmp_path / "p.xyz", "title")
 
 
 def test_doctor_checks_the_engine(call) -> None:

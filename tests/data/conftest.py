@@ -1,9 +1,10 @@
-"""An empty data folder, and a server."""
+"""An empty data folder, a server, and photographs."""
 
 import http.server
 import threading
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -67,3 +68,15 @@ def server(monkeypatch):
         yield kind
         running.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def photos():
+    """32 x 32 pieces of two photographs that come with scikit-learn."""
+    from sklearn.datasets import load_sample_images
+
+    out = []
+    for photo in load_sample_images().images:
+        small = torch.tensor(photo[:384]).float().view(96, 4, 160, 4, 3).mean((1, 3))
+        out.append(small.view(3, 32, 5, 32, 3).permute(0, 2, 4, 1, 3).flatten(0, 1))
+    return torch.cat(out).to(torch.uint8)  # [30, 3, 32, 32]

@@ -1,4 +1,3 @@
-import io
 import math
 
 import numpy as np
@@ -7,42 +6,11 @@ import torch
 from PIL import Image
 
 from personafl.core import rng
-from personafl.data import corruptions, filters, jpeg
+from personafl.data import corruptions, filters
 from personafl.data.corruptions import CORRUPTIONS, PARAMETERS, SEVERITIES, STANDARD, corrupt, rotate
+from tests.data.small_images import constant, impulse, keys, ramp
 
 EVERY = [(kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES]
-
-
-def keys(count, seed=0):
-    return rng.key(seed, "test", torch.arange(count))
-
-
-def constant(byte, count=2, channels=3, size=32):
-    return torch.full((count, channels, size, size), byte, dtype=torch.uint8)
-
-
-def impulse(size=32):
-    """One white pixel in the middle of black."""
-    x = torch.zeros(1, 1, size, size)
-    x[0, 0, size // 2, size // 2] = 1
-    return x
-
-
-def ramp(size=32):
-    """Brighter by one byte from column to column."""
-    return torch.arange(size, dtype=torch.uint8).expand(1, 3, size, size).contiguous()
-
-
-@pytest.fixture(scope="module")
-def photos():
-    """32 x 32 pieces of two photographs that come with scikit-learn."""
-    from sklearn.datasets import load_sample_images
-
-    out = []
-    for photo in load_sample_images().images:
-        small = torch.tensor(photo[:384]).float().view(96, 4, 160, 4, 3).mean((1, 3))
-        out.append(small.view(3, 32, 5, 32, 3).permute(0, 2, 4, 1, 3).flatten(0, 1))
-    return torch.cat(out).to(torch.uint8)  # [30, 3, 32, 32]
 
 
 # All of them
@@ -363,45 +331,6 @@ def test_pixelate_is_pillows(photos, severity):
 
 
 # JPEG
-
-
-def test_jpeg_keeps_whole_steps_of_the_first_coefficient():
-    # Quality 50: the tables as they are. A constant block has 8 * (byte - 128), in steps of 16: 2 bytes; ties go away.
-    for byte, expected in ((128, 128), (130, 130), (131, 132), (125, 124), (100, 100)):
-        assert corrupt(constant(byte, 1, channels=1), "jpeg_compression", 4, keys(1)).unique().tolist() == [expected]
-
-
-def test_jpeg_steps_follow_quality():
-    first = [jpeg._quantisation(jpeg._LUMINANCE, q)[0, 0] for (q,) in PARAMETERS["jpeg_compression"]]
-    # 16 in percent: 200 - 2 q at 80, 65, 58, 50; 5000 / 40 = 125; halves go up
-    assert first == [6, 11, 13, 16, 20]
-
-
-def test_jpeg_drops_what_is_below_half_a_step():
-    # The ramp's slope is a coefficient of 18.2 = 1.66 steps of 11; all others of its row are below 2, and vanish.
-    x = ramp(8)[:, :1] + 124
-    k = math.pi / 16 * (2 * torch.arange(8.0) + 1)
-    first = (x[0, 0, 0].float() - 128) @ k.cos() / 2 * math.sqrt(8)
-    dc = (x[0, 0].float() - 128).mean() * 8
-    assert (dc, round(float(first), 1)) == (-4, -18.2)
-    wave = 128 - 2 * 11 * k.cos() / 2 / math.sqrt(8)  # 4 / 16 of a step is none of the constant
-    out = corrupt(x, "jpeg_compression", 4, keys(1))
-    torch.testing.assert_close(out.float()[0, 0, 0], (wave + 0.5).floor())
-
-
-@pytest.mark.parametrize("size", [(32, 32), (28, 28), (19, 30)])
-def test_jpeg_is_pillows_but_for_rounding(photos, size):
-    clean = photos[..., : size[0], : size[1]].contiguous()
-    for severity, quality in zip(SEVERITIES, (80, 65, 58, 50, 40), strict=True):
-        for images in (clean, clean[:, 1:2].contiguous()):
-            off = []
-            out = corrupt(images, "jpeg_compression", severity, keys(30)).permute(0, 2, 3, 1).squeeze(-1).numpy()
-            for mine, raw in zip(out, images.permute(0, 2, 3, 1).squeeze(-1).numpy(), strict=True):
-                file = io.BytesIO()
-                Image.fromarray(raw).save(file, "JPEG", quality=quality)
-                off.append(np.abs(np.asarray(Image.open(file)).astype(int) - mine))
-            assert np.mean(off) < 0.3
-            assert (np.array(off) <= 1).mean() > 0.93
 
 
 # Rotation

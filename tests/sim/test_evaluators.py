@@ -259,7 +259,7 @@ def test_scores_lie_where_edges_say() -> None:
             full = torch.zeros(len(rows)).index_put((places,), there.float())
             assert found["shift_scores"][mine, d, 2].tolist() == full.tolist()
             assert found["shift_accuracy"][client, d, 2] == pytest.approx(float(full.double().mean()))
-            assert found["donors"][client, d] == int(sim.shift.donors[d, client])  # type: ignore[union-attr]
+            assert found["donors"][client, d] == int(sim.shift.donors_of(torch.tensor([client]))[d, 0])  # type: ignore[union-attr]
 
 
 def test_a_sample_of_clients_has_rows_of_the_matrix() -> None:

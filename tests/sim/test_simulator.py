@@ -130,7 +130,7 @@ def test_full_shift_under_one_donor_is_the_donors_test_set() -> None:
     assert shift["degrees"]["0.0"]["mean"] == pytest.approx(sim.rows[-1]["personal"]["mean"])
     assert shift["average"] == pytest.approx(sum(shift["degrees"][d]["mean"] for d in ("0.0", "1.0")) / 2)
     client = 4  # its test set is one row, so at full shift it is scored on one row of its donor's
-    donor = int(sim.shift.donors[0, client])  # type: ignore[union-attr]
+    donor = int(sim.shift.donors_of(torch.tensor([client]))[0, 0])  # type: ignore[union-attr]
     drawn = sim.shift.rows[0]  # type: ignore[union-attr]
     row = drawn.values[drawn.offsets[client] : drawn.offsets[client + 1]]
     assert set(row.tolist()) <= set(sim.federation.examples("test", torch.tensor([donor])).rows[0].tolist())

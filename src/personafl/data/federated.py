@@ -61,9 +61,9 @@ class LazySplit:
 
     def all_splits(self, id: int) -> dict[Split, Indices]:
         """The rows of one client in every split that is drawn."""
-        mixed, test, validation = _cut(id, self.rows[id], self.seed, *self.shares)
+        shuffled, test, validation = _cut(id, self.rows[id], self.seed, *self.shares)
         end = test + validation
-        return {"test": mixed[:test], "validation": mixed[test:end], "train": mixed[end:]}
+        return {"test": shuffled[:test], "validation": shuffled[test:end], "train": shuffled[end:]}
 
     def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
@@ -122,10 +122,10 @@ class Federation:
             return cls(source, lazy, len(parts) - unseen, notes or {}, unseen, rest)
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
-            mixed, test, validation = _cut(client, rows, seed, share, validation_share, source.groups)
-            cut["test"].append(mixed[:test] if tests is None else tests[client])
-            cut["validation"].append(mixed[test : test + validation])
-            cut["train"].append(mixed[test + validation :])
+            shuffled, test, validation = _cut(client, rows, seed, share, validation_share, source.groups)
+            cut["test"].append(shuffled[:test] if tests is None else tests[client])
+            cut["validation"].append(shuffled[test : test + validation])
+            cut["train"].append(shuffled[test + validation :])
         splits = {s: Ragged.of(p) for s, p in cut.items()}
         return cls(source, splits, len(parts) - unseen, notes or {}, unseen, rest)
 
@@ -232,13 +232,13 @@ def _cut(
     """A client's rows in a random order, and how many of the first are for testing, then for validation."""
     draw = rng.generator(seed, "split", client)
     test, validation = (max(1, round(share * len(rows))) if share else 0 for share in (test_share, validation_share))
-    mixed = draw.permutation(rows)
+    shuffled = draw.permutation(rows)
     if groups is not None and (wanted := [n for n in (test, validation) if n]):
-        mixed, ends = _by_group(client, rows, groups[rows], draw, wanted)
+        shuffled, ends = _by_group(client, rows, groups[rows], draw, wanted)
         test, validation = (*ends, 0)[:2] if test else (0, ends[0])
     if len(rows) - test - validation < 1:
         raise ValueError(_too_few(client, len(rows), validation > 0))
-    return mixed, test, validation
+    return shuffled, test, validation
 
 
 def _too_few(client: int, size: int, validation: bool) -> str:

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from personafl.data.filters import grid, widened
+from personafl.data.filters import grid, padded
 
 # ITU-T T.81, Annex K: the quantisation tables for luminance and chrominance at quality 50.
 
@@ -64,7 +64,7 @@ def _halve(plane: Tensor) -> Tensor:
 
 def _double(plane: Tensor) -> Tensor:
     """Twice the size, each pixel three quarters its own and a quarter the neighbour's, along both sides."""
-    wide = widened(widened(plane, -2, 1, "clamp"), -1, 1, "clamp")
+    wide = padded(padded(plane, -2, 1, "clamp"), -1, 1, "clamp")
     own = wide[:, 1:-1] * 3
     rows = torch.stack([own + wide[:, :-2], own + wide[:, 2:]], 2).flatten(1, 2)  # [N, 2 H, W + 2]
     own = rows[:, :, 1:-1] * 3

@@ -70,11 +70,6 @@ class Shift:
         return torch.tensor([self._donor(key, c) for key, c in keys]).view(self.draws, len(ids))
 
     @property
-    def donors(self) -> Tensor:
-        """Those of everybody, `[draws, clients]`."""
-        return self.donors_of(torch.arange(self.federation.num_clients))
-
-    @property
     def rows(self) -> list[Ragged]:
         """Per draw the rows of everybody."""
         return [rows for rows, _ in self._all]
@@ -168,7 +163,7 @@ def _remixed(draw: np.random.Generator, by_class: list[Indices], size: int) -> I
     return out
 
 
-def mixed(own: Tensor, foreign: Tensor, places: Tensor, degree: float) -> Tensor:
+def mix_scores(own: Tensor, foreign: Tensor, places: Tensor, degree: float) -> Tensor:
     """Scores of one client's shifted test set: `own` at the places kept, `foreign` at those replaced; all `[n]`."""
     count = round(degree * len(own))
     out = own.clone()
