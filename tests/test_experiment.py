@@ -147,7 +147,7 @@ def test_validation_data_are_scored_apart(tmp_path: Path) -> None:
     assert {"mean", "std"} <= found.rows[-1]["validation"].keys()
     assert found.rows[-1]["validation"] != found.rows[-1]["personal"]
     fed = found.simulation.federation
-    held = [set(fed.splits[s].flat.tolist()) for s in ("train", "validation", "test")]
+    held = [set(fed.splits[s].values.tolist()) for s in ("train", "validation", "test")]
     assert sum(map(len, held)) == len(set().union(*held)) == 1797
 
 
