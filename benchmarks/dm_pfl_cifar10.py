@@ -20,7 +20,7 @@ import torch
 import personafl
 from personafl import DMPFL, Algorithm, Ditto, FedAvg, FedAvgFT
 from personafl.core import rng
-from personafl.data.partition import Ask, partition
+from personafl.data.partition import PartitionRequest, partition
 from personafl.experiment import environment
 from personafl.models import MODELS
 
@@ -37,7 +37,7 @@ def federation(path: Path, seed: int) -> personafl.Federation:
     with np.load(path) as file:
         x, y = torch.from_numpy(file["x"]), file["y"].astype(np.int64)
     source = personafl.arrays((x.float() / 255 - 0.5) / 0.5, y, classes=10, name="cifar10")
-    parts = partition("dirichlet", Ask(y, 10, 100, 0.3, 2, None, rng.generator(seed, "partition")))
+    parts = partition("dirichlet", PartitionRequest(y, 10, 100, rng.generator(seed, "partition")), alpha=0.3)
     return personafl.Federation.build(source, parts.rows, seed)
 
 

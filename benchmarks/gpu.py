@@ -47,7 +47,7 @@ from personafl import (
 )
 from personafl.core import batches, rng
 from personafl.data import DATASETS
-from personafl.data.partition import Ask, partition
+from personafl.data.partition import PartitionRequest, partition
 from personafl.experiment import environment
 from personafl.models import MODELS
 
@@ -93,8 +93,8 @@ def cifar_users(seed: int) -> Federation:
 
 def cifar_dirichlet(seed: int) -> Federation:
     data = DATASETS["cifar10"]()
-    ask = Ask(data.y.numpy(), 10, 100, 0.3, 2, None, rng.generator(seed, "partition"))
-    return Federation.build(data, partition("dirichlet", ask).rows, seed)
+    request = PartitionRequest(data.y.numpy(), 10, 100, rng.generator(seed, "partition"))
+    return Federation.build(data, partition("dirichlet", request, alpha=0.3).rows, seed)
 
 
 def network(name: str, fed: Federation) -> StackedModel:

@@ -32,7 +32,7 @@ import torch
 from personafl import DMPFL, Evaluation, Federation, Machine, Simulation, StackedModel, Training
 from personafl.core import rng
 from personafl.data import DATASETS
-from personafl.data.partition import Rows
+from personafl.data.ragged import Ragged
 from personafl.experiment import environment
 from personafl.models import MLP
 
@@ -45,7 +45,7 @@ def federation(clients: int) -> Federation:
     if clients * POINTS > len(source.y):
         raise SystemExit(f"--clients {clients}: at most {len(source.y) // POINTS}")
     mixed = rng.generator(0, "partition").permutation(len(source.y))[: clients * POINTS].copy()
-    return Federation.build(source, Rows.cut(mixed, np.full(clients, POINTS)), 0, test_share=0.2)
+    return Federation.build(source, Ragged.cut(mixed, np.full(clients, POINTS)), 0, test_share=0.2)
 
 
 def resident(peak: bool = False) -> int:
@@ -57,8 +57,8 @@ def resident(peak: bool = False) -> int:
 
 def held(fed: Federation) -> int:
     """Bytes of the data set and of who holds which of it."""
-    tensors = {t.data_ptr(): t.nbytes for t in (fed.source.x, fed.source.y, *(s.first for s in fed.splits.values()))}
-    rows = {r.flat.ctypes.data: r.flat.nbytes + r.first.nbytes for r in fed._held()}
+    tensors = {t.data_ptr(): t.nbytes for t in (fed.source.x, fed.source.y, *(s.offsets for s in fed.splits.values()))}
+    rows = {r.values.data_ptr(): r.values.nbytes + r.offsets.nbytes for r in fed._held()}
     return sum(tensors.values()) + sum(rows.values())
 
 

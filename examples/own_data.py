@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 import personafl
-from personafl.data import artefact, own
+from personafl.data import custom, partition_file
 
 
 class Watch(Dataset):
@@ -34,7 +34,7 @@ wearers = ["anna", "ben", "cleo", "dov", "eva", "finn"]
 watches = [Watch(i) for i in range(len(wearers))]
 
 # 1. Data sets in memory: one client each.
-source = own.datasets(watches, wearers)
+source = custom.datasets(watches, wearers)
 federation = personafl.Federation.build(source, [np.flatnonzero(source.clients == c) for c in range(6)], seed=0)
 print(f"{federation.num_clients} clients, {len(source.y)} samples, hash {federation.digest()}")
 
@@ -50,7 +50,7 @@ with tempfile.TemporaryDirectory() as home:
     print(personafl.run(recipe).table())
 
     # 3. Who holds what as a file: the same split for every seed, here and elsewhere.
-    artefact.save(federation, Path(home) / "split.json")
+    partition_file.save(federation, Path(home) / "split.json")
     recipe["data"]["partition"] = str(Path(home) / "split.json")
     result = personafl.run(recipe, seeds=[1, 2])
     print("used again:", {m.summary["hashes"]["split"] for m in result.methods.values()})

@@ -30,7 +30,7 @@ Params = dict[str, Tensor]
 def rows_of(federation: Federation, split: Split, client: int) -> Tensor:
     """The rows of the source that a client holds in a split."""
     ragged = federation.splits[split]
-    return ragged.flat[int(ragged.first[client]) : int(ragged.first[client + 1])]
+    return ragged.values[int(ragged.offsets[client]) : int(ragged.offsets[client + 1])]
 
 
 def sampled(federation: Federation, training: Training, number: int) -> list[int]:

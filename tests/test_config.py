@@ -37,8 +37,8 @@ def test_overrides_reach_sections_and_methods() -> None:
         None, ["training.num_rounds=7", "dm-pfl.sparsity=0.8", "data.alpha=1", "evaluation.degrees=0,1"]
     )
     assert recipe.training.num_rounds == 7
-    assert recipe.data.alpha == 1.0
-    assert isinstance(recipe.data.alpha, float)
+    assert recipe.data.partition_settings == {"alpha": 1.0, "self_balancing": True}
+    assert isinstance(recipe.data.partition_settings["alpha"], float)
     assert recipe.evaluation.degrees == (0.0, 1.0)
     by_label = {m.label: m.algorithm for m in recipe.algorithms}
     assert by_label["dm-pfl"] == DMPFL(sparsity=0.8, **_demo("dm-pfl", "sparsity"))
@@ -178,6 +178,12 @@ def test_what_cannot_be_is_refused_in_one_line(override: str, message: str) -> N
     with pytest.raises(ConfigError, match=message) as refused:
         config.load(None, [override])
     assert "\n" not in str(refused.value)
+
+
+def test_corruptions_beyond_the_standard_fifteen_go_by_name() -> None:
+    recipe = config.load(None, ["evaluation.corruptions=gaussian_blur,speckle_noise", "data.corruption=speckle_noise"])
+    assert recipe.evaluation.corruptions == ("gaussian_blur", "speckle_noise")
+    assert recipe.data.corruption == "speckle_noise"
 
 
 def test_an_unknown_section_and_a_broken_file_are_named(tmp_path: Path) -> None:

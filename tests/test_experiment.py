@@ -11,7 +11,7 @@ import torch
 
 import personafl
 from personafl import config, experiment
-from personafl.data import artefact
+from personafl.data import partition_file
 
 RECIPE = {
     "data": {"dataset": "digits", "num_clients": 5},
@@ -62,16 +62,16 @@ QUICK = {
 def test_a_run_folder_keeps_its_partition_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     feds = [experiment.federation(config.load(RECIPE).with_seed(s)) for s in (0, 1)]
-    artefact.save(feds[0], tmp_path / "mine.json")
+    partition_file.save(feds[0], tmp_path / "mine.json")
     made = personafl.run(QUICK | {"data": {"partition": "mine.json"}}, out=tmp_path / "run")
     made.save(tmp_path / "again")
-    artefact.save(feds[1], tmp_path / "mine.json")  # no longer the same
+    partition_file.save(feds[1], tmp_path / "mine.json")  # no longer the same
     monkeypatch.chdir("/")
     for folder in ("run", "again"):
         back = personafl.Result.load(tmp_path / folder)
         assert back["local"].simulation.federation.digest() == made["local"].summary["hashes"]["split"]
         assert back.recipe.data.partition == "mine.json"  # as it was asked for
-    artefact.save(feds[1], tmp_path / "run" / "split.json")
+    partition_file.save(feds[1], tmp_path / "run" / "split.json")
     with pytest.raises(ValueError, match=r"seed-0: the split of this run had hash \w{16}, now it is \w{16}: what "):
         personafl.Result.load(tmp_path / "run")
 
@@ -147,7 +147,7 @@ def test_validation_data_are_scored_apart(tmp_path: Path) -> None:
     assert {"mean", "std"} <= found.rows[-1]["validation"].keys()
     assert found.rows[-1]["validation"] != found.rows[-1]["personal"]
     fed = found.simulation.federation
-    held = [set(fed.splits[s].flat.tolist()) for s in ("train", "validation", "test")]
+    held = [set(fed.splits[s].values.tolist()) for s in ("train", "validation", "test")]
     assert sum(map(len, held)) == len(set().union(*held)) == 1797
 
 

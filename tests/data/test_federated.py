@@ -9,8 +9,9 @@ import torch
 from personafl import FedAvg, Machine, Simulation, config, experiment
 from personafl.core import batches
 from personafl.data import federated
-from personafl.data.federated import Federation, Ragged, Source, arrays
-from personafl.data.partition import Rows
+from personafl.data.dataset import Source
+from personafl.data.federated import Federation
+from personafl.data.ragged import Ragged
 from tests import worlds
 
 PARTS = [np.arange(0, 40), np.arange(40, 52), np.arange(52, 60)]  # 40, 12 and 8 samples
@@ -22,7 +23,7 @@ def source(n=60, classes=4):
 
 def held(federation, split):
     ragged = federation.splits[split]
-    return [ragged.flat[a:b].tolist() for a, b in zip(ragged.first[:-1], ragged.first[1:], strict=True)]
+    return [ragged.values[a:b].tolist() for a, b in zip(ragged.offsets[:-1], ragged.offsets[1:], strict=True)]
 
 
 def test_a_quarter_is_for_testing():
@@ -112,14 +113,6 @@ def test_a_split_nobody_asked_for_has_no_examples():
     assert data.count.tolist() == [0, 0]
 
 
-def test_ragged_rows_may_be_empty_in_between():
-    ragged = Ragged.of([np.array([7, 8]), np.array([], np.int64), np.array([9])])
-    assert ragged.lengths(torch.tensor([0, 1, 2])).tolist() == [2, 0, 1]
-    rows, count = ragged.padded(torch.tensor([0, 1, 2]))
-    assert rows.tolist() == [[7, 8], [0, 0], [9, 0]]
-    assert count.tolist() == [2, 0, 1]
-
-
 def test_moving_casts_floating_examples_and_leaves_bytes():
     built = Federation.build(source(), PARTS, seed=0).to(torch.device("cpu"), torch.float64)
     assert built.source.x.dtype == torch.float64
@@ -133,70 +126,6 @@ def test_moving_casts_floating_examples_and_leaves_bytes():
 # One's own data
 
 
-def test_arrays_take_lists_and_numpy():
-    s = arrays(np.array([[1.0, 2.0], [3.0, 4.0]]), [0, 2])
-    assert s.x.dtype == torch.float32
-    assert s.y.tolist() == [0, 2]
-    assert s.y.dtype == torch.int64
-    assert s.classes == 3  # the largest label and one
-    assert arrays([[1.0]], [0], classes=5).classes == 5
-
-
-def test_whole_labels_in_floating_point_are_accepted():
-    assert arrays([[1.0], [2.0]], np.array([1.0, 0.0])).y.tolist() == [1, 0]
-
-
-def test_client_names_become_numbers():
-    s = arrays([[1.0]] * 4, [0, 0, 1, 1], clients=["b", "a", "b", "c"])
-    assert s.clients.tolist() == [1, 0, 1, 2]
-    assert s.clients.dtype == np.int64
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_example_that_is_not_finite_is_refused(bad):
-    with pytest.raises(ValueError, match="mine: example 2 contains NaN or infinity"):
-        arrays([[1.0], [2.0], [bad]], [0, 1, 0], name="mine")
-
-
-def test_an_example_that_is_one_number_and_not_finite_is_refused():
-    with pytest.raises(ValueError, match="mine: example 1 contains NaN or infinity"):
-        arrays([1.0, float("nan")], [0, 1], name="mine")
-
-
-@pytest.mark.parametrize(("label", "at"), [(4, 1), (-1, 0)])
-def test_a_label_out_of_range_is_refused(label, at):
-    labels = [0, 0, 3]
-    labels[at] = label
-    with pytest.raises(ValueError, match=rf"label {label} of example {at} is not in 0\.\.3"):
-        arrays([[1.0]] * 3, labels, classes=4)
-
-
-@pytest.mark.parametrize("label", [0.5, float("nan")])
-def test_a_label_that_is_no_whole_number_is_refused(label):
-    with pytest.raises(ValueError, match="labels must be whole numbers"):
-        arrays([[1.0]] * 2, [0.0, label])
-
-
-def test_another_number_of_labels_than_examples_is_refused():
-    with pytest.raises(ValueError, match="3 examples but 2 labels"):
-        arrays([[1.0]] * 3, [0, 1])
-
-
-def test_another_number_of_client_ids_than_examples_is_refused():
-    with pytest.raises(ValueError, match="2 examples but 3 client ids"):
-        arrays([[1.0]] * 2, [0, 1], clients=[0, 1, 2])
-
-
-def test_labels_of_several_numbers_are_refused():
-    with pytest.raises(ValueError, match=r"their shape is \(2, 2\)"):
-        arrays([[1.0]] * 2, [[0, 1], [1, 0]])
-
-
-def test_no_examples_are_refused():
-    with pytest.raises(ValueError, match="no examples"):
-        arrays(np.zeros((0, 3)), np.zeros(0, int))
-
-
 @pytest.mark.parametrize("validation_share", [0.0, 0.2])
 def test_examples_of_one_group_are_never_split_apart(validation_share: float) -> None:
     groups = np.repeat(np.arange(20), 5)  # ten groups of five rows for each of two clients
@@ -204,7 +133,7 @@ def test_examples_of_one_group_are_never_split_apart(validation_share: float) ->
     source = Source("windows", torch.rand(100, 3), y, 2, groups=groups)
     parts = [np.arange(50), np.arange(50, 100)]
     fed = Federation.build(source, parts, 0, test_share=0.25, validation_share=validation_share)
-    held = {split: set(groups[ragged.flat.numpy()].tolist()) for split, ragged in fed.splits.items()}
+    held = {split: set(groups[ragged.values.numpy()].tolist()) for split, ragged in fed.splits.items()}
     assert held["train"] | held["validation"] | held["test"] == set(range(20))
     assert len(held["train"]) + len(held["validation"]) + len(held["test"]) == 20
     # 12 or 13 of 50 rows asked for: the nearest end of a group is at 10 or 15
@@ -231,13 +160,6 @@ def recipe(*changes):
     entries = [{"name": "fedavg"}]
     data = {"partition": "shards", "num_clients": 8, "classes_per_client": 2}
     return config.load({"data": data, "algorithms": entries}, ["evaluation.shift=none", *changes])
-
-
-def test_a_test_mask_must_fit():
-    with pytest.raises(ValueError, match="60 examples but 3 entries in test"):
-        Source("toy", torch.zeros(60, 1), torch.zeros(60, dtype=torch.int64), 1, test=np.zeros(3, bool))
-    with pytest.raises(ValueError, match="test must be true or false"):
-        Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, test=np.zeros(2))
 
 
 def test_a_pooled_test_part_changes_nothing():
@@ -311,21 +233,13 @@ def test_settings_of_test_parts_are_written_back_where_used():
     assert "test_samples_per_class" not in config.dump(recipe())
 
 
-def test_arrays_keep_what_their_clients_are_called():
-    made = arrays([[0.0], [1.0], [2.0]], [0, 1, 0], clients=["ben", "anna", "ben"])
-    assert made.names == ("anna", "ben")
-    assert made.clients.tolist() == [1, 0, 1]
-    with pytest.raises(ValueError, match="toy: 1 names, too few for client 1"):
-        Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, clients=np.array([0, 1]), names=("a",))
-
-
 # Very many clients: drawn when asked for
 
 
 def both_forms(monkeypatch, parts=None, **options):
     parts = PARTS if parts is None else parts
     eager = Federation.build(source(), parts, seed=3, **options)
-    monkeypatch.setattr(federated, "LAZY", len(parts))
+    monkeypatch.setattr(federated, "LAZY_FROM", len(parts))
     return eager, Federation.build(source(), parts, seed=3, **options)
 
 
@@ -334,21 +248,21 @@ def both_forms(monkeypatch, parts=None, **options):
 def test_splits_drawn_later_are_those_drawn_at_once(monkeypatch, validation_share, dealt):
     tests = [np.array([57, 3]), np.array([8]), np.array([20, 21, 22])] if dealt else None
     eager, later = both_forms(monkeypatch, validation_share=validation_share, tests=tests)
-    assert isinstance(later.splits["train"], federated.Later) and isinstance(eager.splits["train"], Ragged)
+    assert isinstance(later.splits["train"], federated.LazySplit) and isinstance(eager.splits["train"], Ragged)
     ids = torch.tensor([2, 0, 1, 0])
     for split in ("train", "validation", "test"):
         a, b = eager.examples(split, ids), later.examples(split, ids)
         assert torch.equal(a.rows, b.rows) and torch.equal(a.count, b.count)
         assert torch.equal(eager.sizes(split), later.sizes(split))
         assert torch.equal(eager.splits[split].lengths(ids), later.splits[split].lengths(ids))
-        assert torch.equal(eager.splits[split].flat, later.drawn(split).flat)
+        assert torch.equal(eager.splits[split].values, later.drawn(split).values)
     assert (eager.class_counts() == later.class_counts()).all()
 
 
 def test_the_digest_of_later_draws_tells_apart_what_decides_them(monkeypatch):
-    monkeypatch.setattr(federated, "LAZY", 1)
+    monkeypatch.setattr(federated, "LAZY_FROM", 1)
     digest = Federation.build(source(), PARTS, seed=0).digest()
-    assert digest == Federation.build(source(), Rows.of(PARTS), seed=0).digest()
+    assert digest == Federation.build(source(), Ragged.of(PARTS), seed=0).digest()
     others = {
         Federation.build(source(), PARTS, seed=1).digest(),
         Federation.build(source(), PARTS[::-1], seed=0).digest(),
@@ -360,7 +274,7 @@ def test_the_digest_of_later_draws_tells_apart_what_decides_them(monkeypatch):
 
 
 def test_many_clients_are_refused_as_few_are(monkeypatch):
-    monkeypatch.setattr(federated, "LAZY", 1)
+    monkeypatch.setattr(federated, "LAZY_FROM", 1)
     with pytest.raises(ValueError, match=r"client 1 has 2 samples, too few .* a validation and a test part"):
         Federation.build(source(), [PARTS[0], np.array([41, 42])], seed=0, validation_share=0.1)
     with pytest.raises(ValueError, match="client 2 has no test samples"):
@@ -368,7 +282,7 @@ def test_many_clients_are_refused_as_few_are(monkeypatch):
 
 
 def test_groups_are_split_at_once_however_many_clients(monkeypatch):
-    monkeypatch.setattr(federated, "LAZY", 1)
+    monkeypatch.setattr(federated, "LAZY_FROM", 1)
     grouped = Source("toy", torch.zeros(60, 1), torch.zeros(60, dtype=torch.int64), 1, groups=np.arange(60) // 4)
     assert isinstance(Federation.build(grouped, PARTS, seed=0).splits["train"], Ragged)
 
@@ -377,8 +291,8 @@ def test_a_run_is_the_same_however_splits_are_drawn(monkeypatch):
     """Cohorts, batches, scores and shifted test sets."""
     chosen = recipe("data.partition=dirichlet", "training.num_rounds=2", "evaluation.shift=donor", "data.num_clients=9")
     rows = []
-    for limit in (federated.LAZY, 1):
-        monkeypatch.setattr(federated, "LAZY", limit)
+    for limit in (federated.LAZY_FROM, 1):
+        monkeypatch.setattr(federated, "LAZY_FROM", limit)
         sim = experiment.simulation(chosen, chosen.algorithms[0], fed=experiment.federation(chosen, with_test()))
         sim.run()
         rows.append([{k: v for k, v in r.items() if k != "seconds"} for r in sim.rows] + [sim.clients_table()])
@@ -474,28 +388,9 @@ def test_what_are_no_images_is_not_augmented():
 
 def test_splits_drawn_later_are_cut_once_for_all_of_them(monkeypatch):
     early = Federation.build(source(), PARTS, seed=0, validation_share=0.25)
-    monkeypatch.setattr(federated, "LAZY", 1)
+    monkeypatch.setattr(federated, "LAZY_FROM", 1)
     late, cuts = Federation.build(source(), PARTS, seed=0, validation_share=0.25), []
     real = federated._cut
     monkeypatch.setattr(federated, "_cut", lambda client, *rest: cuts.append(client) or real(client, *rest))
-    assert late.at_once().digest() == early.digest() == early.at_once().digest()
+    assert late.materialize().digest() == early.digest() == early.materialize().digest()
     assert cuts == [0, 1, 2]
-
-
-def test_the_hash_of_data_tells_examples_labels_names_and_corruption_apart(monkeypatch):
-    plain = source()
-    moved = dataclasses.replace(plain, x=plain.x + (torch.arange(60) == 30).unsqueeze(1))
-    others = [
-        dataclasses.replace(plain, name="other"),
-        dataclasses.replace(plain, y=plain.y.flip(0)),
-        dataclasses.replace(plain, x=plain.x.double()),
-        dataclasses.replace(plain, x=plain.x.view(60, 1, 1)),
-        dataclasses.replace(plain, corruption=("fog", 5)),
-        moved,
-    ]
-    assert plain.digest == source().digest
-    assert len({s.digest for s in (plain, *others)}) == 7
-    for limit, seen in ((60, False), (56, True)):  # of 240 bytes: every fourth row, or every fifth, which 30 is
-        monkeypatch.setattr(federated, "HASHED", limit)
-        again, far = (dataclasses.replace(s) for s in (plain, moved))
-        assert (again.digest != far.digest) is seen

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from personafl import config, experiment
-from personafl.data import DATASETS, files
+from personafl.data import DATASETS
+from personafl.data.locate import find
 
 
 @functools.cache
@@ -17,7 +18,7 @@ def real(name):
     if not os.environ.get("PERSONAFL_DATA"):
         pytest.skip("PERSONAFL_DATA does not name a folder with real data")
     for part in {"cifar-mnist": ("cifar10", "mnist")}.get(name, (name,)):
-        if files.look(part) is None:
+        if find(part) is None:
             pytest.skip(f"{part} is not in {os.environ['PERSONAFL_DATA']}")
     return DATASETS[name]()
 
@@ -35,7 +36,7 @@ def counts(federation, split):
 
 
 def everything(federation):
-    return np.concatenate([federation.drawn(s).flat.numpy() for s in ("train", "validation", "test")])
+    return np.concatenate([federation.drawn(s).values.numpy() for s in ("train", "validation", "test")])
 
 
 # DM-PFL: train and test parts together, a hundred clients, a quarter of each for testing
@@ -127,7 +128,7 @@ def test_co_pfls_shards():
     assert ((test == 100).sum(1) == 2).all() and (test.sum(1) == 200).all()
     assert np.array_equal(train > 0, test > 0)  # the same slots
     assert ((train > 0).sum(0) == 2).all()  # every class is on two clients
-    assert split.drawn("train").flat.max() < 50_000 <= split.drawn("test").flat.min()
+    assert split.drawn("train").values.max() < 50_000 <= split.drawn("test").values.min()
     rows = everything(split)
     assert len(np.unique(rows)) == len(rows) == 10 * (100 + 200)
     assert split.notes == {"samples_left_out": 60_000 - 3000}

@@ -17,7 +17,12 @@ def federation():
 
 
 def of(ragged, client):
-    return ragged.flat[ragged.first[client] : ragged.first[client + 1]].tolist()
+    return ragged.values[ragged.offsets[client] : ragged.offsets[client + 1]].tolist()
+
+
+def donors_of(drawn):
+    """Everybody's, `[draws, clients]`."""
+    return drawn.donors_of(torch.arange(drawn.federation.num_clients))
 
 
 def own(federation, client):
@@ -25,14 +30,14 @@ def own(federation, client):
 
 
 def test_a_donor_is_never_oneself_and_anybody_else(federation):
-    donors = shift.draw(federation, "donor", seed=0, draws=60).donors
+    donors = donors_of(shift.draw(federation, "donor", seed=0, draws=60))
     assert donors.shape == (60, 4)
     for client in range(4):
         assert set(donors[:, client].tolist()) == {0, 1, 2, 3} - {client}
 
 
 def test_donors_are_drawn_uniformly(federation):
-    donors = shift.draw(federation, "donor", seed=0, draws=600).donors
+    donors = donors_of(shift.draw(federation, "donor", seed=0, draws=600))
     for client in range(4):
         counts = torch.bincount(donors[:, client], minlength=4)
         counts = counts[torch.arange(4) != client]
@@ -44,7 +49,7 @@ def test_replacements_are_of_the_donors_test_set(federation):
     drawn = shift.draw(federation, "donor", seed=0, draws=10)
     for d, rows in enumerate(drawn.rows):
         for client in range(4):
-            assert set(of(rows, client)) <= set(own(federation, int(drawn.donors[d, client])))
+            assert set(of(rows, client)) <= set(own(federation, int(donors_of(drawn)[d, client])))
             assert len(of(rows, client)) == len(own(federation, client))
 
 
@@ -59,7 +64,7 @@ def test_a_sample_is_drawn_twice_only_if_the_donor_is_too_small(federation):
     enough, too_small = 0, 0
     for d, rows in enumerate(drawn.rows):
         for client in range(4):
-            mine, donor = own(federation, client), own(federation, int(drawn.donors[d, client]))
+            mine, donor = own(federation, client), own(federation, int(donors_of(drawn)[d, client]))
             new = of(rows, client)
             if len(donor) >= len(mine):
                 enough += 1
@@ -73,7 +78,7 @@ def test_a_sample_is_drawn_twice_only_if_the_donor_is_too_small(federation):
 
 def test_the_pool_is_everybodys_test_data(federation):
     drawn = shift.draw(federation, "pool", seed=0, draws=60)
-    assert (drawn.donors == -1).all()
+    assert (donors_of(drawn) == -1).all()
     everybody = {row for client in range(4) for row in own(federation, client)}
     for client in range(4):
         new = [of(rows, client) for rows in drawn.rows]
@@ -92,9 +97,9 @@ def test_asking_for_more_draws_keeps_the_first_ones(federation):
     few, many = (shift.draw(federation, "donor", seed=0, draws=n) for n in (2, 5))
     assert len(many.rows) == 5
     for d in range(2):
-        assert torch.equal(few.rows[d].flat, many.rows[d].flat)
-        assert torch.equal(few.places[d].flat, many.places[d].flat)
-    assert not torch.equal(many.rows[0].flat, many.rows[1].flat)
+        assert torch.equal(few.rows[d].values, many.rows[d].values)
+        assert torch.equal(few.places[d].values, many.places[d].values)
+    assert not torch.equal(many.rows[0].values, many.rows[1].values)
 
 
 def test_one_client_alone_has_no_donor():
@@ -116,7 +121,7 @@ def labelled():
 
 def test_under_label_shift_classes_follow_a_mix_the_client_draws(labelled):
     drawn = shift.draw(labelled, "label", seed=3, draws=4)
-    assert (drawn.donors == -1).all()
+    assert (donors_of(drawn) == -1).all()
     mixes = []
     for d in range(4):
         for client in (0, 1):
@@ -150,7 +155,7 @@ def test_label_shift_is_nested_in_its_degree(labelled):
     rows, places = shift.draw(labelled, "label", seed=0, draws=1).of(0, 2)
     before = torch.tensor(own(labelled, 2))
     for count in (1, 2, 3):
-        now = shift.mixed(torch.tensor(own(labelled, 2)), rows, places, count / 3)
+        now = shift.mix_scores(torch.tensor(own(labelled, 2)), rows, places, count / 3)
         assert torch.equal(now[places[:count]], rows[:count])
         assert torch.equal(now[places[: count - 1]], before[places[: count - 1]])
         before = now
@@ -160,24 +165,24 @@ OWN, FOREIGN, PLACES = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), -torch.arange(1.
 
 
 def test_degree_zero_is_ones_own_test_set():
-    assert torch.equal(shift.mixed(OWN, FOREIGN, PLACES, 0.0), OWN)
+    assert torch.equal(shift.mix_scores(OWN, FOREIGN, PLACES, 0.0), OWN)
 
 
 def test_degree_one_is_all_foreign():
-    out = shift.mixed(OWN, FOREIGN, PLACES, 1.0)
+    out = shift.mix_scores(OWN, FOREIGN, PLACES, 1.0)
     assert sorted(out.tolist()) == sorted(FOREIGN.tolist())
     assert out.mean() == FOREIGN.mean()
 
 
 def test_a_degree_in_between_replaces_its_share_in_order():
     # 0.4 of five places: the first two of the order, places 3 and 0, by the first two foreign scores
-    assert shift.mixed(OWN, FOREIGN, PLACES, 0.4).tolist() == [-2, 2, 3, -1, 5]
+    assert shift.mix_scores(OWN, FOREIGN, PLACES, 0.4).tolist() == [-2, 2, 3, -1, 5]
 
 
 def test_what_is_replaced_at_a_degree_is_replaced_at_every_larger_one():
-    before = shift.mixed(OWN, FOREIGN, PLACES, 0.0)
+    before = shift.mix_scores(OWN, FOREIGN, PLACES, 0.0)
     for degree, count in ((0.2, 1), (0.4, 2), (0.6, 3), (0.8, 4), (1.0, 5)):
-        now = shift.mixed(OWN, FOREIGN, PLACES, degree)
+        now = shift.mix_scores(OWN, FOREIGN, PLACES, degree)
         assert (now < 0).sum() == count
         assert torch.equal(now[before < 0], before[before < 0])
         before = now
@@ -185,7 +190,7 @@ def test_what_is_replaced_at_a_degree_is_replaced_at_every_larger_one():
 
 def test_mixing_leaves_its_inputs_alone():
     scores = OWN.clone()
-    shift.mixed(scores, FOREIGN, PLACES, 1.0)
+    shift.mix_scores(scores, FOREIGN, PLACES, 1.0)
     assert torch.equal(scores, OWN)
 
 
@@ -223,15 +228,15 @@ def slow(federation, protocol, seed, draws):
 def test_draws_of_one_client_are_those_of_all(labelled, protocol, later, monkeypatch):
     expected, built = slow(labelled, protocol, 5, 3), labelled
     if later:
-        monkeypatch.setattr(federated, "LAZY", 1)
+        monkeypatch.setattr(federated, "LAZY_FROM", 1)
         built = Federation.build(labelled.source, np.split(np.arange(8012), [4000, 8000]), seed=0)
-        assert isinstance(built.splits["test"], federated.Later)
+        assert isinstance(built.splits["test"], federated.LazySplit)
     drawn = shift.draw(built, protocol, seed=5, draws=3)
     asked = [(d, c) for d in range(3) for c in range(labelled.num_clients)]
     found = {at: tuple(t.tolist() for t in drawn.of(*at)) for at in reversed(asked)}  # in any order
     assert [found[at] for at in asked] == expected
     assert [of(drawn.rows[d], c) for d, c in asked] == [new for new, _ in expected]
-    assert torch.equal(drawn.donors_of(torch.tensor([2, 0])), drawn.donors[:, [2, 0]])
+    assert torch.equal(drawn.donors_of(torch.tensor([2, 0])), donors_of(drawn)[:, [2, 0]])
 
 
 def test_every_draw_is_made_once_and_none_for_the_hash_of_very_many(federation, monkeypatch):
@@ -242,14 +247,14 @@ def test_every_draw_is_made_once_and_none_for_the_hash_of_very_many(federation, 
     first = drawn.digest()
     assert (drawn.digest(), len(drawn.places), len(drawn.of(1, 0))) == (first, 2, 2)
     assert sorted(made) == [(d, c) for d in range(2) for c in range(federation.num_clients)]
-    monkeypatch.setattr(federated, "LAZY", federation.num_clients)  # though all of it was drawn at once, as from a file
+    monkeypatch.setattr(federated, "LAZY_FROM", federation.num_clients)  # drawn at once, as from a file
     made.clear()
     assert shift.draw(federation, "donor", seed=0, draws=2).digest() != first
     assert made == []
 
 
 def test_the_hash_of_very_many_clients_draws_tells_protocols_and_seeds_apart(federation, monkeypatch):
-    monkeypatch.setattr(federated, "LAZY", 1)
+    monkeypatch.setattr(federated, "LAZY_FROM", 1)
     total = sum(SIZES)
     many = Federation.build(federation.source, np.split(np.arange(total), np.cumsum(SIZES)[:-1]), seed=0)
     asked = (("donor", 0, 5), ("pool", 0, 5), ("donor", 1, 5), ("donor", 0, 4))

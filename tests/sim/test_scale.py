@@ -16,8 +16,8 @@ from torch import Tensor
 
 from personafl import ALGORITHMS, DMPFL, Ditto, Evaluation, Federation, Result, Simulation, Source, run
 from personafl.core.store import HOST, Store, row_bytes
-from personafl.data.federated import LAZY, Later
-from personafl.data.partition import Rows
+from personafl.data.federated import LAZY_FROM, LazySplit
+from personafl.data.ragged import Ragged
 from personafl.sim import layout
 from tests import worlds
 
@@ -121,28 +121,28 @@ def test_a_row_of_dm_pfl_is_its_weights_and_a_bit_for_each() -> None:
 def many() -> Federation:
     """More clients than splits are drawn for at once, of four points each."""
     draw = torch.Generator().manual_seed(0)
-    y = torch.randint(3, (8 * LAZY,), generator=draw)
-    x = torch.randn(8 * LAZY, 6, generator=draw) + y.view(-1, 1)
-    return Federation.build(Source("many", x, y, 3), Rows.cut(np.arange(8 * LAZY), np.full(2 * LAZY, 4)), 0)
+    y = torch.randint(3, (8 * LAZY_FROM,), generator=draw)
+    x = torch.randn(8 * LAZY_FROM, 6, generator=draw) + y.view(-1, 1)
+    return Federation.build(Source("many", x, y, 3), Ragged.cut(np.arange(8 * LAZY_FROM), np.full(2 * LAZY_FROM, 4)), 0)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     """How many rows and splits of clients are asked for."""
     found = {"rows": 0, "most": 0, "splits": 0}
-    gather, client = Store.gather, Later.client
+    gather, client = Store.gather, LazySplit.client
 
     def counted(store: Store, ids: Tensor) -> dict[str, Tensor]:
         found["rows"] += len(ids)
         found["most"] = max(found["most"], len(ids))
         return gather(store, ids)
 
-    def drawn(split: Later, id: int) -> np.ndarray:
+    def drawn(split: LazySplit, id: int) -> np.ndarray:
         found["splits"] += 1
         return client(split, id)
 
     monkeypatch.setattr(Store, "gather", counted)
-    monkeypatch.setattr(Later, "client", drawn)
+    monkeypatch.setattr(LazySplit, "client", drawn)
     return found
 
 

@@ -130,9 +130,9 @@ def test_full_shift_under_one_donor_is_the_donors_test_set() -> None:
     assert shift["degrees"]["0.0"]["mean"] == pytest.approx(sim.rows[-1]["personal"]["mean"])
     assert shift["average"] == pytest.approx(sum(shift["degrees"][d]["mean"] for d in ("0.0", "1.0")) / 2)
     client = 4  # its test set is one row, so at full shift it is scored on one row of its donor's
-    donor = int(sim.shift.donors[0, client])  # type: ignore[union-attr]
+    donor = int(sim.shift.donors_of(torch.tensor([client]))[0, 0])  # type: ignore[union-attr]
     drawn = sim.shift.rows[0]  # type: ignore[union-attr]
-    row = drawn.flat[drawn.first[client] : drawn.first[client + 1]]
+    row = drawn.values[drawn.offsets[client] : drawn.offsets[client + 1]]
     assert set(row.tolist()) <= set(sim.federation.examples("test", torch.tensor([donor])).rows[0].tolist())
     with torch.no_grad():
         guess = sim.model({n: t[None] for n, t in sim.server.items()}, sim.federation.source.x[row][None])[0].argmax(1)
@@ -270,11 +270,11 @@ def test_models_that_look_at_batches_are_scored_on_the_mixed_sets_themselves(shi
     assert found["degrees"]["0.0"]["mean"] == pytest.approx(sim.rows[-1]["personal"]["mean"])
     client, half = 0, []
     for d in range(2):
-        part = slice(int(sim.shift.rows[d].first[client]), int(sim.shift.rows[d].first[client + 1]))  # type: ignore[union-attr]
+        part = slice(int(sim.shift.rows[d].offsets[client]), int(sim.shift.rows[d].offsets[client + 1]))  # type: ignore[union-attr]
         rows = sim.federation.examples("test", torch.tensor([client])).rows[0].clone()
         count = round(0.5 * len(rows))
-        places = sim.shift.places[d].flat[part][:count]  # type: ignore[union-attr]
-        rows[places] = sim.shift.rows[d].flat[part][:count]  # type: ignore[union-attr]
+        places = sim.shift.places[d].values[part][:count]  # type: ignore[union-attr]
+        rows[places] = sim.shift.rows[d].values[part][:count]  # type: ignore[union-attr]
         with torch.no_grad():
             guess = sim.model({n: t[None] for n, t in sim.server.items()}, sim.federation.source.x[rows][None])[
                 0

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli import compare, doctor, look, run
+from personafl.cli import compare, doctor, info, partition, run
 from personafl.cli.terminal import errors, fail, warn
 from personafl.core.errors import UserError
 from personafl.sim.ranks import LostError
@@ -32,9 +32,9 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 app.command(context_settings={"allow_extra_args": True})(run.run)
 app.command()(compare.compare)
-app.command("list")(look.list_)
-app.command()(look.info)
-app.command()(look.partition)
+app.command("list")(info.list_)
+app.command()(info.info)
+app.command()(partition.partition)
 app.command()(doctor.doctor)
 
 

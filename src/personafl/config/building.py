@@ -18,8 +18,8 @@ from personafl.config.recipe import SECTIONS, Data, Method, Recipe
 from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from personafl.core.errors import UserError
 from personafl.data import DATASETS
-from personafl.data.corrupted import CORRUPTED, PER_CLIENT
-from personafl.data.partition import KNOW_THEIR_CLIENTS
+from personafl.data.client_corruption import CORRUPTED_BY_DEFAULT, PER_CLIENT
+from personafl.data.partition import PARTITIONS, declared_settings, knows_clients
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def build(name: str, raw: Mapping[str, Any]) -> Recipe:
         values = raw.get(section, {})
         if not isinstance(values, Mapping):
             raise ConfigError(f"[{section}] must be a table of settings, it is {values!r}")
-        made[section] = _section(section, cls, values)
+        made[section] = _data(values) if cls is Data else _section(section, cls, values)
     given = raw.get("data", {})
     if "num_clients" in given and made["data"].num_clients < 1:
         raise ConfigError(f"data.num_clients={made['data'].num_clients}: must be at least 1")
@@ -47,6 +47,14 @@ def build(name: str, raw: Mapping[str, Any]) -> Recipe:
     return Recipe(name, algorithms=_methods(raw.get("algorithms", [])), **made)
 
 
+def _data(values: Mapping[str, Any]) -> Data:
+    """The data section; what the settings of partitions must be is for the chosen one to say, or else for another."""
+    declared = declared_settings(str(values.get("partition", Data.partition)))
+    own = {k: v for k, v in values.items() if k not in declared}
+    settings = {k: _typed(f"data.{k}", v, declared[k].type) for k, v in values.items() if k in declared}
+    return replace(_section("data", Data, own, also=declared), partition_settings=settings)
+
+
 def _folder(name: str) -> str:
     """A folder's name that is seen to be one, also where the folder is not there."""
     return name if "/" in name or "\\" in name else f"./{name}"
@@ -54,13 +62,13 @@ def _folder(name: str) -> str:
 
 def _filled(data: Data, given: Collection[str]) -> Data:
     """The data section with what was not given as its data set and partition have it."""
-    if data.dataset in CORRUPTED and "corruption" not in given:
+    if data.dataset in CORRUPTED_BY_DEFAULT and "corruption" not in given:
         data = replace(data, corruption=PER_CLIENT)
-    if data.partition == "dominant" and "classes_per_client" not in given:
-        data = replace(data, classes_per_client=3)  # FedPAC's
-    if data.num_clients == 0 and data.partition not in KNOW_THEIR_CLIENTS and not data.from_file:
+    if data.num_clients == 0 and not knows_clients(data.partition) and not data.from_file:
         data = replace(data, num_clients=20)
-    return data
+    declared = {} if data.from_file else PARTITIONS[data.partition].settings
+    settings = {n: data.partition_settings.get(n, s.default) for n, s in declared.items()}
+    return replace(data, partition_settings=settings)
 
 
 def _methods(entries: Any) -> tuple[Method, ...]:
@@ -125,8 +133,8 @@ def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any]] |
         raise e if isinstance(e, ConfigError) else ConfigError(f"{where}: {e}") from None
 
 
-def _section(section: str, cls: type[T], values: Mapping[str, Any]) -> T:
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+def _section(section: str, cls: type[T], values: Mapping[str, Any], also: Collection[str] = ()) -> T:
+    names = {*(f.name for f in dataclasses.fields(cls)), *also} - {"partition_settings"}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in names:

@@ -9,9 +9,9 @@ from personafl.config.recipe import Data, ModelChoice
 from personafl.core.optim import BOUNDS
 from personafl.core.types import Evaluation, Training
 from personafl.data import DATASETS, PARTITIONS
-from personafl.data.corrupted import PER_CLIENT
+from personafl.data.client_corruption import PER_CLIENT
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
-from personafl.data.partition import REPEATED
+from personafl.data.partition import deal_test_parts, declared_settings
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS
 
@@ -38,24 +38,23 @@ def _data(data: Data) -> None:
         )
     if data.corruption not in (possible := ("none", PER_CLIENT, *CORRUPTIONS)):
         raise ConfigError(f"data.corruption={data.corruption!r}: {unknown('corruption', data.corruption, possible)}")
+    declared = declared_settings(data.partition)
+    for key, value in data.partition_settings.items():
+        try:
+            declared[key].check(value)
+        except ValueError as e:
+            raise ConfigError(f"data.{e}") from None
     rules = [
-        ("alpha", data.alpha > 0, "greater than 0"),
-        ("classes_per_client", data.classes_per_client >= 1, "at least 1"),
-        ("samples_per_class", data.samples_per_class >= 0, "0 (all) or more"),
-        ("samples_per_client", data.samples_per_client >= 0, "0 (as fits) or more"),
-        ("uniform_share", 0 <= data.uniform_share <= 1, "in [0, 1]"),
-        ("test_samples_per_class", data.test_samples_per_class >= 0, "0 (all) or more"),
-        ("test_samples_per_client", data.test_samples_per_client >= 0, "0 (half, or as fits) or more"),
         ("test_share", 0 < data.test_share < 1, "between 0 and 1"),
         ("validation_share", 0 <= data.validation_share < 1, "in [0, 1)"),
         ("unseen_ratio", 0 <= data.unseen_ratio < 1, "in [0, 1)"),
         ("corruption_severity", data.corruption_severity in SEVERITIES, "1 to 5"),
     ]
     _hold("data", data, rules)
-    if data.official_test == "dealt" and data.partition not in REPEATED and not data.from_file:
+    if data.official_test == "dealt" and data.partition not in deal_test_parts() and not data.from_file:
         raise ConfigError(
             f"data.official_test='dealt': {data.partition} cannot deal a test part by the same rule; "
-            f"possible are {', '.join(REPEATED)}"
+            f"possible are {', '.join(deal_test_parts())}"
         )
     if data.official_test != "dealt" and data.test_share + data.validation_share >= 1:
         raise ConfigError(

@@ -13,7 +13,7 @@ from personafl.config.building import build
 from personafl.config.names import ConfigError, unknown
 from personafl.config.recipe import SECTIONS, Recipe, unused
 from personafl.data import DATASETS
-from personafl.data.partition import KNOW_THEIR_CLIENTS
+from personafl.data.partition import knows_clients
 from personafl.data.pfllib import is_pfllib
 
 
@@ -106,7 +106,7 @@ def _follow_clients(data: dict[str, Any], before: object, asked: Mapping[str, st
         if "data.official_test" not in asked and ("data.dataset" in asked or "official_test" not in data):
             data["official_test"] = "dealt" if is_pfllib(str(name)) else "pooled"
     now = data.get("partition")
-    if now in KNOW_THEIR_CLIENTS and before != now and "data.num_clients" not in asked and chosen:
+    if knows_clients(now) and before != now and "data.num_clients" not in asked and chosen:
         data.pop("num_clients", None)
 
 

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import BufferPolicy, Evaluation, Training
 from personafl.data import PARTITIONS
-from personafl.data.partition import KNOW_THEIR_CLIENTS
+from personafl.data.partition import declared_settings, knows_clients
 
 
 @dataclass(frozen=True)
 class Data:
-    """Which data, and who holds what."""
+    """Which data, and who holds what; the settings of the partition are keys of `[data]` beside these."""
 
     dataset: str = "digits"
     partition: str = "dirichlet"
     num_clients: int = 0  # 0: all of a natural partition or one per source, else 20
-    alpha: float = 0.3
-    classes_per_client: int = 2
-    samples_per_class: int = 0  # of each of a client's classes, for shards; 0: all
-    samples_per_client: int = 0  # for dominant; 0: 600, or fewer where those do not suffice
-    uniform_share: float = 0.2  # of them, over all classes alike
+    partition_settings: Mapping[str, Any] = field(default_factory=dict)  # as the partition declares them
     official_test: Literal["pooled", "dealt", "global"] = "pooled"  # what becomes of the test part data came with
-    test_samples_per_class: int = 0  # samples_per_class of a test part that is dealt
-    test_samples_per_client: int = 0  # samples_per_client of it; 0: half of those for training, or fewer as fits
     test_share: float = 0.25
     validation_share: float = 0.0
     unseen_ratio: float = 0.0
@@ -74,24 +69,32 @@ class Recipe:
 
 SECTIONS: dict[str, type[Any]] = {"data": Data, "model": ModelChoice, "training": Training, "evaluation": Evaluation}
 
-_OF_TEST_PARTS = ("test_samples_per_class", "test_samples_per_client")
+
+def values(section: Any) -> dict[str, Any]:
+    """The settings of a section as its table has them, those of a partition in their place."""
+    out: dict[str, Any] = {}
+    for f in dataclasses.fields(section):
+        value = getattr(section, f.name)
+        out |= value if f.name == "partition_settings" else {f.name: value}
+    return out
 
 
 def unused(recipe: Recipe) -> dict[str, str]:
     """The settings that have no effect in a recipe, as `section.key`, and why."""
     data, out = recipe.data, dict[str, str]()
+    declared = declared_settings(data.partition)
+    of_test_parts = {n for n, s in declared.items() if s.of_test_part}
     if data.from_file:
-        named = {"num_clients", "official_test", "test_share", "validation_share", "unseen_ratio", *_OF_TEST_PARTS}
-        used, why = frozenset[str](), "the partition file says who holds what"
+        named = {"num_clients", "official_test", "test_share", "validation_share", "unseen_ratio"}
+        used, why = set[str](), "the partition file says who holds what"
     else:
-        used, why = PARTITIONS[data.partition].uses, f"{data.partition} does not use it"
-        named = {"num_clients"} if data.partition in KNOW_THEIR_CLIENTS and not data.num_clients else set()
+        used, why = set(PARTITIONS[data.partition].settings), f"{data.partition} does not use it"
+        named = {"num_clients"} if knows_clients(data.partition) and not data.num_clients else set()
         if data.official_test == "dealt":
             out["data.test_share"] = "the test part is dealt"
         else:
-            out |= {f"data.{n}": "goes with official_test=dealt" for n in _OF_TEST_PARTS}
-    rules = set().union(*(r.uses for r in PARTITIONS.values()))
-    out = {f"data.{n}": why for n in sorted(named | (rules - used))} | out
+            out |= {f"data.{n}": "goes with official_test=dealt" for n in of_test_parts}
+    out = {f"data.{n}": why for n in sorted(named | (declared.keys() - used))} | out
     if data.corruption == "none":
         out["data.corruption_severity"] = "data.corruption=none"
     if not recipe.evaluation.corruptions:

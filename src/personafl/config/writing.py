@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from personafl.config.names import name_of
-from personafl.config.recipe import SECTIONS, Recipe, unused
+from personafl.config.recipe import SECTIONS, Recipe, unused, values
 from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from personafl.data import DATASETS
 
@@ -26,8 +26,7 @@ def dump(recipe: Recipe) -> str:
     skip = {*unused(recipe), *(() if recipe.model.head else ("model.head",))}
     lines = []
     for section in SECTIONS:
-        values = dataclasses.asdict(getattr(recipe, section))
-        kept = {k: v for k, v in values.items() if f"{section}.{k}" not in skip}
+        kept = {k: v for k, v in values(getattr(recipe, section)).items() if f"{section}.{k}" not in skip}
         lines += [f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in kept.items()), ""]
     for m in recipe.algorithms:
         lines += ["[[algorithms]]", f"name = {_toml(m.name)}", f"label = {_toml(m.label)}"]

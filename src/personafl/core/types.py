@@ -225,7 +225,7 @@ class Evaluation:
     shift: Literal["donor", "pool", "label", "none"] = "donor"
     degrees: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     draws: int = 5  # of donors, averaged over
-    corruptions: tuple[str, ...] = ()  # of clients' own test images, by name; `all` for all
+    corruptions: tuple[str, ...] = ()  # of clients' own test images, by name; `all` for the standard fifteen
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
     rotations: tuple[float, ...] = ()  # of clients' own test images, in degrees
     matrix: bool = False  # every client's model on every client's test set

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Known:
+class FileSpec:
     """What is known of a file: its length and the checksums it may have (md5 or sha256, told by their length)."""
 
     size: int | None = None
@@ -22,7 +22,7 @@ class Remote:
     """A file to download; archives are unpacked into the folder."""
 
     url: str
-    known: Known = Known()
+    spec: FileSpec = FileSpec()
     folder: str = ""  # below the data folder
 
     @property
@@ -35,7 +35,7 @@ class Layout:
     """One way a distribution lies on disk: a folder and what must be in it (a file may also end in .gz)."""
 
     folder: str
-    files: Mapping[str, Known]
+    files: Mapping[str, FileSpec]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Entry:
 
 def _here(folder: str, *names: str) -> Layout:
     """A layout of which only the names are known."""
-    return Layout(folder, dict.fromkeys(names, Known()))
+    return Layout(folder, dict.fromkeys(names, FileSpec()))
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class _Idx:
     sizes = (47_040_016, 60_008, 7_840_016, 10_008)
 
     def layout(self, folder: str) -> Layout:
-        files = {n: Known(s, (p,) if p else ()) for n, s, p in zip(self.names, self.sizes, self.plain, strict=True)} | {
-            f"{n}.gz": Known(s, (md5,)) for n, (s, md5) in zip(self.names, self.gzipped, strict=True)
-        }
-        return Layout(folder, files)
+        plain = zip(self.names, self.sizes, self.plain, strict=True)
+        gzipped = zip(self.names, self.gzipped, strict=True)
+        files = {n: FileSpec(s, (p,) if p else ()) for n, s, p in plain}
+        return Layout(folder, files | {f"{n}.gz": FileSpec(s, (md5,)) for n, (s, md5) in gzipped})
 
     def remotes(self, base: str, folder: str) -> tuple[Remote, ...]:
         return tuple(
-            Remote(f"{base}{n}.gz", Known(s, (md5,)), folder)
+            Remote(f"{base}{n}.gz", FileSpec(s, (md5,)), folder)
             for n, (s, md5) in zip(self.names, self.gzipped, strict=True)
         )
 
@@ -123,7 +123,7 @@ _CIFAR100_PYTHON = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b
 
 def _medmnist(title: str, name: str, md5: str) -> Entry:
     """The file is not checked on disk: copies with the same images under other names are read too."""
-    remote = Remote(f"{_ZENODO}{name}.npz?download=1", Known(None, (md5,)))
+    remote = Remote(f"{_ZENODO}{name}.npz?download=1", FileSpec(None, (md5,)))
     return Entry(title, {"npz": _here("", f"{name}.npz")}, (remote,))
 
 
@@ -140,12 +140,12 @@ CATALOGUE: dict[str, Entry] = {
             *_MNIST.remotes("https://ossci-datasets.s3.amazonaws.com/mnist/", "MNIST/raw"),  # the authors' site refuses
             Remote(
                 f"{_QMNIST}qmnist-train-labels-idx2-int.gz",
-                Known(None, ("0058f8dd561b90ffdd0f734c6a30e5e4",)),
+                FileSpec(None, ("0058f8dd561b90ffdd0f734c6a30e5e4",)),
                 "MNIST/raw",
             ),
             Remote(
                 f"{_QMNIST}qmnist-test-labels-idx2-int.gz",
-                Known(None, ("5b5b05890a5e13444e108efe57b788aa",)),
+                FileSpec(None, ("5b5b05890a5e13444e108efe57b788aa",)),
                 "MNIST/raw",
             ),
         ),
@@ -158,18 +158,22 @@ CATALOGUE: dict[str, Entry] = {
     "cifar10": Entry(
         "CIFAR-10",
         {
-            "binary": Layout("cifar-10-batches-bin", {n: Known(30_730_000, (m,)) for n, m in _CIFAR10_BINARY.items()}),
-            "python": Layout("cifar-10-batches-py", {n: Known(None, (m,)) for n, m in _CIFAR10_PYTHON.items()}),
+            "binary": Layout(
+                "cifar-10-batches-bin", {n: FileSpec(30_730_000, (m,)) for n, m in _CIFAR10_BINARY.items()}
+            ),
+            "python": Layout("cifar-10-batches-py", {n: FileSpec(None, (m,)) for n, m in _CIFAR10_PYTHON.items()}),
         },
-        (Remote(f"{_CIFAR}cifar-10-binary.tar.gz", Known(170_052_171, ("c32a1d4ab5d03f1284b67883e8d87530",))),),
+        (Remote(f"{_CIFAR}cifar-10-binary.tar.gz", FileSpec(170_052_171, ("c32a1d4ab5d03f1284b67883e8d87530",))),),
     ),
     "cifar100": Entry(
         "CIFAR-100",
         {
-            "binary": Layout("cifar-100-binary", {"train.bin": Known(153_700_000), "test.bin": Known(30_740_000)}),
-            "python": Layout("cifar-100-python", {n: Known(None, (m,)) for n, m in _CIFAR100_PYTHON.items()}),
+            "binary": Layout(
+                "cifar-100-binary", {"train.bin": FileSpec(153_700_000), "test.bin": FileSpec(30_740_000)}
+            ),
+            "python": Layout("cifar-100-python", {n: FileSpec(None, (m,)) for n, m in _CIFAR100_PYTHON.items()}),
         },
-        (Remote(f"{_CIFAR}cifar-100-binary.tar.gz", Known(168_513_733, ("03b5dce01913d631647c71ecec9e9cb8",))),),
+        (Remote(f"{_CIFAR}cifar-100-binary.tar.gz", FileSpec(168_513_733, ("03b5dce01913d631647c71ecec9e9cb8",))),),
     ),
     "cinic10": Entry(
         "CINIC-10",
@@ -177,7 +181,7 @@ CATALOGUE: dict[str, Entry] = {
         (
             Remote(
                 "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-                Known(687_544_992, ("6ee4d0c996905fe93221de577967a372",)),
+                FileSpec(687_544_992, ("6ee4d0c996905fe93221de577967a372",)),
                 "CINIC-10",
             ),
         ),
@@ -222,7 +226,7 @@ CATALOGUE: dict[str, Entry] = {
         (
             Remote(
                 "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip",
-                Known(None, ("c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031",)),
+                FileSpec(None, ("c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031",)),
             ),
         ),
     ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from personafl.data.federated import Source
+from personafl.data.dataset import Source
 
 
 def digits() -> Source:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from personafl.data.catalogue import Remote
-from personafl.data.files import DataError, verify
+from personafl.data.checksums import DataError, verify
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes there are, and the bytes there will be where the server says so."""
@@ -56,11 +56,11 @@ def download(
     """
     goal = to / remote.name
     if goal.exists():
-        verify(goal, remote.known)
+        verify(goal, remote.spec)
         return goal
     to.mkdir(parents=True, exist_ok=True)
     part = goal.with_name(goal.name + ".part")
-    if not remote.known.digests:
+    if not remote.spec.digests:
         part.unlink(missing_ok=True)
     trouble = ""
     for _ in range(tries):
@@ -77,7 +77,7 @@ def download(
             trouble = "the connection ended early"
             continue
         try:
-            verify(part, remote.known)
+            verify(part, remote.spec)
         except DataError as e:
             part.unlink()
             if not resumed:
@@ -87,7 +87,7 @@ def download(
         part.replace(goal)
         return goal
     have = part.stat().st_size if part.exists() else 0
-    half = f"; {have:,} bytes are kept in {part} and will be continued" if have and remote.known.digests else ""
+    half = f"; {have:,} bytes are kept in {part} and will be continued" if have and remote.spec.digests else ""
     raise UnreachableError(f"{remote.url}: {trouble}{half}")
 
 
@@ -103,7 +103,7 @@ def _more(remote: Remote, part: Path, progress: Progress, timeout: float) -> boo
         if e.code != 416:
             raise
         e.close()
-        if remote.known.size == have or e.headers.get("Content-Range", "").endswith(f"/{have}"):
+        if remote.spec.size == have or e.headers.get("Content-Range", "").endswith(f"/{have}"):
             return True  # there is nothing more to get
         part.unlink()  # longer than the file, so not a part of it
         return False
@@ -111,7 +111,7 @@ def _more(remote: Remote, part: Path, progress: Progress, timeout: float) -> boo
         if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             have = 0  # all of it comes again
         length = answer.headers.get("Content-Length")
-        total = have + int(length) if length else remote.known.size
+        total = have + int(length) if length else remote.spec.size
         with part.open("ab" if have else "wb") as out:
             have = _copy(answer, out, have, lambda n: progress(remote.name, n, total))
     return total is None or have >= total

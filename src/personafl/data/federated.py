@@ -17,132 +17,27 @@ from torch import Tensor
 from personafl.core import rng, tree
 from personafl.core.errors import UserError
 from personafl.core.types import Examples
-from personafl.data.partition import Rows
+from personafl.data.dataset import Source
+from personafl.data.ragged import Indices, Ragged
 
-Indices = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
 Place = Literal["auto", "device", "host"]
-LAZY = 20_000  # from so many clients on, splits are drawn when they are asked for
-HASHED = 4 * 2**20  # bytes of examples a hash is taken of
+LAZY_FROM = 20_000  # from so many clients on, splits are drawn when they are asked for
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set before it is divided: examples, labels, and natural clients where it has them."""
-
-    name: str
-    x: Tensor  # [N, ...]
-    y: Tensor  # [N] int64
-    classes: int
-    model: str = "mlp"  # what model.name = "auto" means
-    clients: NDArray[np.int64] | None = None  # [N] natural client of each example
-    sources: NDArray[np.int64] | None = None  # [N] which of several data sets it came from
-    groups: NDArray[np.int64] | None = None  # [N] examples of one group share raw data and are never split apart
-    test: NDArray[np.bool_] | None = None  # [N] in the test part the data came with
-    names: tuple[str, ...] | None = None  # of the natural clients, by their number
-    corruption: tuple[str, int] | None = None  # of its images: kind and severity
-
-    def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise UserError(f"{self.name}: {len(self.x)} examples but {len(self.y)} labels")
-        if not len(self.x):
-            raise UserError(f"{self.name}: no examples")
-        if self.clients is not None and len(self.clients) != len(self.y):
-            raise UserError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
-        if self.clients is not None and self.names is not None and self.clients.max() >= len(self.names):
-            raise UserError(f"{self.name}: {len(self.names)} names, too few for client {self.clients.max()}")
-        held = {"sources": self.sources, "groups": self.groups, "entries in test": self.test}
-        for what, values in held.items():
-            if values is not None and len(values) != len(self.y):
-                raise UserError(f"{self.name}: {len(self.y)} examples but {len(values)} {what}")
-        if self.test is not None and self.test.dtype != np.bool_:
-            raise UserError(f"{self.name}: test must be true or false for each example, it is {self.test.dtype}")
-        if self.x.is_floating_point() and not torch.isfinite(self.x).all():
-            bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
-            raise UserError(f"{self.name}: example {bad} contains NaN or infinity")
-        if self.y.is_floating_point():
-            raise UserError(f"{self.name}: labels must be whole numbers, they are {self.y.dtype}")
-        wrong = (self.y < 0) | (self.y >= self.classes)
-        if wrong.any():
-            at = int(wrong.nonzero()[0, 0])
-            raise UserError(f"{self.name}: label {int(self.y[at])} of example {at} is not in 0..{self.classes - 1}")
-
-    @cached_property
-    def digest(self) -> str:
-        """A short hash of name, labels, corruption, shape and kind of number, and of every k-th example.
-
-        All examples count up to `HASHED` bytes of them; of larger data sets as many as make that.
-        """
-        each = self.x[0].numel() * self.x.element_size()
-        step = max(1, -(-len(self.x) * each // HASHED))
-        what = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
-        h = hashlib.sha256(repr(what).encode())
-        h.update(self.y.cpu().numpy().tobytes())
-        h.update(self.x[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return h.hexdigest()[:16]
-
-
-def arrays(x: object, y: object, clients: object = None, *, classes: int = 0, name: str = "arrays") -> Source:
-    """One's own data: examples, whole-number labels, and optionally the client of each example."""
-    try:
-        xs, ys = torch.as_tensor(x), torch.as_tensor(y)
-    except (TypeError, ValueError) as e:
-        raise UserError(f"{name}: examples and labels must be numbers: {e}") from None
-    if xs.is_floating_point():
-        xs = xs.float()
-    if ys.is_floating_point() and bool((ys == ys.round()).all()):
-        ys = ys.long()
-    if ys.dim() != 1:
-        raise UserError(f"{name}: labels must be one number per example, their shape is {tuple(ys.shape)}")
-    ids, names = None, None
-    if clients is not None:
-        there, found = np.unique(np.asarray(clients), return_inverse=True)
-        ids, names = found.astype(np.int64), tuple(map(str, there))
-    count = classes or (int(ys.max()) + 1 if len(ys) and not ys.is_floating_point() else 1)
-    return Source(name, xs, ys if ys.is_floating_point() else ys.long(), count, clients=ids, names=names)
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Row numbers of many clients behind one another."""
-
-    flat: Tensor  # [sum of lengths] int64
-    first: Tensor  # [clients + 1] int64, on the host
-
-    @classmethod
-    def of(cls, parts: Sequence[Indices]) -> Ragged:
-        rows = Rows.of(parts)
-        return cls(torch.from_numpy(rows.flat), torch.from_numpy(rows.first))
-
-    def to(self, device: torch.device) -> Ragged:
-        return Ragged(self.flat.to(device), self.first)
-
-    def lengths(self, ids: Tensor) -> Tensor:
-        return self.first[ids + 1] - self.first[ids]
-
-    def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
-        count = self.lengths(ids)
-        device = self.flat.device
-        place = torch.arange(int(count.max()), device=device)
-        first, last = (tree.sent(t, device).unsqueeze(1) for t in (self.first[ids], count))
-        at = (first + place).clamp(max=len(self.flat) - 1)
-        return self.flat[at].masked_fill(place >= last, 0), count
-
-
-@dataclass(frozen=True)
-class Later:
+class LazySplit:
     """A split of very many clients: what each holds of it is drawn when asked for, as `Ragged` has it."""
 
-    held: Rows  # in all splits that are drawn
+    rows: Ragged  # of each client, in all splits that are drawn
     split: Split
     seed: int
     shares: tuple[float, float]  # for testing, for validation
-    first: Tensor  # [clients + 1] int64, by arithmetic
+    offsets: Tensor  # [clients + 1] int64, by arithmetic
     device: torch.device = torch.device("cpu")  # of what is drawn
 
     @classmethod
-    def of(cls, held: Rows, seed: int, shares: tuple[float, float]) -> dict[Split, Later]:
+    def of(cls, held: Ragged, seed: int, shares: tuple[float, float]) -> dict[Split, LazySplit]:
         """The three splits, each client's size checked."""
         test, validation = (_shares(share, held.sizes) for share in shares)
         train = held.sizes - test - validation
@@ -155,21 +50,21 @@ class Later:
             for split, n in sizes.items()
         }
 
-    def to(self, device: torch.device) -> Later:
+    def to(self, device: torch.device) -> LazySplit:
         return dataclasses.replace(self, device=device)
 
     def lengths(self, ids: Tensor) -> Tensor:
-        return self.first[ids + 1] - self.first[ids]
+        return self.offsets[ids + 1] - self.offsets[ids]
 
     def client(self, id: int) -> Indices:
         """The rows of one client."""
-        return self.pieces(id)[self.split]
+        return self.all_splits(id)[self.split]
 
-    def pieces(self, id: int) -> dict[Split, Indices]:
+    def all_splits(self, id: int) -> dict[Split, Indices]:
         """The rows of one client in every split that is drawn."""
-        mixed, test, validation = _cut(id, self.held[id], self.seed, *self.shares)
+        shuffled, test, validation = _cut(id, self.rows[id], self.seed, *self.shares)
         end = test + validation
-        return {"test": mixed[:test], "validation": mixed[test:end], "train": mixed[end:]}
+        return {"test": shuffled[:test], "validation": shuffled[test:end], "train": shuffled[end:]}
 
     def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
@@ -180,9 +75,9 @@ class Later:
             row[: len(mine)] = mine
         return tree.sent(torch.from_numpy(out), self.device), count
 
-    def drawn(self) -> Ragged:
-        """All of it at once."""
-        return Ragged.of([self.client(c) for c in range(len(self.held))]).to(self.device)
+    def materialize(self) -> Ragged:
+        """The rows of every client."""
+        return Ragged.of([self.client(c) for c in range(len(self.rows))]).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -190,7 +85,7 @@ class Federation:
     """A data set divided over clients; those with very many draw a client's splits when it is asked for."""
 
     source: Source
-    splits: Mapping[Split, Ragged | Later]
+    splits: Mapping[Split, Ragged | LazySplit]
     num_clients: int  # that take part; their ids are 0..num_clients - 1
     notes: dict[str, int] = field(default_factory=dict)  # what the partition reports, such as samples moved
     unseen: int = 0  # clients held out, whose ids follow
@@ -219,19 +114,19 @@ class Federation:
             raise UserError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
         rest = None if official is None else torch.from_numpy(official)
         share = test_share if tests is None else 0.0
-        if tests is not None and not (given := Rows.of(tests)).sizes.all():
+        if tests is not None and not (given := Ragged.of(tests)).sizes.all():
             raise UserError(f"client {given.sizes.argmin()} has no test samples; use fewer clients")
-        if len(parts) >= LAZY and source.groups is None:
-            later: dict[Split, Ragged | Later] = {**Later.of(Rows.of(parts), seed, (share, validation_share))}
+        if len(parts) >= LAZY_FROM and source.groups is None:
+            lazy: dict[Split, Ragged | LazySplit] = {**LazySplit.of(Ragged.of(parts), seed, (share, validation_share))}
             if tests is not None:
-                later["test"] = Ragged.of(tests)
-            return cls(source, later, len(parts) - unseen, notes or {}, unseen, rest)
+                lazy["test"] = Ragged.of(tests)
+            return cls(source, lazy, len(parts) - unseen, notes or {}, unseen, rest)
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
-            mixed, test, validation = _cut(client, rows, seed, share, validation_share, source.groups)
-            cut["test"].append(mixed[:test] if tests is None else tests[client])
-            cut["validation"].append(mixed[test : test + validation])
-            cut["train"].append(mixed[test + validation :])
+            shuffled, test, validation = _cut(client, rows, seed, share, validation_share, source.groups)
+            cut["test"].append(shuffled[:test] if tests is None else tests[client])
+            cut["validation"].append(shuffled[test : test + validation])
+            cut["train"].append(shuffled[test + validation :])
         splits = {s: Ragged.of(p) for s, p in cut.items()}
         return cls(source, splits, len(parts) - unseen, notes or {}, unseen, rest)
 
@@ -246,9 +141,10 @@ class Federation:
         source, train = self.source, self.splits["train"]
         if source.names is None or source.clients is None:
             return ()
-        held = Rows(train.flat.cpu().numpy(), train.first.numpy()) if isinstance(train, Ragged) else train.held
-        whose = source.clients[held.flat]
-        first = whose[held.first[:-1]]
+        held = train if isinstance(train, Ragged) else train.rows
+        values, offsets = held.numpy()
+        whose = source.clients[values]
+        first = whose[offsets[:-1]]
         return tuple(source.names[i] for i in first) if (whose == first[held.holders()]).all() else ()
 
     def to(self, device: torch.device, dtype: torch.dtype, data_on: Place = "auto") -> Federation:
@@ -270,23 +166,27 @@ class Federation:
         rows, count = self.splits[split].padded(ids)
         return Examples(self.source.x, self.source.y, rows, count, ids)
 
+    def rows(self, split: Split, client: int) -> Tensor:
+        """The rows one client holds in a split, in their order."""
+        return self.splits[split].padded(torch.tensor([client]))[0][0]
+
     def sizes(self, split: Split) -> Tensor:
         """How many rows each client holds: `[clients]`."""
-        return self.splits[split].first.diff()
+        return self.splits[split].offsets.diff()
 
     def drawn(self, split: Split) -> Ragged:
         """A split with every client's rows drawn."""
         found = self.splits[split]
-        return found if isinstance(found, Ragged) else found.drawn()
+        return found if isinstance(found, Ragged) else found.materialize()
 
-    def at_once(self) -> Federation:
+    def materialize(self) -> Federation:
         """The same with all clients' rows drawn."""
-        late = {n: split for n, split in self.splits.items() if isinstance(split, Later)}
-        if not late:
+        lazy = {n: split for n, split in self.splits.items() if isinstance(split, LazySplit)}
+        if not lazy:
             return self
-        one = next(iter(late.values()))  # they differ in which piece they are of
-        pieces = [one.pieces(c) for c in range(self.everybody)]
-        drawn = {n: Ragged.of([p[n] for p in pieces]).to(one.device) for n in late}
+        one = next(iter(lazy.values()))  # they differ in which split they are of
+        clients = [one.all_splits(c) for c in range(self.everybody)]
+        drawn = {n: Ragged.of([c[n] for c in clients]).to(one.device) for n in lazy}
         return dataclasses.replace(self, splits={**self.splits, **drawn})
 
     def class_counts(self) -> NDArray[np.int64]:
@@ -294,25 +194,25 @@ class Federation:
         labels = self.source.y.cpu().numpy()
         out = np.zeros(self.everybody * self.source.classes, np.int64)
         for rows in self._held():
-            out += np.bincount(rows.holders() * self.source.classes + labels[rows.flat], minlength=len(out))
+            out += np.bincount(rows.holders() * self.source.classes + labels[rows.numpy()[0]], minlength=len(out))
         return out.reshape(self.everybody, self.source.classes)
 
     def digest(self) -> str:
         """A short hash of who holds which rows in which split, or of all that decides it where it is drawn later."""
         h = hashlib.sha256()
         for rows in self._held():
-            h.update(rows.flat.tobytes())
-            h.update(rows.first.tobytes())
-        later = self.splits["train"]
-        if isinstance(later, Later):
-            h.update(repr((later.seed, later.shares)).encode())
+            for part in rows.numpy():
+                h.update(part.tobytes())
+        train = self.splits["train"]
+        if isinstance(train, LazySplit):
+            h.update(repr((train.seed, train.shares)).encode())
         return h.hexdigest()[:16]
 
-    def _held(self) -> list[Rows]:
+    def _held(self) -> list[Ragged]:
         """The rows of each split, and only once those from which several are drawn."""
-        ragged = [self.splits[n] for n in sorted(self.splits)]
-        drawn = [Rows(s.flat.cpu().numpy(), s.first.numpy()) for s in ragged if isinstance(s, Ragged)]
-        return drawn + [s.held for s in ragged if isinstance(s, Later)][:1]
+        splits = [self.splits[n] for n in sorted(self.splits)]
+        drawn = [s for s in splits if isinstance(s, Ragged)]
+        return drawn + [s.rows for s in splits if isinstance(s, LazySplit)][:1]
 
 
 def _too_large(x: Tensor, device: torch.device, dtype: torch.dtype) -> bool:
@@ -333,13 +233,13 @@ def _cut(
     """A client's rows in a random order, and how many of the first are for testing, then for validation."""
     draw = rng.generator(seed, "split", client)
     test, validation = (max(1, round(share * len(rows))) if share else 0 for share in (test_share, validation_share))
-    mixed = draw.permutation(rows)
+    shuffled = draw.permutation(rows)
     if groups is not None and (wanted := [n for n in (test, validation) if n]):
-        mixed, ends = _by_group(client, rows, groups[rows], draw, wanted)
+        shuffled, ends = _by_group(client, rows, groups[rows], draw, wanted)
         test, validation = (*ends, 0)[:2] if test else (0, ends[0])
     if len(rows) - test - validation < 1:
         raise UserError(_too_few(client, len(rows), validation > 0))
-    return mixed, test, validation
+    return shuffled, test, validation
 
 
 def _too_few(client: int, size: int, validation: bool) -> str:

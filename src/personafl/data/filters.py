@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 Border = Literal["clamp", "mirror", "symmetric", "black"]
-Taps = Sequence[float]
+Kernel = Sequence[float]
 
 
-def cut(x: Tensor) -> Tensor:
+def floor_to_byte(x: Tensor) -> Tensor:
     return (x * 255 + 2**-10).floor()
 
 
-def to_bytes(x: Tensor) -> Tensor:
+def round_to_byte(x: Tensor) -> Tensor:
     """Rounded to bytes, still in [0, 1]."""
     return (x * 255 + 0.5).floor() / 255
 
@@ -29,7 +29,7 @@ def grid(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]
     return torch.arange(height, device=device).unsqueeze(1), torch.arange(width, device=device).unsqueeze(0)
 
 
-def inside(at: Tensor, size: int, border: Border) -> Tensor:
+def border_index(at: Tensor, size: int, border: Border) -> Tensor:
     """The pixels that stand for those beyond the border: aaa|abc (clamp), dcb|abc (mirror), cba|abc (symmetric)."""
     if border == "mirror" and size > 1:
         at = at % (2 * size - 2)
@@ -40,58 +40,58 @@ def inside(at: Tensor, size: int, border: Border) -> Tensor:
     return at.clamp(0, size - 1)
 
 
-def bell(sigma: float, reach: int) -> list[float]:
+def gaussian_kernel(sigma: float, reach: int) -> list[float]:
     """A Gaussian's weights at -reach to reach, summing to 1."""
     weights = [math.exp(-0.5 * (i / sigma) ** 2) if i else 1.0 for i in range(-reach, reach + 1)]
     return [w / sum(weights) for w in weights]
 
 
-def widened(x: Tensor, dim: int, reach: int, border: Border) -> Tensor:
+def padded(x: Tensor, dim: int, reach: int, border: Border) -> Tensor:
     size = x.shape[dim]
-    return x.index_select(dim, inside(torch.arange(-reach, size + reach, device=x.device), size, border))
+    return x.index_select(dim, border_index(torch.arange(-reach, size + reach, device=x.device), size, border))
 
 
-def blur(x: Tensor, taps: Taps, border: Border) -> Tensor:
+def blur(x: Tensor, kernel: Kernel, border: Border) -> Tensor:
     """The same symmetric filter along rows and columns.
 
     Products and sums are separate steps here and below: fused ones would round by the place in the batch.
     """
     for dim in (-2, -1):
         size = x.shape[dim]
-        wide = widened(x, dim, len(taps) // 2, border)
-        x = wide.narrow(dim, 0, size) * taps[0]
-        for i, tap in enumerate(taps[1:], 1):
-            x += wide.narrow(dim, i, size) * tap
+        wide = padded(x, dim, len(kernel) // 2, border)
+        x = wide.narrow(dim, 0, size) * kernel[0]
+        for i, weight in enumerate(kernel[1:], 1):
+            x += wide.narrow(dim, i, size) * weight
     return x
 
 
 def gaussian(x: Tensor, sigma: float, truncate: float, border: Border) -> Tensor:
-    return blur(x, bell(sigma, int(truncate * sigma + 0.5)), border)
+    return blur(x, gaussian_kernel(sigma, int(truncate * sigma + 0.5)), border)
 
 
 @functools.cache
-def disc(radius: float, sigma: float) -> list[tuple[int, int, float]]:
+def disc_kernel(radius: float, sigma: float) -> list[tuple[int, int, float]]:
     """A disc smoothed by a 3 x 3 Gaussian: offsets down and right, and weights."""
     reach = int(radius) + 2  # a rim of zeros
     y, x = grid(2 * reach + 1, 2 * reach + 1, torch.device("cpu"))
     disc = ((y - reach) ** 2 + (x - reach) ** 2 <= radius**2).double()
-    disc = blur(disc / disc.sum(), bell(sigma, 1), "clamp")
+    disc = blur(disc / disc.sum(), gaussian_kernel(sigma, 1), "clamp")
     return [(int(i), int(j), float(disc[i, j])) for i, j in disc.nonzero()]
 
 
 def motion(x: Tensor, angle: Tensor, radius: float, sigma: float) -> Tensor:
     """ImageMagick's motion blur: half a Gaussian over 2 * radius + 1 pixels in each image's direction in degrees."""
     n, channels, height, width = x.shape
-    taps = [math.exp(-0.5 * (i / sigma) ** 2) for i in range(int(2 * radius) + 1)]
+    kernel = [math.exp(-0.5 * (i / sigma) ** 2) for i in range(int(2 * radius) + 1)]
     turn = angle.double().deg2rad().view(-1, 1, 1)
     sin, cos = turn.sin(), turn.cos()
     y, xs = grid(height, width, x.device)
     flat, out = x.flatten(2), torch.zeros_like(x).flatten(2)
-    for i, tap in enumerate(taps):
+    for i, weight in enumerate(kernel):
         down, right = (i * sin - 0.5).ceil().long(), (i * cos - 0.5).ceil().long()
         at = (y + down).clamp(0, height - 1) * width + (xs + right).clamp(0, width - 1)  # [N, H, W]
-        out += flat.gather(2, at.view(n, 1, -1).expand(-1, channels, -1)) * (tap / sum(taps))
-    return to_bytes(out.view_as(x))
+        out += flat.gather(2, at.view(n, 1, -1).expand(-1, channels, -1)) * (weight / sum(kernel))
+    return round_to_byte(out.view_as(x))
 
 
 def zoom(x: Tensor, factor: float) -> Tensor:
@@ -124,7 +124,7 @@ def sample(x: Tensor, rows: Tensor, columns: Tensor, border: Border) -> Tensor:
             weight = vertical * horizontal
             if border == "black":
                 weight = weight * ((y >= 0) & (y < height) & (xs >= 0) & (xs < width))
-            at = inside(y, height, border) * width + inside(xs, width, border)
+            at = border_index(y, height, border) * width + border_index(xs, width, border)
             value = flat.gather(2, at.view(n, 1, -1).expand(-1, channels, -1)).view_as(out)
             out += value * weight.unsqueeze(1)
     return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import pickle
 import zipfile
@@ -14,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from personafl.data.files import Array, DataError, Found
+from personafl.data.checksums import DataError
+from personafl.data.dataset import Array
+from personafl.data.locate import DatasetFiles
+from personafl.data.unpickle import unpickle, unwrap
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -61,34 +63,11 @@ def read_cifar_binary(path: Path, labels: int, classes: int) -> tuple[Array, Arr
     return rows[:, labels:].reshape(-1, 3, 32, 32), y
 
 
-class _Plain(pickle.Unpickler):
-    """Unpickles numbers, strings, containers and numpy arrays, and nothing that can run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = {
-            "_reconstruct": np.empty(0).__reduce__()[0],
-            "_frombuffer": np.empty(0).__reduce_ex__(5)[0],
-            "ndarray": np.ndarray,
-            "dtype": np.dtype,
-            "encode": _latin1,
-        }
-        homes = {"numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "_codecs"}
-        if module in homes | {"numpy._core.numeric"} and name in allowed:
-            return allowed[name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data have no need of")
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 pickles bytes for Python 2."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
-    return text.encode("latin1")
-
-
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dictionary of a CIFAR batch for Python, its keys as text."""
     try:
-        held = _Plain(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        with path.open("rb") as f:
+            held = unpickle(f, encoding="latin1")
     except EOFError:
         raise DataError(f"{path} is truncated; delete it and get it again") from None
     except pickle.UnpicklingError as e:
@@ -98,7 +77,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is corrupted: {type(e).__name__}: {e}") from None
     if not isinstance(held, dict):
         raise DataError(f"{path} is not a data batch: it holds a {type(held).__name__}, not a dictionary")
-    return {k.decode("latin1") if isinstance(k, bytes) else str(k): v for k, v in held.items()}
+    return {k.decode("latin1") if isinstance(k, bytes) else str(k): unwrap(v) for k, v in held.items()}
 
 
 def read_cifar_python(path: Path, key: str, classes: int) -> tuple[Array, Array]:
@@ -131,7 +110,7 @@ def read_pictures(paths: list[Path], size: int) -> Array:
     return out
 
 
-def read_leaf(found: Found, row: Callable[[Any, Any], tuple[Array, Array]]) -> dict[str, Array]:
+def read_leaf(found: DatasetFiles, row: Callable[[Any, Any], tuple[Array, Array]]) -> dict[str, Array]:
     """All users of LEAF's train/*.json and test/*.json; `row` turns one user's x and y into arrays."""
     names: dict[str, int] = {}
     xs, ys, who, test = [], [], [], []
@@ -160,7 +139,7 @@ def read_leaf(found: Found, row: Callable[[Any, Any], tuple[Array, Array]]) -> d
     return {"x": x, "y": y, "clients": np.array(who), "test": np.array(test)}
 
 
-def leaf_inputs(found: Found) -> list[Path]:
+def leaf_inputs(found: DatasetFiles) -> list[Path]:
     return [p for s in ("train", "test") for p in sorted((found.folder / s).glob("*.json"))]
 
 

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from personafl.core import rng
 from personafl.core.errors import UserError
-from personafl.data.files import Array, DataError, Found, Loaded, loaded, obtain, prepared, split_of
+from personafl.data.checksums import DataError
+from personafl.data.dataset import Array, Source, from_arrays, official_test_mask
 from personafl.data.formats import (
     leaf_inputs,
     read_cifar_binary,
@@ -24,9 +27,11 @@ from personafl.data.formats import (
     read_npz,
     read_pictures,
 )
+from personafl.data.locate import DatasetFiles, obtain
+from personafl.data.prepared_cache import prepared_arrays
 
 
-def _counts(found: Found, y: Array, per_class: int, classes: int, what: str) -> None:
+def _counts(found: DatasetFiles, y: Array, per_class: int, classes: int, what: str) -> None:
     """Where a checksum is not known: at least every class must occur as often as it should."""
     held = np.bincount(y, minlength=classes)
     wrong = np.flatnonzero(held != per_class)
@@ -36,7 +41,7 @@ def _counts(found: Found, y: Array, per_class: int, classes: int, what: str) -> 
         )
 
 
-def _idx_set(found: Found) -> dict[str, Array]:
+def _idx_set(found: DatasetFiles) -> dict[str, Array]:
     xs, ys = [], []
     for split in ("train", "t10k"):
         xs.append(read_idx(found.path(f"{split}-images-idx3-ubyte"), 3))
@@ -46,10 +51,11 @@ def _idx_set(found: Found) -> dict[str, Array]:
                 f"{found.folder} is swapped: {split} has {len(xs[-1])} images but {len(ys[-1])} labels, "
                 "so one of the files is of the other split"
             )
-    return {"x": np.concatenate(xs)[:, None], "y": np.concatenate(ys), "test": split_of(len(xs[0]), len(xs[1]))}
+    test = official_test_mask(len(xs[0]), len(xs[1]))
+    return {"x": np.concatenate(xs)[:, None], "y": np.concatenate(ys), "test": test}
 
 
-def mnist(*, check: bool = True) -> Loaded:
+def mnist(*, check: bool = True) -> Source:
     """70,000 digits; clients are the writers where QMNIST's label files (or the writers as .npy) lie beside them.
 
     No writer of the official test set is in the training set.
@@ -68,10 +74,10 @@ def mnist(*, check: bool = True) -> Loaded:
             out["clients"] = np.concatenate([who[0], who[1]])
         return out
 
-    return loaded("mnist", prepared("mnist", found.root, inputs, build, check=check), 10)
+    return from_arrays("mnist", prepared_arrays("mnist", found.root, inputs, build, check=check), 10, "mcmahan-cnn")
 
 
-def _writers(found: Found, split: str, count: int, y: Array) -> NDArray[np.int64] | None:
+def _writers(found: DatasetFiles, split: str, count: int, y: Array) -> NDArray[np.int64] | None:
     """Who wrote each digit: row i of QMNIST's labels (class, NIST partition, writer, ...) describes image i."""
     ready = found.folder / f"qmnist-{split}-writers.npy"
     official = found.path(f"qmnist-{split}-labels-idx2-int")
@@ -92,7 +98,7 @@ def _writers(found: Found, split: str, count: int, y: Array) -> NDArray[np.int64
     return np.asarray(ids, np.int64)
 
 
-def fmnist(*, check: bool = True) -> Loaded:
+def fmnist(*, check: bool = True) -> Source:
     """Fashion-MNIST: 70,000 pieces of clothing in the files and shapes of MNIST."""
     found = obtain("fmnist")
     inputs = sorted(p for p in found.folder.iterdir() if "idx" in p.name)
@@ -102,10 +108,10 @@ def fmnist(*, check: bool = True) -> Loaded:
             found.check()
         return _idx_set(found)
 
-    return loaded("fmnist", prepared("fmnist", found.root, inputs, build, check=check), 10)
+    return from_arrays("fmnist", prepared_arrays("fmnist", found.root, inputs, build, check=check), 10, "mcmahan-cnn")
 
 
-def _cifar(name: str, classes: int, check: bool, key: str, per_class: int) -> Loaded:
+def _cifar(name: str, classes: int, check: bool, key: str, per_class: int) -> Source:
     found = obtain(name)
     names = list(found.layout.files)  # the test file is last
 
@@ -118,24 +124,47 @@ def _cifar(name: str, classes: int, check: bool, key: str, per_class: int) -> Lo
         else:
             parts = [read_cifar_python(p, key, classes) for p in paths]
         y = np.concatenate([p[1] for p in parts])
-        test = split_of(len(y) - len(parts[-1][1]), len(parts[-1][1]))
+        test = official_test_mask(len(y) - len(parts[-1][1]), len(parts[-1][1]))
         if check:
             _counts(found, y[~test], per_class, classes, "training")
             _counts(found, y[test], 10_000 // classes, classes, "test")
         return {"x": np.concatenate([p[0] for p in parts]), "y": y, "test": test}
 
     inputs = [found.path(n) for n in names]
-    return loaded(name, prepared(name, found.root, inputs, build, check=check, kind=found.kind), classes)
+    held = prepared_arrays(name, found.root, inputs, build, check=check, kind=found.kind)
+    return from_arrays(name, held, classes, "cifar-cnn")
 
 
-def cifar10(*, check: bool = True) -> Loaded:
+def cifar10(*, check: bool = True) -> Source:
     """60,000 colour images of ten things, from the binary or the Python batches."""
     return _cifar("cifar10", 10, check, "labels", 5000)
 
 
-def cifar100(*, check: bool = True) -> Loaded:
+def cifar100(*, check: bool = True) -> Source:
     """60,000 colour images of a hundred things (the fine labels), from the binary or the Python files."""
     return _cifar("cifar100", 100, check, "fine_labels", 500)
+
+
+def cifar10_c() -> Source:
+    """The 10,000 test images of CIFAR-10, corrupted, each client's by a kind of its own at severity 5.
+
+    CIFAR-10-C was made of these images; `client_corruption.py` corrupts them. A half of each class, the same in every
+    call, is the training part and the other the test part (`data.official_test`): CO-PFL does not say which are which.
+    """
+    found = cifar10()
+    assert found.test is not None
+    rows = np.flatnonzero(found.test)
+    x, y = (t[torch.from_numpy(rows)] for t in (found.x, found.y))
+    return Source("cifar10-c", x, y, found.classes, "cifar-cnn", test=_halves(y.numpy(), found.classes))
+
+
+def _halves(labels: NDArray[np.int64], classes: int) -> NDArray[np.bool_]:
+    """True for half of the rows of each class."""
+    out = np.zeros(len(labels), np.bool_)
+    for k in range(classes):
+        mine = np.flatnonzero(labels == k)
+        out[rng.generator(0, "cifar10-c", k).permutation(mine)[len(mine) // 2 :]] = True
+    return out
 
 
 def _class_folders(folder: Path) -> Iterator[tuple[str, list[Path]]]:
@@ -146,7 +175,7 @@ def _class_folders(folder: Path) -> Iterator[tuple[str, list[Path]]]:
 _CINIC = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def cinic10(*, check: bool = True) -> Loaded:
+def cinic10(*, check: bool = True) -> Source:
     """CINIC-10: 270,000 images of CIFAR-10's classes; the validation third counts as training data.
 
     Sources: 0 an image of CIFAR-10, 1 a shrunken one of ImageNet.
@@ -169,10 +198,10 @@ def cinic10(*, check: bool = True) -> Loaded:
         source = [0 if p.name.startswith("cifar10") else 1 for p in paths]
         return {"x": read_pictures(paths, 32), "y": np.array(y), "test": np.array(test), "sources": np.array(source)}
 
-    return loaded("cinic10", prepared("cinic10", found.root, homes, build, check=check), 10)
+    return from_arrays("cinic10", prepared_arrays("cinic10", found.root, homes, build, check=check), 10, "cifar-cnn")
 
 
-def mini_imagenet(size: int = 84, *, check: bool = True) -> Loaded:
+def mini_imagenet(size: int = 84, *, check: bool = True) -> Source:
     """mini-ImageNet: 100 classes of 600 images; the published split is by class, so no test set is marked."""
     found = obtain("mini-imagenet")
 
@@ -199,8 +228,8 @@ def mini_imagenet(size: int = 84, *, check: bool = True) -> Loaded:
     inputs = [found.path(n) for n in found.layout.files]
     if found.kind == "folder":
         inputs = sorted(p for home in inputs for p in home.iterdir() if p.is_dir())
-    arrays = prepared("mini-imagenet", found.root, inputs, build, check=check, size=size)
-    return loaded("mini-imagenet", arrays, int(arrays["y"].max()) + 1)
+    arrays = prepared_arrays("mini-imagenet", found.root, inputs, build, check=check, size=size)
+    return from_arrays("mini-imagenet", arrays, int(arrays["y"].max()) + 1, "resnet18")
 
 
 def _femnist_row(x: Any, y: Any) -> tuple[Array, Array]:
@@ -211,17 +240,17 @@ def _femnist_row(x: Any, y: Any) -> tuple[Array, Array]:
     return np.rint(grey * 255).clip(0, 255).astype(np.uint8), labels
 
 
-def femnist() -> Loaded:
+def femnist() -> Source:
     """LEAF's FEMNIST: digits, capital and small letters (62 classes) by writer, dark on white as LEAF has them."""
     found = obtain("femnist")
-    arrays = prepared("femnist", found.root, leaf_inputs(found), lambda: read_leaf(found, _femnist_row))
-    return loaded("femnist", arrays, 62)
+    arrays = prepared_arrays("femnist", found.root, leaf_inputs(found), lambda: read_leaf(found, _femnist_row))
+    return from_arrays("femnist", arrays, 62, "leaf-cnn")
 
 
 _MEDMNIST = {"pneumoniamnist": 2, "pathmnist": 9, "octmnist": 4, "tissuemnist": 8}
 
 
-def medmnist(name: str) -> Loaded:
+def medmnist(name: str) -> Source:
     """A MedMNIST file: its validation part counts as training data; grey images have one channel."""
     found = obtain(name)
     path = found.path(f"{name}.npz")
@@ -238,10 +267,10 @@ def medmnist(name: str) -> Loaded:
     y = np.concatenate(ys)
     if y.min() < 0 or y.max() >= _MEDMNIST[name]:
         raise DataError(f"{path} is swapped or corrupted: label {y.max()} is not in 0..{_MEDMNIST[name] - 1}")
-    test = split_of(len(ys[0]) + len(ys[1]), len(ys[2]))
-    return loaded(name, {"x": np.concatenate(xs), "y": y, "test": test}, _MEDMNIST[name])
+    test = official_test_mask(len(ys[0]) + len(ys[1]), len(ys[2]))
+    return from_arrays(name, {"x": np.concatenate(xs), "y": y, "test": test}, _MEDMNIST[name], "small-cnn")
 
 
-def pneumoniamnist() -> Loaded:
+def pneumoniamnist() -> Source:
     """5,856 chest X-rays of children, healthy or with pneumonia."""
     return medmnist("pneumoniamnist")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from personafl.core import rng
 from personafl.core.errors import UserError
-from personafl.data.files import Loaded
+from personafl.data.dataset import Source
 from personafl.data.images import cifar10, medmnist, mnist
 
 Take = tuple[int, int]
@@ -31,7 +31,7 @@ def colour32(x: Tensor) -> Tensor:
     return x.expand(-1, 3, -1, -1).contiguous()
 
 
-def join(name: str, parts: Sequence[Loaded], take: Take | None = (400, 200)) -> Loaded:
+def join(name: str, parts: Sequence[Source], take: Take | None = (400, 200)) -> Source:
     """Image sets with official test sets behind one another: labels count on, `sources` tells them apart."""
     xs, ys, tests, sources = [], [], [], []
     first = 0
@@ -43,12 +43,18 @@ def join(name: str, parts: Sequence[Loaded], take: Take | None = (400, 200)) -> 
         tests.append(part.test[rows])
         sources.append(np.full(len(rows), source))
         first += part.classes
-    return Loaded(
-        name, torch.cat(xs), torch.cat(ys), first, test=np.concatenate(tests), sources=np.concatenate(sources)
+    return Source(
+        name,
+        torch.cat(xs),
+        torch.cat(ys),
+        first,
+        "pews-cnn",
+        test=np.concatenate(tests),
+        sources=np.concatenate(sources),
     )
 
 
-def _draw(name: str, part: Loaded, take: Take, first: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _draw(name: str, part: Source, take: Take, first: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Rows of so many training and test images of every class, in the order of the set."""
     labels, rows = part.y.numpy(), []
     assert part.test is not None
@@ -65,11 +71,11 @@ def _draw(name: str, part: Loaded, take: Take, first: int) -> np.ndarray[tuple[i
     return np.sort(np.concatenate(rows))
 
 
-def cifar_mnist(take: Take | None = (400, 200)) -> Loaded:
+def cifar_mnist(take: Take | None = (400, 200)) -> Source:
     """CIFAR-10 (labels 0-9, source 0) and MNIST (10-19, source 1), 32 x 32 in colour; `take=None` for all images."""
     return join("cifar-mnist", [cifar10(), mnist()], take)
 
 
-def pot_mnist(take: Take | None = (400, 200)) -> Loaded:
+def pot_mnist(take: Take | None = (400, 200)) -> Source:
     """PathMNIST (labels 0-8), OCTMNIST (9-12) and TissueMNIST (13-20), 32 x 32 in colour; `take=None` for all."""
     return join("pot-mnist", [medmnist(n) for n in ("pathmnist", "octmnist", "tissuemnist")], take)

@@ -1,7 +1,6 @@
 """PFLlib's folders: `train/<i>.npz`, `test/<i>.npz` and `config.json`, read without trusting them, and written.
 
-Its files hold a pickled dict of arrays. They are read by an unpickler that knows arrays and numbers and nothing else,
-so that a file cannot run code.
+Its files hold a pickled dict of arrays, which `unpickle.py` reads without running code.
 
 J. Zhang et al., "PFLlib: A Beginner-Friendly and Comprehensive Personalized Federated Learning Library", JMLR 2025.
 """
@@ -9,20 +8,18 @@ J. Zhang et al., "PFLlib: A Beginner-Friendly and Comprehensive Personalized Fed
 from __future__ import annotations
 
 import json
-import math
-import pickle
 import zipfile
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import torch
 
 from personafl.core import batches
 from personafl.core.errors import UserError
-from personafl.data import artefact
-from personafl.data.federated import Federation, Source, Split
-from personafl.data.pieces import Array, Piece, joined
+from personafl.data.client_data import ClientData, concatenate
+from personafl.data.dataset import Array, Source
+from personafl.data.federated import Federation, Split
+from personafl.data.unpickle import unpickle, unwrap
 
 
 def is_pfllib(path: str | Path) -> bool:
@@ -41,8 +38,10 @@ def pfllib(path: str | Path) -> Source:
         if alone:
             raise UserError(f"{home}: client {alone[0]} has {part}/{alone[0]}.npz but no {other}/{alone[0]}.npz")
     order = sorted(files["train"], key=lambda s: (not s.isdecimal(), int(s) if s.isdecimal() else 0, s))
-    pieces = (Piece(c, *read_npz(files[part][c]), part == "test") for c in order for part in ("train", "test"))
-    return joined(home.resolve().name, pieces, classes=_classes(home / "config.json"))
+    parts = (
+        ClientData(c, *read_client_npz(files[part][c]), part == "test") for c in order for part in ("train", "test")
+    )
+    return concatenate(home.resolve().name, parts, classes=_classes(home / "config.json"))
 
 
 def _classes(path: Path) -> int:
@@ -54,7 +53,7 @@ def _classes(path: Path) -> int:
     return found if type(found) is int and 0 < found < 2**31 else 0
 
 
-def read_npz(path: Path) -> tuple[Array, Array]:
+def read_client_npz(path: Path) -> tuple[Array, Array]:
     """x and y of a client's .npz file: two plain arrays, or PFLlib's `data`."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -85,8 +84,7 @@ def _dict(archive: zipfile.ZipFile) -> tuple[Array, Array]:
         shape, _, dtype = header(file)
         if shape != () or not dtype.hasobject:
             raise UserError(f"data must be a dict of x and y, it is an array of shape {shape}")
-        box = _Arrays(file).load()
-    held = box.value if isinstance(box, _Array) else None
+        held = unwrap(unpickle(file))
     inside = held.item() if isinstance(held, np.ndarray) and held.shape == () else None
     if not isinstance(inside, dict) or not {"x", "y"} <= inside.keys():
         raise UserError("data must be a dict of x and y")
@@ -96,88 +94,12 @@ def _dict(archive: zipfile.ZipFile) -> tuple[Array, Array]:
 
 def _numbers(value: object, name: str) -> Array:
     """An array, or a list of arrays or numbers, as one array."""
-    if isinstance(value, _Array):
-        value = value.value
+    value = unwrap(value)
     if isinstance(value, list):
-        value = np.stack([np.asarray(v.value if isinstance(v, _Array) else v) for v in value]) if value else None
+        value = np.stack([np.asarray(unwrap(v)) for v in value]) if value else None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         raise UserError(f"{name} must be an array of numbers")
     return value
-
-
-class _Kind:
-    """A stand-in for a pickled dtype."""
-
-    def __init__(self, code: object, *_: object) -> None:
-        if not isinstance(code, str) or code not in _CODES:
-            raise pickle.UnpicklingError(f"an array of {str(code)[:20]}, not of numbers")
-        self.code, self.order = code, "="
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = ">" if state[1] == ">" else "<"
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(object) if self.code == "O8" else np.dtype(self.order + self.code)
-
-
-_CODES = {"O8", "b1", *(f"{k}{n}" for k in "iu" for n in (1, 2, 4, 8)), "f2", "f4", "f8"}
-
-
-class _Array:
-    """A stand-in for a pickled array, made from its bytes by us and not by what the pickle says."""
-
-    value: Array
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, fortran, data = state
-        whole = isinstance(kind, _Kind) and type(data) is (list if kind.code == "O8" else bytes)
-        if not whole or not all(type(n) is int and n >= 0 for n in shape):
-            raise pickle.UnpicklingError("a damaged array")
-        size = math.prod(shape)
-        if len(data) != size * (1 if kind.code == "O8" else kind.dtype.itemsize):
-            raise pickle.UnpicklingError(f"an array of shape {shape} with {len(data)} bytes or objects")
-        if kind.code == "O8":
-            flat = np.empty(size, object)
-            flat[:] = data
-        else:
-            flat = np.frombuffer(data, kind.dtype)
-        self.value = flat.reshape(shape, order="F" if fortran else "C")
-        if kind.code != "O8":
-            self.value = self.value.astype(kind.dtype.newbyteorder("="))
-
-
-def _scalar(kind: object, data: object = b"") -> Array:
-    if not isinstance(kind, _Kind) or not isinstance(data, bytes) or len(data) != kind.dtype.itemsize:
-        raise pickle.UnpicklingError("a damaged number")
-    return np.frombuffer(data, kind.dtype)[0]  # type: ignore[no-any-return]
-
-
-_KNOWN: dict[tuple[str, str], Any] = {
-    ("numpy", "dtype"): _Kind,
-    ("numpy", "ndarray"): "ndarray",  # an argument only: it cannot be called
-    **{(f"numpy.{c}.multiarray", "_reconstruct"): _Array for c in ("core", "_core")},
-    **{(f"numpy.{c}.multiarray", "scalar"): _scalar for c in ("core", "_core")},
-}
-
-
-class _Arrays(pickle.Unpickler):
-    """Arrays, numbers and Python's own containers; whatever else a pickle asks for is refused by name."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _KNOWN[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data need; refused") from None
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside the file; refused")
 
 
 # Out again
@@ -201,7 +123,7 @@ def to_pfllib(
         counts = np.zeros(federation.source.classes, np.int64)
         splits: tuple[tuple[str, tuple[Split, ...]], ...] = (("train", ("train", "validation")), ("test", ("test",)))
         for part, held in splits:
-            rows = torch.cat([artefact.rows(federation, s, c) for s in held])
+            rows = torch.cat([federation.rows(s, c) for s in held])
             x = batches.inputs(federation.source.x[rows], torch.float32).cpu().numpy()
             y = federation.source.y[rows].cpu().numpy()
             counts += np.bincount(y, minlength=len(counts))

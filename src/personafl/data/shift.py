@@ -21,7 +21,8 @@ from torch import Tensor
 from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.data import federated
-from personafl.data.federated import Federation, Indices, Later, Ragged
+from personafl.data.federated import Federation, LazySplit
+from personafl.data.ragged import Indices, Ragged
 
 PROTOCOLS = ("donor", "pool", "label", "none")
 KEPT = 100_000  # draws of single clients, for evaluators that ask again
@@ -70,11 +71,6 @@ class Shift:
         return torch.tensor([self._donor(key, c) for key, c in keys]).view(self.draws, len(ids))
 
     @property
-    def donors(self) -> Tensor:
-        """Those of everybody, `[draws, clients]`."""
-        return self.donors_of(torch.arange(self.federation.num_clients))
-
-    @property
     def rows(self) -> list[Ragged]:
         """Per draw the rows of everybody."""
         return [rows for rows, _ in self._all]
@@ -92,11 +88,11 @@ class Shift:
     def digest(self) -> str:
         """A short hash of all draws, or of what decides them where there are very many clients."""
         h = hashlib.sha256(self.protocol.encode())
-        if isinstance(self.federation.splits["train"], Later) or self.federation.everybody >= federated.LAZY:
+        if isinstance(self.federation.splits["train"], LazySplit) or self.federation.everybody >= federated.LAZY_FROM:
             h.update(f"{self.federation.digest()} {self.seed} {self.draws}".encode())
         else:
             for ragged in (*self.rows, *self.places):
-                h.update(ragged.flat.numpy().tobytes())
+                h.update(ragged.values.numpy().tobytes())
         return h.hexdigest()[:16]
 
     # Everybody's test rows, those of clients held out aside
@@ -107,7 +103,7 @@ class Shift:
 
     @cached_property
     def _first(self) -> Indices:
-        return self.federation.splits["test"].first.numpy()
+        return self.federation.splits["test"].offsets.numpy()
 
     @property
     def _pool(self) -> int:
@@ -117,16 +113,16 @@ class Shift:
     def _flat(self) -> Indices | None:
         """On the host; None where clients' are drawn one by one."""
         test = self.federation.splits["test"]
-        return None if isinstance(test, Later) else test.flat.cpu().numpy()
+        return None if isinstance(test, LazySplit) else test.values.cpu().numpy()
 
     @cached_property
     def _by_class(self) -> list[Indices]:
-        rows = self.federation.drawn("test").flat.cpu().numpy()
+        rows = self.federation.drawn("test").values.cpu().numpy()
         return _by_class(rows[: self._pool], self.federation.source.y.cpu().numpy())
 
     def _test(self, client: int) -> Indices:
         test = self.federation.splits["test"]
-        if isinstance(test, Later):
+        if isinstance(test, LazySplit):
             return test.client(client)
         assert self._flat is not None
         return self._flat[self._first[client] : self._first[client + 1]]
@@ -168,7 +164,7 @@ def _remixed(draw: np.random.Generator, by_class: list[Indices], size: int) -> I
     return out
 
 
-def mixed(own: Tensor, foreign: Tensor, places: Tensor, degree: float) -> Tensor:
+def mix_scores(own: Tensor, foreign: Tensor, places: Tensor, degree: float) -> Tensor:
     """Scores of one client's shifted test set: `own` at the places kept, `foreign` at those replaced; all `[n]`."""
     count = round(degree * len(own))
     out = own.clone()

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from personafl.data.files import Array, DataError, Found, Loaded, loaded, obtain, prepared, split_of
+from personafl.data.checksums import DataError
+from personafl.data.dataset import Array, Source, from_arrays, official_test_mask
 from personafl.data.formats import read_npz
+from personafl.data.locate import DatasetFiles, obtain
+from personafl.data.prepared_cache import prepared_arrays
 
 _CHANNELS = [f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
 _WISDM = ("Walking", "Jogging", "Upstairs", "Downstairs", "Sitting", "Standing")
@@ -36,7 +39,7 @@ def segments(windows: Array, subject: Array) -> Array:
     return np.concatenate([[0], np.cumsum(~follows)])
 
 
-def _har_part(found: Found, split: str, features: bool) -> dict[str, Array]:
+def _har_part(found: DatasetFiles, split: str, features: bool) -> dict[str, Array]:
     home = found.folder / split
     y = read_table(home / f"y_{split}.txt", 1)[:, 0]
     subject = read_table(home / f"subject_{split}.txt", 1)[:, 0].astype(np.int64)
@@ -62,7 +65,7 @@ def _har_part(found: Found, split: str, features: bool) -> dict[str, Array]:
     return out
 
 
-def har(*, features: bool = False) -> Loaded:
+def har(*, features: bool = False) -> Source:
     """UCI HAR: six activities of 30 people, 9 signals of 128 steps, or the 561 features computed from them.
 
     Neighbouring windows overlap by half; `groups` are the recordings they were cut from. The official test
@@ -72,7 +75,7 @@ def har(*, features: bool = False) -> Loaded:
     if found.kind == "features" or (features and not (found.folder / "train" / "X_train.txt").exists()):
         if not features:
             raise DataError(
-                f"{found.folder} has the 561 features but no Inertial Signals; use features=True or add them"
+                f"{found.folder} has the 561 features but no Inertial Signals; use har-features or add them"
             )
         if found.kind == "signals":
             raise DataError(f"{found.folder} has no train/X_train.txt: the 561 features are not in this copy")
@@ -81,11 +84,17 @@ def har(*, features: bool = False) -> Loaded:
         train, test = (_har_part(found, s, features) for s in ("train", "test"))
         test["groups"] = test["groups"] + train["groups"][-1] + 1
         both = {n: np.concatenate([train[n], test[n]]) for n in train}
-        return both | {"test": split_of(len(train["y"]), len(test["y"]))}
+        return both | {"test": official_test_mask(len(train["y"]), len(test["y"]))}
 
     inputs = sorted(p for s in ("train", "test") for p in (found.folder / s).rglob("*.txt"))
     name = "har-features" if features else "har"
-    return loaded(name, prepared(name, found.root, inputs, build, kind=found.kind), 6)
+    held = prepared_arrays(name, found.root, inputs, build, kind=found.kind)
+    return from_arrays(name, held, 6, "har-dnn")
+
+
+def har_features() -> Source:
+    """UCI HAR as its 561 features, which DM-PFL's network for HAR may have been made for."""
+    return har(features=True)
 
 
 def read_arff(path: Path) -> tuple[Array, Array, Array]:
@@ -116,11 +125,11 @@ def read_arff(path: Path) -> tuple[Array, Array, Array]:
     return np.array(rows, np.float32), np.array(y), np.array(users)
 
 
-def wisdm(*, standardise: bool = True) -> Loaded:
+def wisdm() -> Source:
     """WISDM v1.1, transformed: six activities of 36 people, 43 features of ten seconds each.
 
-    The scales of the features differ widely, so each is brought to mean 0 and deviation 1 over the whole set
-    (`standardise=False`: not). Values the file does not have become the mean of their feature.
+    The scales of the features differ widely, so each is brought to mean 0 and deviation 1 over the whole set.
+    Values the file does not have become the mean of their feature.
     """
     found = obtain("wisdm")
     if found.kind == "arff":
@@ -135,7 +144,6 @@ def wisdm(*, standardise: bool = True) -> Loaded:
     wide = x.astype(np.float64)
     mean = np.nanmean(wide, 0)
     wide = np.where(np.isnan(wide), mean, wide)
-    if standardise:
-        spread = wide.std(0)
-        wide = (wide - mean) / np.where(spread > 0, spread, 1.0)
-    return loaded("wisdm", {"x": wide.astype(np.float32), "y": y, "clients": users}, 6)
+    spread = wide.std(0)
+    wide = (wide - mean) / np.where(spread > 0, spread, 1.0)
+    return from_arrays("wisdm", {"x": wide.astype(np.float32), "y": y, "clients": users}, 6, "mlp")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from personafl.core import rng
-from personafl.data.federated import Source
+from personafl.data.dataset import Source
 
 _CLASSES = np.array([[0, 1, 2, 3], [2, 3, 0, 1], [1, 0, 3, 2], [3, 2, 1, 0]])  # class of the cluster at (row, column)
 

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from personafl.core.errors import UserError
-from personafl.data.files import Array, DataError, Found, Loaded, loaded, obtain, prepared
+from personafl.data.checksums import DataError
+from personafl.data.dataset import Array, Source, from_arrays
 from personafl.data.formats import leaf_inputs, read_json, read_leaf
+from personafl.data.locate import DatasetFiles, obtain
+from personafl.data.prepared_cache import prepared_arrays
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters."""
@@ -46,7 +49,7 @@ def blocks(speeches: list[str]) -> list[str]:
     return out
 
 
-def read_roles(found: Found, stride: int = 1) -> dict[str, Array]:
+def read_roles(found: DatasetFiles, stride: int = 1) -> dict[str, Array]:
     """Windows of every role with two or more speeches: the last fifth of its speeches, at least one, is for testing.
 
     Windows lie within blocks, so those of two blocks share no character. Unlike LEAF's, the first windows of a
@@ -88,13 +91,15 @@ def _leaf_row(x: Any, y: Any) -> tuple[Array, Array]:
     return encode("".join(x)).reshape(len(x), LENGTH), encode("".join(y))
 
 
-def shakespeare(stride: int = 1) -> Loaded:
-    """Shakespeare by role, from LEAF's files or a roles.json; x are character numbers `[N, 80]` as bytes.
+def shakespeare(stride: int = 1) -> Source:
+    """Shakespeare by role, from LEAF's files or a roles.json; x are character numbers `[N, 80]`.
 
     A roles.json gives a window every `stride` characters; LEAF's files are taken as they are.
     """
     found = obtain("shakespeare")
     if found.kind == "roles":
-        return loaded("shakespeare", read_roles(found, stride), len(ALPHABET))
-    arrays = prepared("shakespeare", found.root, leaf_inputs(found), lambda: read_leaf(found, _leaf_row))
-    return loaded("shakespeare", arrays, len(ALPHABET))
+        held = read_roles(found, stride)
+    else:
+        held = prepared_arrays("shakespeare", found.root, leaf_inputs(found), lambda: read_leaf(found, _leaf_row))
+    x = held["x"].astype(np.int16)  # bytes would be pixels, which are scaled
+    return from_arrays("shakespeare", {**held, "x": x}, len(ALPHABET), "char-lstm")

@@ -14,7 +14,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.local import floating
 from personafl.core.types import Batch, Examples, Model, Params, Payload, Task, per_example
 from personafl.data.federated import Federation
-from personafl.data.shift import Shift, mixed
+from personafl.data.shift import Shift, mix_scores
 
 Predict = Callable[[Model, Params, Tensor], Tensor]
 """Outputs `[C, B, K]` of a stack of clients, from a model, what they hold and inputs."""
@@ -101,7 +101,7 @@ def at_degree(federation: Federation, shift: Shift, ids: Tensor, draw: int, degr
     for i, c in enumerate(ids.tolist()):
         foreign, places = (t.to(rows.device) for t in shift.of(draw, c))
         n = int(data.count[i])
-        rows[i, :n] = mixed(rows[i, :n], foreign, places, degree)
+        rows[i, :n] = mix_scores(rows[i, :n], foreign, places, degree)
     return dataclasses.replace(data, rows=rows)
 
 
@@ -111,7 +111,7 @@ def shifted(found: list[Tensor], shift: Shift, ids: Tensor, degrees: tuple[float
     for i, c in enumerate(ids.tolist()):
         own, *drawn = found[i].view(1 + shift.draws, -1)
         curves = [
-            torch.stack([mixed(own, foreign, shift.of(d, c)[1], p) for p in degrees], 1)
+            torch.stack([mix_scores(own, foreign, shift.of(d, c)[1], p) for p in degrees], 1)
             for d, foreign in enumerate(drawn)
         ]
         out.append(torch.stack(curves, 1))

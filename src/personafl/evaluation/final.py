@@ -39,10 +39,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.types import Evaluation
-from personafl.data import corrupted
+from personafl.data import client_corruption
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift
-from personafl.evaluation import matrix, shifts
+from personafl.evaluation import image_transforms, matrix
 from personafl.evaluation.evaluate import at_degree, shifted, with_shift
 from personafl.evaluation.matrix import Score
 
@@ -80,12 +80,12 @@ def measured(
         found = [torch.stack([torch.stack([p[i] for p in d]) for d in mixes]).movedim(2, 0) for i in range(len(ids))]
     more: dict[str, Tensor] = {}  # [C, ...]
     single: list[dict[str, Tensor]] = [{} for _ in ids]  # [n, ...]
-    if names := shifts.kinds(evaluation):
+    if names := image_transforms.kinds(evaluation):
         shape = (len(names), len(evaluation.severities))
-        cells = [score(shifts.corrupted(data, k, s, seed)) for k in names for s in evaluation.severities]
+        cells = [score(image_transforms.corrupted(data, k, s, seed)) for k in names for s in evaluation.severities]
         more["corruption_accuracy"] = _kept(cells, shape, single, "corruption_scores")
     if evaluation.rotations:
-        turned = [score(shifts.rotated(data, a)) for a in evaluation.rotations]
+        turned = [score(image_transforms.rotated(data, a)) for a in evaluation.rotations]
         more["rotation_accuracy"] = _kept(turned, (len(turned),), single, "rotation_scores")
     if evaluation.matrix:
         more["client_accuracy"] = matrix.against_all(score, federation, ids, per_sample=per_sample)
@@ -129,7 +129,7 @@ def joined(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluatio
             "donors": shift.donors_of(torch.from_numpy(out["ids"])).T.numpy(),
         }
     if "corruption_accuracy" in out:
-        out |= {"kinds": np.array(shifts.kinds(evaluation)), "severities": np.array(evaluation.severities)}
+        out |= {"kinds": np.array(image_transforms.kinds(evaluation)), "severities": np.array(evaluation.severities)}
     if "rotation_accuracy" in out:
         out["angles"] = np.array(evaluation.rotations)
     if per_sample and "client_accuracy" in out and out["client_accuracy"].shape[1] > 1:
@@ -141,7 +141,7 @@ def joined(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluatio
 
 def who(federation: Federation, ids: NDArray[np.int64]) -> Arrays:
     """What is known of these clients besides their numbers."""
-    told = {"names": federation.names, "client_corruption": corrupted.kinds(federation)}
+    told = {"names": federation.names, "client_corruption": client_corruption.client_kinds(federation)}
     return {n: np.array([values[c] for c in ids]) for n, values in told.items() if values}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from personafl import config
 from personafl.config import ConfigError, Recipe
-from personafl.data import Federation, artefact
+from personafl.data import Federation, partition_file
 
 SPLIT = "split.json"  # a partition that came from a file, in the run folder
 
@@ -39,4 +39,4 @@ def begin(folder: Path, recipe: Recipe, fed: Federation | None) -> None:
     """Write what a run folder begins with: the recipe, and the partition where that came from a file."""
     (folder / "recipe.toml").write_text(config.dump(config.anchored(recipe)))
     if recipe.data.from_file and fed is not None:
-        artefact.save(fed, folder / SPLIT, {"partition": recipe.data.partition})
+        partition_file.save(fed, folder / SPLIT, {"partition": recipe.data.partition})

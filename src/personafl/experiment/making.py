@@ -17,9 +17,16 @@ from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.core.errors import UserError
-from personafl.data import DATASETS, Federation, Source, arrays, artefact, own
-from personafl.data.corrupted import corrupted, whole
-from personafl.data.partition import Ask, Indices, Parts, Rows, dealt, partition, trained_on
+from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
+from personafl.data.client_corruption import corrupt_federation, corrupt_source
+from personafl.data.partition import (
+    PartitionRequest,
+    PartitionResult,
+    partition,
+    partition_train,
+    partition_train_and_test,
+)
+from personafl.data.ragged import Indices, Ragged
 from personafl.data.shift import Shift
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import LOSSES, METRICS
@@ -37,9 +44,9 @@ def source(recipe: Recipe) -> Source:
     if name.endswith(".npz"):
         return _npz(Path(name))
     if ":" not in name or Path(name).is_dir():
-        return _named(name, lambda: own.opened(name))
+        return _named(name, lambda: custom.open_folder(name))
     made = config.imported(name, "data set")()
-    return _named(name, lambda: own.anything(made, name.rpartition(":")[2]))
+    return _named(name, lambda: custom.convert(made, name.rpartition(":")[2]))
 
 
 def _named(name: str, read: Callable[[], Source]) -> Source:
@@ -68,25 +75,11 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     data = data or source(recipe)
     d, seed = recipe.data, recipe.training.seed
     if d.from_file:
-        return corrupted(artefact.load(d.partition, data), d.corruption, d.corruption_severity)
+        return corrupt_federation(partition_file.load(d.partition, data), d.corruption, d.corruption_severity)
     draw = rng.generator(seed, "partition")
-    ask = Ask(
-        labels=data.y.numpy(),
-        classes=data.classes,
-        num_clients=d.num_clients,
-        alpha=d.alpha,
-        classes_per_client=d.classes_per_client,
-        clients=data.clients,
-        rng=draw,
-        sources=data.sources,
-        samples_per_class=d.samples_per_class,
-        samples_per_client=d.samples_per_client,
-        uniform_share=d.uniform_share,
-        test_samples_per_class=d.test_samples_per_class,
-        test_samples_per_client=d.test_samples_per_client,
-    )
+    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients, draw, data.clients, data.sources)
     try:
-        parts, tests, official = _divided(recipe, ask, data)
+        parts, tests, official = _divided(recipe, request, data)
     except UserError as e:
         if data.clients is None or d.partition == "natural":
             raise
@@ -95,7 +88,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     if d.unseen_ratio:
         unseen = max(1, round(d.unseen_ratio * len(rows)))
         order = rng.generator(seed, "unseen").permutation(len(rows))  # the last ones are held out
-        rows, tests = Rows.of(rows).taken(order), None if tests is None else Rows.of(tests).taken(order)
+        rows, tests = Ragged.of(rows).select(order), None if tests is None else Ragged.of(tests).select(order)
     built = Federation.build(
         data,
         rows,
@@ -107,22 +100,25 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         tests=tests,
         official=official,
     )
-    return corrupted(built, d.corruption, d.corruption_severity)
+    return corrupt_federation(built, d.corruption, d.corruption_severity)
 
 
-def _divided(recipe: Recipe, ask: Ask, data: Source) -> tuple[Parts, Sequence[Indices] | None, Indices | None]:
+def _divided(
+    recipe: Recipe, request: PartitionRequest, data: Source
+) -> tuple[PartitionResult, Sequence[Indices] | None, Indices | None]:
     """Clients' rows, their test rows where those are dealt, and the test rows of no client."""
     d = recipe.data
     if d.official_test == "pooled":
-        return partition(d.partition, ask), None, None
+        return partition(d.partition, request, **d.partition_settings), None, None
     where = f"data.official_test={d.official_test!r}"
     if data.test is None or data.test.all() or not data.test.any():
         raise ConfigError(f"{where}: {data.name} does not come with a training and a test part; use pooled")
     if data.groups is not None and len(both := np.intersect1d(data.groups[data.test], data.groups[~data.test])):
         raise ConfigError(f"{where}: group {both[0]} of {data.name} has samples in both parts; use pooled")
     if d.official_test == "dealt":
-        return *dealt(d.partition, ask, data.test), None
-    return trained_on(d.partition, ask, data.test), None, np.flatnonzero(data.test)
+        return *partition_train_and_test(d.partition, request, data.test, **d.partition_settings), None
+    found = partition_train(d.partition, request, data.test, **d.partition_settings)
+    return found, None, np.flatnonzero(data.test)
 
 
 def note_clients(recipe: Recipe, data: Source) -> None:
@@ -200,7 +196,7 @@ def resolved(
     Every method's hooks are gone through once, for one client and without training, before anything is written: what
     cannot work is said first.
     """
-    data = whole(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
+    data = corrupt_source(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
     name = data.model if recipe.model.name == "auto" else recipe.model.name
     recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}

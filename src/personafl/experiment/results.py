@@ -23,7 +23,7 @@ from personafl.core.errors import UserError
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
 from personafl.data import Federation, Source
-from personafl.data.corrupted import whole
+from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
 from personafl.experiment.folder import SPLIT, begin, claimed
 from personafl.experiment.making import federation, simulation, source
@@ -245,7 +245,7 @@ def _divisions(recipe: Recipe, split: Path) -> Callable[[int], Federation]:
 
     @functools.cache
     def data() -> Source:
-        return whole(source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
+        return corrupt_source(source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
 
     return functools.cache(lambda seed: federation(recipe.with_seed(seed), data()))
 

@@ -61,7 +61,7 @@ class Evaluator:
 
     def after_round(self, ids: Tensor, models: Models, common: Params | None) -> tuple[Row, list[Tensor]]:
         """Accuracy of the personal models and of the global one, over clients; and each client's scores."""
-        validated = int(self.federation.splits["validation"].first[-1])
+        validated = int(self.federation.splits["validation"].offsets[-1])
         # A device gets all its work before the first answer is waited for.
         own = self._personal(ids, models, "test")
         held = self._personal(ids, models, "validation") if validated else None

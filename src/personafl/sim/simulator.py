@@ -36,7 +36,7 @@ from personafl.core.types import (
 )
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final, metrics, shifts
+from personafl.evaluation import final, image_transforms, metrics
 from personafl.evaluation.evaluate import deployed
 from personafl.models.stacked import StackedModel
 from personafl.sim import layout, network, sampling
@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 def check_data(federation: Federation, training: Training, evaluation: Evaluation) -> None:
     """Refuse what these data cannot be asked for."""
-    shifts.check(evaluation, federation.source)
+    image_transforms.check(evaluation, federation.source)
     if training.augment != "none" and federation.source.x.dim() != 4:
         raise UserError(
             f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "

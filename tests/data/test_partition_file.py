@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from personafl import config, experiment
-from personafl.data import artefact, federated
+from personafl.data import federated, partition_file
 from personafl.data.federated import Federation, Source
 
 SOURCE = Source("toy", torch.arange(40.0).unsqueeze(1), torch.arange(40) % 4, 4)
@@ -25,7 +25,7 @@ def built(**more: Any) -> Federation:
 
 def saved(path: Path, **changes: Any) -> Path:
     """The file of the federation, with some of its entries changed."""
-    artefact.save(built(), path / "p.json", {"alpha": 0.3})
+    partition_file.save(built(), path / "p.json", {"alpha": 0.3})
     held = json.loads((path / "p.json").read_text())
     (path / "p.json").write_text(json.dumps(held | changes))
     return path / "p.json"
@@ -33,27 +33,27 @@ def saved(path: Path, **changes: Any) -> Path:
 
 def test_what_is_saved_comes_back_the_same(tmp_path: Path) -> None:
     fed = built()
-    back = artefact.load(saved(tmp_path), SOURCE)
+    back = partition_file.load(saved(tmp_path), SOURCE)
     assert back.digest() == fed.digest()
     assert (back.num_clients, back.unseen, back.notes) == (2, 1, {"samples_moved": 2})
-    for split in artefact.SPLITS:
+    for split in partition_file.SPLITS:
         one, two = (f.examples(split, torch.arange(3)) for f in (fed, back))
         assert torch.equal(one.rows, two.rows) and torch.equal(one.count, two.count)
 
 
 def test_splits_drawn_late_are_saved_as_they_would_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federated, "LAZY", 2)
+    monkeypatch.setattr(federated, "LAZY_FROM", 2)
     late = built()
-    found = artefact.save(late, tmp_path / "p.json")
+    found = partition_file.save(late, tmp_path / "p.json")
     monkeypatch.undo()
     assert late.digest() != found == built().digest()
-    assert artefact.load(tmp_path / "p.json", SOURCE).digest() == found
+    assert partition_file.load(tmp_path / "p.json", SOURCE).digest() == found
 
 
 def test_clients_images_are_corrupted_as_without_the_file(tmp_path: Path) -> None:
     more = ["data.num_clients=3", "data.corruption=per-client", "data.corruption_severity=2"]
     first = experiment.federation(config.load(None, more))
-    artefact.save(first, tmp_path / "p.json")
+    partition_file.save(first, tmp_path / "p.json")
     again = experiment.federation(config.load(None, [*more[1:], f"data.partition={tmp_path / 'p.json'}"]))
     assert torch.equal(first.source.x, again.source.x)
     assert not torch.equal(first.source.x, experiment.federation(config.load(None, more[:1])).source.x)
@@ -61,8 +61,8 @@ def test_clients_images_are_corrupted_as_without_the_file(tmp_path: Path) -> Non
 
 def test_a_test_part_of_no_client_comes_along(tmp_path: Path) -> None:
     fed = built(official=np.arange(36, 40))
-    artefact.save(fed, tmp_path / "p.json")
-    back = artefact.load(tmp_path / "p.json", SOURCE)
+    partition_file.save(fed, tmp_path / "p.json")
+    back = partition_file.load(tmp_path / "p.json", SOURCE)
     assert back.official is not None and back.official.tolist() == [36, 37, 38, 39]
 
 
@@ -77,18 +77,18 @@ def test_the_file_tells_people_what_it_is(tmp_path: Path) -> None:
 def test_labels_decide_whether_it_is_the_same_data(tmp_path: Path) -> None:
     path = saved(tmp_path)
     renamed = dataclasses.replace(SOURCE, name="moved")
-    assert artefact.load(path, renamed).digest() == built().digest()
+    assert partition_file.load(path, renamed).digest() == built().digest()
     other = dataclasses.replace(SOURCE, name="other", y=SOURCE.y.flip(0))
     with pytest.raises(
         ValueError, match=r"p\.json: divides toy \(40 examples\), not other \(40 examples\): its labels"
     ):
-        artefact.load(path, other)
+        partition_file.load(path, other)
 
 
 def held(train: Any = None, validation: Any = None, test: Any = None) -> dict[str, Any]:
     """Clients of a file, one split of them replaced."""
     fed = built()
-    out = {s: [artefact.rows(fed, s, c).tolist() for c in range(3)] for s in artefact.SPLITS}
+    out = {s: [fed.rows(s, c).tolist() for c in range(3)] for s in partition_file.SPLITS}
     given = {"train": train, "validation": validation, "test": test}
     return {"clients": out | {s: v for s, v in given.items() if v is not None}}
 
@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_file_that_cannot_be_true_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     changes, message = WRONG[case]
     with pytest.raises(ValueError, match=message) as refused:
-        artefact.load(saved(tmp_path, **changes), SOURCE)
+        partition_file.load(saved(tmp_path, **changes), SOURCE)
     assert "p.json: " in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_true_is_refused_in_one_line(tmp_path: Path, case:
 def test_what_is_no_partition_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="not a partition file") as refused:
-        artefact.load(tmp_path / "p.json", SOURCE)
+        partition_file.load(tmp_path / "p.json", SOURCE)
     assert "\n" not in str(refused.value)
 
 
@@ -154,11 +154,11 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     for end in range(0, len(whole), 7):
         path.write_bytes(whole[:end])
         with pytest.raises(ValueError, match="not a partition file"):
-            artefact.load(path, SOURCE)
+            partition_file.load(path, SOURCE)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no\.json: no such file; personafl partition RECIPE --save .* makes one"):
-        artefact.load(tmp_path / "no.json", SOURCE)
+        partition_file.load(tmp_path / "no.json", SOURCE)
     with pytest.raises(ValueError, match="cannot be read"):
-        artefact.load(tmp_path, SOURCE)
+        partition_file.load(tmp_path, SOURCE)

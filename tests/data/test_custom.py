@@ -1,25 +1,20 @@
-"""One's own data: PyTorch data sets, Hugging Face partitions, files per client, PFLlib's folders."""
+"""One's own data: PyTorch data sets, Hugging Face partitions, a file per client."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch.utils.data import Dataset, TensorDataset
 
 from personafl import config, experiment
-from personafl.data import own
-from personafl.data.federated import Federation, Source
-from personafl.data.pfllib import read_npz
+from personafl.data import custom
+from tests.data.written import Bomb, recipe_of
 
 
 def numbers(n: int, start: int = 0, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +27,7 @@ def numbers(n: int, start: int = 0, classes: int = 3) -> tuple[torch.Tensor, tor
 
 
 def test_a_data_set_per_client_in_the_given_order() -> None:
-    made = own.datasets([TensorDataset(*numbers(5)), TensorDataset(*numbers(3, 100))], ["zoe", "adam"])
+    made = custom.datasets([TensorDataset(*numbers(5)), TensorDataset(*numbers(3, 100))], ["zoe", "adam"])
     assert made.clients is not None and made.clients.tolist() == [0] * 5 + [1] * 3
     assert made.names == ("zoe", "adam")
     assert made.x[:, 0].tolist() == [0, 1, 2, 3, 4, 100, 101, 102]
@@ -42,7 +37,7 @@ def test_a_data_set_per_client_in_the_given_order() -> None:
 
 def test_pairs_mark_the_test_rows() -> None:
     pairs = [(TensorDataset(*numbers(4)), TensorDataset(*numbers(2, 4))), (TensorDataset(*numbers(3, 6)),) * 2]
-    made = own.datasets(pairs)
+    made = custom.datasets(pairs)
     assert made.test is not None and made.test.tolist() == [False] * 4 + [True] * 2 + [False] * 3 + [True] * 3
     assert made.names == ("0", "1")
 
@@ -63,19 +58,18 @@ class Counted(Dataset[Any]):
 
 def test_every_item_is_read_once() -> None:
     data = Counted([(np.full((2, 2), i), i) for i in range(4)])
-    assert own.datasets([data]).x.shape == (4, 2, 2)
+    assert custom.datasets([data]).x.shape == (4, 2, 2)
     assert data.reads == [1] * 4
 
 
 def test_pictures_become_bytes_with_channels_first() -> None:
-    pil = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
     colour = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-    pictures = [pil.fromarray(colour), pil.fromarray(colour).convert("RGBA")]
-    made = own.datasets([Counted([(p, 0) for p in pictures])])
+    pictures = [Image.fromarray(colour), Image.fromarray(colour).convert("RGBA")]
+    made = custom.datasets([Counted([(p, 0) for p in pictures])])
     assert made.x.dtype == torch.uint8
     for x in made.x:
         assert torch.equal(x, torch.from_numpy(colour).permute(2, 0, 1))
-    grey = own.datasets([Counted([(pil.fromarray(colour[:, :, 0]), 0)])])
+    grey = custom.datasets([Counted([(Image.fromarray(colour[:, :, 0]), 0)])])
     assert grey.x.shape == (1, 1, 2, 3)
 
 
@@ -99,18 +93,18 @@ GOOD = (np.zeros(2, np.float32), 0)
 )
 def test_errors_name_the_client_and_the_item(items: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        own.datasets([Counted([GOOD]), Counted(items)], ["a", "b"])
+        custom.datasets([Counted([GOOD]), Counted(items)], ["a", "b"])
 
 
 def test_what_is_no_list_of_clients_is_refused() -> None:
     with pytest.raises(ValueError, match="datasets: client 0: generator has no length"):
-        own.datasets([(i for i in range(3))])
+        custom.datasets([(i for i in range(3))])
     with pytest.raises(ValueError, match=r"2 names \(1 different\) for 2 clients"):
-        own.datasets([Counted([GOOD])] * 2, ["a", "a"])
+        custom.datasets([Counted([GOOD])] * 2, ["a", "a"])
     with pytest.raises(ValueError, match="datasets: no clients"):
-        own.datasets([])
+        custom.datasets([])
     with pytest.raises(ValueError, match="client 1, training part: either all clients or none"):
-        own.datasets([Counted([GOOD]), (Counted([GOOD]), Counted([GOOD]))])
+        custom.datasets([Counted([GOOD]), (Counted([GOOD]), Counted([GOOD]))])
 
 
 # Hugging Face
@@ -146,14 +140,14 @@ class Federated:
 
 
 def test_partitions_with_columns_of_usual_or_given_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "_AT_ONCE", 2)  # several reads
+    monkeypatch.setattr(custom, "_AT_ONCE", 2)  # several reads
     first = Table({"fine_label": Label()}, features=[[1.0, 2.0]] * 5, fine_label=[0, 1, 2, 3, 4])
     second = Table({"fine_label": Label()}, features=[[3.0, 4.0]], fine_label=[5])
-    made = own.hugging_face([first, second])
+    made = custom.hugging_face([first, second])
     assert made.classes == 7  # the features say so, though label 6 does not occur
     assert made.clients is not None and made.clients.tolist() == [0] * 5 + [1]
     assert made.y.tolist() == [0, 1, 2, 3, 4, 5]
-    renamed = own.hugging_face([Table(a=[[1.0]], b=[1], c=[0])], image="a", label="c")
+    renamed = custom.hugging_face([Table(a=[[1.0]], b=[1], c=[0])], image="a", label="c")
     assert renamed.y.tolist() == [0]
 
 
@@ -161,31 +155,30 @@ def test_a_federated_data_set_gives_train_and_test_where_both_are_divided() -> N
     def table(n: int) -> Table:
         return Table(x=np.full((n, 3), n, np.float32), y=np.zeros(n, np.int64))
 
-    both = own.hugging_face(Federated(train=[table(4), table(3)], test=[table(2), table(1)]))
+    both = custom.hugging_face(Federated(train=[table(4), table(3)], test=[table(2), table(1)]))
     assert both.test is not None and both.test.tolist() == [False] * 4 + [True] * 2 + [False] * 3 + [True]
-    one = own.hugging_face(Federated(train=[table(4), table(3)], test=[table(2)]))  # one test set for all: not dealt
+    one = custom.hugging_face(Federated(train=[table(4), table(3)], test=[table(2)]))  # one test set for all: not dealt
     assert one.test is None and len(one.y) == 7
 
 
 def test_columns_that_are_not_there_are_named() -> None:
     with pytest.raises(ValueError, match="client 0: no column 'picture'; it has img, label"):
-        own.hugging_face([Table(img=[[1.0]], label=[0])], image="picture")
+        custom.hugging_face([Table(img=[[1.0]], label=[0])], image="picture")
     with pytest.raises(ValueError, match=r"client 0: no column called label, .*; give label=, one of img, kind"):
-        own.hugging_face([Table(img=[[1.0]], kind=[0])])
+        custom.hugging_face([Table(img=[[1.0]], kind=[0])])
     with pytest.raises(ValueError, match=r"client 0, row 1, column img: its shape is \(2,\), that of row 0 \(1,\)"):
-        own.hugging_face([Table(img=[[1.0], [1.0, 2.0]], label=[0, 0])])
+        custom.hugging_face([Table(img=[[1.0], [1.0, 2.0]], label=[0, 0])])
     with pytest.raises(ValueError, match="must be train and test, they are train, valid"):
-        own.hugging_face([{"train": Table(x=[[1.0]], y=[0]), "valid": Table(x=[[1.0]], y=[0])}])
+        custom.hugging_face([{"train": Table(x=[[1.0]], y=[0]), "valid": Table(x=[[1.0]], y=[0])}])
 
 
 def test_the_real_package_gives_the_same() -> None:
     real = pytest.importorskip("datasets", reason="Hugging Face's package is not installed")
     colour = np.arange(4 * 2 * 3 * 3, dtype=np.uint8).reshape(4, 2, 3, 3)
     kinds = real.Features({"img": real.Image(), "label": real.ClassLabel(num_classes=7)})
-    pil = pytest.importorskip("PIL.Image")
-    whole = real.Dataset.from_dict({"img": [pil.fromarray(c) for c in colour], "label": [0, 1, 2, 3]}, features=kinds)
+    whole = real.Dataset.from_dict({"img": [Image.fromarray(c) for c in colour], "label": [0, 1, 2, 3]}, features=kinds)
     for form in (None, "numpy", "torch"):
-        made = own.hugging_face([whole.shard(2, 0).with_format(form), whole.shard(2, 1).with_format(form)])
+        made = custom.hugging_face([whole.shard(2, 0).with_format(form), whole.shard(2, 1).with_format(form)])
         assert torch.equal(made.x, torch.from_numpy(colour).permute(0, 3, 1, 2))
         assert (made.y.tolist(), made.classes) == ([0, 1, 2, 3], 7)
         assert made.clients is not None and made.clients.tolist() == [0, 0, 1, 1]
@@ -201,7 +194,7 @@ def test_a_folder_of_files_of_every_kind_in_natural_order(tmp_path: Path) -> Non
     save_file(dict(zip("xy", numbers(2, 20), strict=True)), tmp_path / "client-1.safetensors")
     (tmp_path / "client-3.csv").write_text('a,label,"b"\n30,0,-30\n31,1,-31\n')
     (tmp_path / "README.md").write_text("notes are left alone")
-    made = own.folder(tmp_path)
+    made = custom.folder(tmp_path)
     assert made.names == ("client-1", "client-2", "client-3", "client-10")
     assert made.x[:, 0].tolist() == [20, 21, 10, 11, 30, 31, 0, 1]
     assert torch.equal(made.x[:, 1], -made.x[:, 0])
@@ -214,19 +207,9 @@ def test_a_folder_of_files_of_every_kind_in_natural_order(tmp_path: Path) -> Non
 )
 def test_the_label_of_a_csv_is_its_label_column_or_its_last(tmp_path: Path, header: str, label: int) -> None:
     (tmp_path / "a.csv").write_text(f"{header}\n1,2,3\n4,5,6\n")
-    made = own.folder(tmp_path)
+    made = custom.folder(tmp_path)
     assert made.y.tolist() == [label + 1, label + 4]
     assert made.x[0].tolist() == [n for n in (1.0, 2.0, 3.0) if n != label + 1]
-
-
-class Bomb:
-    """Unpickling it would write a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.system, (f"touch {self.path}",)
 
 
 def wrong_files(home: Path) -> dict[str, tuple[str, Any, str]]:
@@ -251,233 +234,34 @@ def test_a_wrong_file_is_named(tmp_path: Path, case: str) -> None:
     name, content, message = wrong_files(tmp_path)[case]
     (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(ValueError, match=message) as refused:
-        own.folder(tmp_path)
+        custom.folder(tmp_path)
     assert "\n" not in str(refused.value)
 
 
 def test_files_without_x_and_y_and_clients_with_two_files_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", z=np.zeros(2))
     with pytest.raises(ValueError, match="must hold arrays x and y, or PFLlib's data; it has z"):
-        own.folder(tmp_path)
+        custom.folder(tmp_path)
     torch.save({"x": torch.zeros(2, 1)}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=r"a\.npz and a\.pt name the same client"):
-        own.folder(tmp_path)
+        custom.folder(tmp_path)
     (tmp_path / "a.npz").unlink()
     with pytest.raises(ValueError, match="must hold tensors x and y; it has x"):
-        own.folder(tmp_path)
+        custom.folder(tmp_path)
     with pytest.raises(ValueError, match="no such folder"):
-        own.folder(tmp_path / "absent")
+        custom.folder(tmp_path / "absent")
 
 
 def test_no_file_runs_code(tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     torch.save({"x": Bomb(sign), "y": torch.zeros(1)}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match="not a readable file of tensors"):
-        own.folder(tmp_path)
+        custom.folder(tmp_path)
     (tmp_path / "a.pt").unlink()
     np.savez(tmp_path / "a.npz", x=np.array([Bomb(sign)], object), y=np.zeros(1))
     with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
-        own.folder(tmp_path)
+        custom.folder(tmp_path)
     assert not sign.exists()
-
-
-# PFLlib
-
-
-def pfllib_file(path: Path, data: Any) -> None:
-    """As PFLlib writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as f:
-        np.savez_compressed(f, data=data)
-
-
-def as_pfllib_reads(path: Path) -> dict[str, np.ndarray]:
-    """As PFLlib reads it."""
-    with path.open("rb") as f:
-        return np.load(f, allow_pickle=True)["data"].tolist()
-
-
-def images(n: int, start: int, **kind: Any) -> dict[str, np.ndarray]:
-    x = np.arange(start, start + n * 8, dtype=np.float32).reshape(n, 2, 2, 2)
-    return {"x": np.asarray(x, **kind), "y": (start + np.arange(n)) % 3}
-
-
-def test_pfllibs_folder_is_read_with_its_test_parts(tmp_path: Path) -> None:
-    held = {(part, c): images(n, 10 * c + 100 * n) for c in range(11) for part, n in (("train", 3), ("test", 2))}
-    for (part, c), data in held.items():
-        pfllib_file(tmp_path / part / f"{c}.npz", data)
-    (tmp_path / "config.json").write_text('{"num_clients": 11, "num_classes": 5}')
-    made = own.pfllib(tmp_path)
-    assert made.names == tuple(map(str, range(11)))  # 2 before 10
-    assert made.classes == 5
-    assert made.clients is not None and made.test is not None
-    for (part, c), data in held.items():
-        mine = (made.clients == c) & (made.test == (part == "test"))
-        assert np.array_equal(made.x[mine].numpy(), data["x"])
-        assert np.array_equal(made.y[mine].numpy(), data["y"])
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"x": np.asfortranarray(images(3, 0)["x"]), "y": np.array([0, 1, 2])},
-        {"x": images(3, 0)["x"].astype(">f8"), "y": np.array([0, 1, 2], np.int32)},
-        {"x": list(images(3, 0)["x"]), "y": [0, 1, 2]},
-        {"x": images(3, 0)["x"], "y": [np.int64(0), np.int64(1), np.int64(2)]},
-        {"x": images(6, 0)["x"][::2].swapaxes(1, 2), "y": np.array([0.0, 1.0, 2.0])},
-    ],
-    ids=["fortran", "big-endian", "lists", "numbers", "strided"],
-)
-def test_arrays_are_read_however_they_lie(tmp_path: Path, data: dict[str, Any]) -> None:
-    for part in ("train", "test"):
-        pfllib_file(tmp_path / part / "0.npz", data)
-    made = own.pfllib(tmp_path)
-    assert np.array_equal(made.x[:3].numpy(), np.asarray(data["x"], np.float32))
-    assert made.y.tolist() == [0, 1, 2] * 2
-
-
-def test_a_hostile_pickle_is_refused_by_name_and_not_run(tmp_path: Path) -> None:
-    sign = tmp_path / "sign"
-    pfllib_file(tmp_path / "train" / "0.npz", Bomb(sign))
-    pfllib_file(tmp_path / "test" / "0.npz", images(1, 0))
-    with pytest.raises(ValueError, match=r"0\.npz: not a readable \.npz file: it asks for (posix|nt)\.system"):
-        own.pfllib(tmp_path)
-    pfllib_file(tmp_path / "train" / "0.npz", {"x": Bomb(sign), "y": np.zeros(1)})
-    with pytest.raises(ValueError, match="refused"):
-        own.pfllib(tmp_path)
-    assert not sign.exists()
-    as_pfllib_reads(tmp_path / "train" / "0.npz")  # without our reader it would have run
-    assert sign.exists()
-
-
-class Calls:
-    """Pickled as a call of something that is only an argument of other calls."""
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return np.ndarray, ((10,),)
-
-
-def edited(path: Path, change: Any) -> None:
-    """The file again with its pickle changed."""
-    with zipfile.ZipFile(path) as archive:
-        raw = archive.read("data.npy")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data.npy", change(raw))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda raw: raw[:-40], "not a readable .npz file"),
-        (lambda raw: raw[:100], "npz"),
-        (lambda raw: raw[: raw.index(b"\x80")] + pickle.dumps({"x": 1, "y": 2}), "must be a dict of x and y"),
-        (lambda raw: raw[: raw.index(b"\x80")] + pickle.dumps(Calls()), "npz"),
-        (lambda raw: raw.replace(b"f4", b"O8"), "not a readable .npz file: a damaged array"),
-        (lambda raw: raw.replace(b"f4", b"f8"), "not a readable .npz file: an array of shape"),
-        (lambda raw: raw.replace(b"f4", b"V4"), "not of numbers"),
-        (lambda raw: raw.replace(b"K\x03K\x02K\x02K\x02", b"K\x03K\xffK\x02K\x02"), "an array of shape"),
-    ],
-    ids=["cut short", "no pickle", "no arrays", "a call", "objects", "longer numbers", "records", "more rows"],
-)
-def test_a_damaged_pickle_is_refused_in_one_line(tmp_path: Path, change: Any, message: str) -> None:
-    for part in ("train", "test"):
-        pfllib_file(tmp_path / part / "0.npz", images(3, 0))
-    edited(tmp_path / "train" / "0.npz", change)
-    with pytest.raises(ValueError, match=message) as refused:
-        own.pfllib(tmp_path)
-    assert "\n" not in str(refused.value)
-
-
-def test_whatever_is_changed_in_a_file_it_is_read_or_refused(tmp_path: Path) -> None:
-    path, draw = tmp_path / "0.npz", np.random.default_rng(0)
-    pfllib_file(path, {"x": images(3, 0)["x"], "y": [np.int64(0), 1, 2]})
-    whole = path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
-        raw = archive.read("data.npy")
-    for i in range(150):
-        changed = bytearray(raw if i % 2 else whole)
-        for place in draw.integers(0, len(changed), draw.integers(1, 4)):
-            changed[place] = draw.integers(256)
-        path.write_bytes(changed)
-        if i % 2:
-            with zipfile.ZipFile(path, "w") as archive:
-                archive.writestr("data.npy", bytes(changed))
-        with contextlib.suppress(ValueError):
-            x, y = read_npz(path)
-            assert x.dtype.kind in "fiub" and y.dtype.kind in "fiub"
-
-
-def test_an_incomplete_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "test").mkdir()
-    (tmp_path / "train").mkdir()
-    with pytest.raises(ValueError, match=r"no train/\*\.npz in it"):
-        own.pfllib(tmp_path)
-    pfllib_file(tmp_path / "train" / "0.npz", images(1, 0))
-    with pytest.raises(ValueError, match=r"client 0 has train/0\.npz but no test/0\.npz"):
-        own.pfllib(tmp_path)
-    pfllib_file(tmp_path / "test" / "0.npz", {"x": np.zeros(2)})
-    with pytest.raises(ValueError, match=r"test.0\.npz: data must be a dict of x and y"):
-        own.pfllib(tmp_path)
-    pfllib_file(tmp_path / "test" / "0.npz", {"x": np.array([[1, 2], "a"], object), "y": np.zeros(2)})
-    with pytest.raises(ValueError, match="x must be an array of numbers"):
-        own.pfllib(tmp_path)
-    pfllib_file(tmp_path / "test" / "0.npz", images(1, 0))
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="not a readable configuration"):
-        own.pfllib(tmp_path)
-
-
-def test_what_is_written_for_pfllib_comes_back_exactly(tmp_path: Path) -> None:
-    recipe = config.load(None, ["data.num_clients=6", "data.alpha=0.5", "data.validation_share=0.1"])
-    fed = experiment.federation(recipe)
-    own.to_pfllib(fed, tmp_path / "out", partition="dirichlet", alpha=0.5)
-    said = json.loads((tmp_path / "out" / "config.json").read_text())
-    statistic = said.pop("Size of samples for labels in clients")
-    assert [dict(client) for client in statistic] == [
-        {k: int(n) for k, n in enumerate(row) if n} for row in fed.class_counts()
-    ]
-    assert said == {
-        "num_clients": 6, "num_classes": 10, "non_iid": True, "balance": False, "partition": "dir", "alpha": 0.5,
-        "batch_size": 10,
-    }  # fmt: skip
-    back = own.pfllib(tmp_path / "out")
-    assert back.clients is not None and back.test is not None
-    for c in range(6):
-        for part, splits in (("train", ("train", "validation")), ("test", ("test",))):
-            held = [fed.examples(s, torch.tensor([c])) for s in splits]
-            rows = torch.cat([h.rows[0, : int(h.count)] for h in held])
-            mine = (back.clients == c) & (back.test == (part == "test"))
-            assert torch.equal(back.x[mine], fed.source.x[rows])
-            assert torch.equal(back.y[mine], fed.source.y[rows])
-            theirs = as_pfllib_reads(tmp_path / "out" / part / f"{c}.npz")
-            assert theirs["x"].dtype == np.float32 and theirs["y"].dtype == np.int64
-            assert np.array_equal(theirs["x"], fed.source.x[rows].numpy())
-    with pytest.raises(ValueError, match="not an empty folder"):
-        own.to_pfllib(fed, tmp_path / "out")
-
-
-def test_a_pfllib_folder_keeps_its_split_when_it_is_dealt_and_written_again(tmp_path: Path) -> None:
-    for c in range(3):
-        for part, n in (("train", 6), ("test", 2)):
-            pfllib_file(tmp_path / "in" / part / f"{c}.npz", images(n, 50 * c + n))
-    fed = experiment.federation(recipe_of(str(tmp_path / "in"), official_test="dealt"))
-    assert fed.sizes("train").tolist() == [6] * 3
-    assert fed.sizes("test").tolist() == [2] * 3
-    own.to_pfllib(fed, tmp_path / "out", partition="natural")
-    for c in range(3):
-        for part in ("train", "test"):
-            one, two = (as_pfllib_reads(tmp_path / home / part / f"{c}.npz") for home in ("in", "out"))
-            orders = [np.argsort(d["x"][:, 0, 0, 0]) for d in (one, two)]  # training rows are shuffled
-            for n in "xy":
-                assert np.array_equal(one[n][orders[0]], two[n][orders[1]])
-
-
-def test_bytes_are_written_as_the_models_see_them(tmp_path: Path) -> None:
-    x = torch.tensor([0, 51, 102, 255], dtype=torch.uint8).view(4, 1, 1, 1)
-    source = Source("bytes", x, torch.zeros(4, dtype=torch.int64), 1)
-    own.to_pfllib(Federation.build(source, [np.arange(4)], 0), tmp_path / "out")
-    found = np.concatenate([as_pfllib_reads(tmp_path / "out" / p / "0.npz")["x"] for p in ("train", "test")])
-    assert sorted(found.ravel().tolist()) == pytest.approx([0, 0.2, 0.4, 1.0])
 
 
 # In a recipe
@@ -504,24 +288,19 @@ def nothing() -> None:
     return None
 
 
-def recipe_of(dataset: str, **data: Any) -> config.Recipe:
-    held = {"dataset": dataset, "partition": "natural", **data}
-    return config.load({"data": held, "training": {"num_rounds": 1}, "algorithms": [{"name": "local"}]})
-
-
 @pytest.mark.parametrize(
     ("function", "rows", "test"),
     [("two_tensor_data_sets", 32, 0), ("two_pairs", 48, 8), ("two_partitions", 32, 16), ("two_arrays", 8, 0)],
 )
 def test_a_function_may_give_data_sets_partitions_or_arrays(function: str, rows: int, test: int) -> None:
-    made = experiment.source(recipe_of(f"tests.data.test_own:{function}"))
+    made = experiment.source(recipe_of(f"tests.data.test_custom:{function}"))
     assert len(made.y) == rows
     assert (0 if made.test is None else int(made.test.sum())) == test
 
 
 def test_a_function_that_gives_something_else_is_refused() -> None:
-    with pytest.raises(config.ConfigError, match=r"data\.dataset='tests\.data\.test_own:nothing': gave NoneType"):
-        experiment.source(recipe_of("tests.data.test_own:nothing"))
+    with pytest.raises(config.ConfigError, match=r"data\.dataset='tests\.data\.test_custom:nothing': gave NoneType"):
+        experiment.source(recipe_of("tests.data.test_custom:nothing"))
 
 
 def test_a_folder_runs_and_its_results_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

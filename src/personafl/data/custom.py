@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from personafl.core.errors import UserError
-from personafl.data.federated import Source, arrays
-from personafl.data.pfllib import is_pfllib, pfllib, read_npz, to_pfllib
-from personafl.data.pieces import Array, Piece, called, joined
+from personafl.data.client_data import ClientData, client_names, concatenate
+from personafl.data.dataset import Array, Source, arrays
+from personafl.data.pfllib import is_pfllib, pfllib, read_client_npz, to_pfllib
 
-__all__ = ["anything", "datasets", "folder", "hugging_face", "opened", "pfllib", "to_pfllib"]
+__all__ = ["convert", "datasets", "folder", "hugging_face", "open_folder", "pfllib", "to_pfllib"]
 
 _LABELS = ("label", "labels", "fine_label", "y", "target")
 _EXAMPLES = ("img", "image", "images", "pixels", "x", "features", "pixel_values")
@@ -31,7 +31,7 @@ _PLAIN = {"1": "L", "LA": "L", "P": "RGB", "RGBA": "RGB", "CMYK": "RGB"}  # mode
 _AT_ONCE = 1000  # rows of a table read together
 
 
-def anything(made: Any, name: str) -> Source:
+def convert(made: Any, name: str) -> Source:
     """What a function of one's own gives: a `Source`, arrays (x, y[, clients]), or a list of clients' data sets."""
     if isinstance(made, Source):
         return made
@@ -52,12 +52,12 @@ def datasets(parts: Sequence[Any], names: Sequence[str] | None = None, *, name: 
 
     Every item is read once, so a random transform is drawn once. Pictures become bytes `[channels, height, width]`.
     """
-    pieces = (
-        Piece(client, *_items(f"{name}: client {client}{', test part' if test else ''}", data), test)
-        for client, part in zip(called(names, len(parts)), parts, strict=True)
+    clients = (
+        ClientData(client, *_items(f"{name}: client {client}{', test part' if test else ''}", data), test)
+        for client, part in zip(client_names(names, len(parts)), parts, strict=True)
         for data, test in _halves(part)
     )
-    return joined(name, pieces)
+    return concatenate(name, clients)
 
 
 def _halves(part: Any) -> list[tuple[Any, bool | None]]:
@@ -120,17 +120,17 @@ def hugging_face(
     clients = _loaded(parts) if hasattr(parts, "load_partition") else list(parts)
     sizes: set[int] = set()
 
-    def pieces() -> Iterator[Piece]:
-        for client, part in zip(called(names, len(clients)), clients, strict=True):
+    def read() -> Iterator[ClientData]:
+        for client, part in zip(client_names(names, len(clients)), clients, strict=True):
             for data, test in _halves(part):
                 where = f"{name}: client {client}{', test part' if test else ''}"
                 x, y = _column(where, data, image, _EXAMPLES, "image"), _column(where, data, label, _LABELS, "label")
                 kinds = getattr(data, "features", None) or {}
                 sizes.add(int(getattr(kinds.get(y), "num_classes", 0) or 0))
-                yield Piece(client, *_columns(where, data, x, y, type(kinds.get(x)).__name__ == "Image"), test)
+                yield ClientData(client, *_columns(where, data, x, y, type(kinds.get(x)).__name__ == "Image"), test)
 
-    held = list(pieces())
-    return joined(name, held, classes=max(sizes, default=0))
+    held = list(read())
+    return concatenate(name, held, classes=max(sizes, default=0))
 
 
 def _loaded(federated: Any) -> list[Any]:
@@ -175,7 +175,7 @@ def _columns(where: str, data: Any, x: str, y: str, pictures: bool) -> tuple[Arr
 # Folders
 
 
-def opened(path: str | Path) -> Source:
+def open_folder(path: str | Path) -> Source:
     """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file per client."""
     home = Path(path)
     return pfllib(home) if is_pfllib(home) else folder(home)
@@ -199,7 +199,7 @@ def folder(path: str | Path) -> Source:
     for p in files:
         if stems.count(p.stem) > 1:
             raise UserError(f"{home}: {' and '.join(f.name for f in files if f.stem == p.stem)} name the same client")
-    return joined(home.resolve().name, (Piece(p.stem, *_READERS[p.suffix.lower()](p)) for p in files))
+    return concatenate(home.resolve().name, (ClientData(p.stem, *_READERS[p.suffix.lower()](p)) for p in files))
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
@@ -253,7 +253,7 @@ def _csv(path: Path) -> tuple[Array, Array]:
 
 
 _READERS: dict[str, Callable[[Path], tuple[Array, Array]]] = {
-    ".npz": read_npz,
+    ".npz": read_client_npz,
     ".pt": _pt,
     ".safetensors": _safetensors,
     ".csv": _csv,

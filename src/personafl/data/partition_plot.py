@@ -1,4 +1,4 @@
-"""A picture of who holds what."""
+"""A plot of which client holds how many examples of which class."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _BARS = 40  # clients that stacked bars can show
 _COLOURS = 10  # classes that colours can tell apart
 
 
-def draw(counts: NDArray[np.int64], path: str | Path, title: str) -> None:
-    """Draw class counts `[clients, K]`: stacked bars where they can be told apart, else sizes above a map of shares."""
+def plot_partition(counts: NDArray[np.int64], path: str | Path, title: str) -> None:
+    """Plot class counts `[clients, K]`: stacked bars where they can be told apart, else sizes above a map of shares."""
     from matplotlib.colors import PowerNorm  # slow to import
     from matplotlib.figure import Figure
 

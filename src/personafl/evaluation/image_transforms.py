@@ -15,16 +15,16 @@ from torch import Tensor
 from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.core.types import Evaluation, Examples
-from personafl.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, require_images, rotate
-from personafl.data.federated import Source
+from personafl.data.corruptions import CORRUPTIONS, SEVERITIES, STANDARD, corrupt, require_images, rotate
+from personafl.data.dataset import Source
 
 Change = Callable[[Tensor, Tensor], Tensor]
 """Images `[N, ...]` and their rows `[N]` to images."""
 
 
 def kinds(evaluation: Evaluation) -> tuple[str, ...]:
-    """The corruptions asked for, `all` written out."""
-    return tuple(CORRUPTIONS) if "all" in evaluation.corruptions else evaluation.corruptions
+    """The corruptions asked for, `all` written out: the standard fifteen."""
+    return STANDARD if "all" in evaluation.corruptions else evaluation.corruptions
 
 
 def check(evaluation: Evaluation, source: Source) -> None:

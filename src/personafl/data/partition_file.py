@@ -10,19 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from personafl.core.errors import UserError
-from personafl.data.federated import Federation, Indices, Ragged, Source, Split
+from personafl.data.dataset import Source
+from personafl.data.federated import Federation, Split
+from personafl.data.ragged import Indices, Ragged
 
 FORMAT = 1
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
-
-def rows(federation: Federation, split: Split, client: int) -> Tensor:
-    """The rows one client holds in a split, in their order."""
-    held = federation.examples(split, torch.tensor([client]))
-    return held.rows[0, : int(held.count[0])]
 
 
 def labels_digest(source: Source) -> str:
@@ -36,7 +31,7 @@ def save(federation: Federation, path: str | Path, data: Mapping[str, Any] | Non
     The hash is the federation's own, but for those so large that their splits were not drawn before.
     """
     source, official = federation.source, federation.official
-    whole = federation.at_once()
+    whole = federation.materialize()
     digest = whole.digest()
     held = {
         "format": FORMAT,
@@ -48,11 +43,7 @@ def save(federation: Federation, path: str | Path, data: Mapping[str, Any] | Non
         "notes": federation.notes,
         "unseen": federation.unseen,
         "official": None if official is None else official.tolist(),
-        "clients": {
-            s: [p.tolist() for p in np.split(r.flat.cpu().numpy(), r.first[1:-1].numpy())]
-            for s in SPLITS
-            for r in [whole.drawn(s)]
-        },
+        "clients": {s: [rows.tolist() for rows in whole.drawn(s)] for s in SPLITS},
     }
     Path(path).write_text(json.dumps(held))
     return digest

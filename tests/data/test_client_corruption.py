@@ -11,12 +11,11 @@ import torch
 from personafl import config, experiment
 from personafl.core import rng
 from personafl.data import DATASETS
-from personafl.data.corrupted import corrupted
-from personafl.data.corrupted import kinds as corrupted_kinds
-from personafl.data.corruptions import CORRUPTIONS, corrupt
+from personafl.data.client_corruption import client_kinds, corrupt_federation
+from personafl.data.corruptions import STANDARD, corrupt
 from personafl.data.federated import Federation, Source
 
-KINDS = list(CORRUPTIONS)
+KINDS = list(STANDARD)
 
 
 def federation(clients: int = 17, channels: int = 3, official: int = 0, seed: int = 0) -> Federation:
@@ -29,27 +28,27 @@ def federation(clients: int = 17, channels: int = 3, official: int = 0, seed: in
 
 def test_every_client_has_a_corruption_for_all_its_images() -> None:
     fed = federation()
-    out = corrupted(fed, "per-client", 3)
+    out = corrupt_federation(fed, "per-client", 3)
     for client in range(17):  # the sixteenth begins anew
         for row in range(6 * client, 6 * client + 6):  # in whichever split
             key = rng.key(0, "corrupted data", torch.tensor([row]))
             alone = corrupt(fed.source.x[[row]], KINDS[client % 15], 3, key)[0]
             assert torch.equal(out.source.x[row], alone), (client, row)
     assert torch.equal(out.source.y, fed.source.y)
-    assert corrupted_kinds(out) == [KINDS[c % 15] for c in range(17)]
-    assert corrupted_kinds(fed) == corrupted_kinds(corrupted(fed, "fog")) == []
+    assert client_kinds(out) == [KINDS[c % 15] for c in range(17)]
+    assert client_kinds(fed) == client_kinds(corrupt_federation(fed, "fog")) == []
     assert out.digest() == fed.digest()
 
 
 def test_rows_of_no_client_stay_clean_unless_all_have_one_corruption() -> None:
     fed = federation(clients=2, official=5)
-    assert torch.equal(corrupted(fed, "per-client").source.x[12:], fed.source.x[12:])
-    out = corrupted(fed, "contrast", 5).source.x
+    assert torch.equal(corrupt_federation(fed, "per-client").source.x[12:], fed.source.x[12:])
+    out = corrupt_federation(fed, "contrast", 5).source.x
     assert torch.equal(out, corrupt(fed.source.x, "contrast", 5, torch.zeros(17, dtype=torch.int64)))
 
 
 def test_the_images_are_those_of_every_seed() -> None:
-    a, b = (corrupted(federation(seed=s), "per-client") for s in (0, 1))
+    a, b = (corrupt_federation(federation(seed=s), "per-client") for s in (0, 1))
     assert a.digest() != b.digest()
     assert torch.equal(a.source.x, b.source.x)  # the clients hold the same rows
 
@@ -57,9 +56,9 @@ def test_the_images_are_those_of_every_seed() -> None:
 def test_nothing_is_changed_in_place_and_none_is_none() -> None:
     fed = federation(clients=3)
     before = fed.source.x.clone()
-    assert corrupted(fed, "none").source is fed.source
-    corrupted(fed, "per-client")
-    corrupted(fed, "snow")
+    assert corrupt_federation(fed, "none").source is fed.source
+    corrupt_federation(fed, "per-client")
+    corrupt_federation(fed, "snow")
     assert torch.equal(fed.source.x, before)
 
 
@@ -70,7 +69,7 @@ def test_a_recipe_corrupts_its_clients() -> None:
     plain = experiment.federation(config.load("demo", overrides[:2]))
     assert fed.digest() == plain.digest()  # the clients hold the same rows
     assert fed.source.digest != plain.source.digest
-    again = corrupted(plain, "per-client", 2)
+    again = corrupt_federation(plain, "per-client", 2)
     assert torch.equal(fed.source.x, again.source.x)
     assert not torch.equal(fed.source.x, plain.source.x)
     assert "corruption_severity = 2" in config.dump(recipe)

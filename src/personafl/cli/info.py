@@ -1,4 +1,4 @@
-"""`personafl list`, `info` and `partition`: what there is, and who would hold what."""
+"""`personafl list` and `info`: what there is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import dataclasses
 import inspect
 import json
 import sys
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, split
+from personafl.cli.terminal import console
 from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 
 
@@ -39,7 +37,7 @@ def _datasets() -> dict[str, str]:
 def _partitions() -> dict[str, str]:
     from personafl.data import PARTITIONS
 
-    return {name: rule.summary for name, rule in PARTITIONS.items()}
+    return {name: found.summary for name, found in PARTITIONS.items()}
 
 
 def _models() -> dict[str, str]:
@@ -69,13 +67,18 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
 
 
 def _of_partition(name: str) -> list[str]:
-    from personafl.data.partition import PARTITIONS, REPEATED
+    from personafl.data.partition import PARTITIONS
 
-    rule = PARTITIONS[name]
+    found = PARTITIONS[name]
+    more = (inspect.getdoc(found.function) or "").partition("\n\n")[2]
     return [
-        inspect.getdoc(rule.make) or "",
-        f"settings: {', '.join(f'data.{n}' for n in sorted(rule.uses))}",
-        *(["may deal a test part by the same rule (data.official_test=dealt)"] if name in REPEATED else []),
+        *([more] if more else []),
+        f"data.num_clients: {'all, unless given' if found.knows_clients else 'how many clients there are'}",
+        *(
+            f"data.{n} = {str(s.default).lower() if isinstance(s.default, bool) else s.default}: {s.help}"
+            for n, s in found.settings.items()
+        ),
+        *(["may deal a test part in the same way (data.official_test=dealt)"] if found.deals_test_part else []),
     ]
 
 
@@ -152,48 +155,3 @@ def _explain(name: str, cls: Any) -> None:
 def _shown(default: Any) -> str:
     """A default as a recipe would write it."""
     return config.name_of(default) if isinstance(default, Algorithm) else "none" if default is None else str(default)
-
-
-def partition(
-    recipe: Annotated[str | None, typer.Argument(help="A path or a shipped recipe; none is the demo.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw classes and sizes per client.")] = None,
-    save: Annotated[
-        Path | None, typer.Option(help="Write who holds which rows: a .json file data.partition can name.")
-    ] = None,
-    pfllib: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the clients' data as PFLlib has them.")
-    ] = None,
-) -> None:
-    """Show who holds what, without training."""
-    from personafl import experiment
-    from personafl.data import artefact, own, picture
-
-    name, changes = split(recipe, overrides)
-    chosen = config.load(name, changes)
-    if save and save.suffix != ".json":
-        raise config.ConfigError(f"--save {save}: must end in .json, so that data.partition can name it")
-    fed = experiment.federation(chosen)
-    counts = fed.class_counts()
-    names = fed.names
-    columns = ["client", *(["name"] if names else []), "train", "test", *(f"c{k}" for k in range(counts.shape[1]))]
-    table = Table(*columns[: 12 + 3 + bool(names)], box=None, pad_edge=False)
-    for c in range(min(fed.everybody, 40)):
-        sizes = [str(int(fed.sizes(s)[c])) for s in ("train", "test")]
-        table.add_row(
-            str(c), *(escape(n) for n in names[c : c + 1]), *sizes, *(str(n) if n else "·" for n in counts[c, :12])
-        )
-    console.print(table)
-    if fed.everybody > 40:
-        console.print(f"... and {fed.everybody - 40} more clients")
-    notes = "".join(f", {k.replace('_', ' ')}: {v}" for k, v in fed.notes.items())
-    console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
-    experiment.note_clients(chosen, fed.source)
-    if save:
-        found = artefact.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
-        console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}", markup=False)
-    if plot:
-        picture.draw(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
-    if pfllib:
-        own.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=chosen.data.alpha)
-        console.print(f"written to {pfllib}: train/, test/ and config.json, as PFLlib has them", markup=False)

@@ -1,22 +1,19 @@
-"""What single clients hold, put behind one another as one data set."""
+"""What each client holds, concatenated into one data set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
-from personafl.data.federated import Source, arrays
-
-Array = NDArray[Any]
+from personafl.data.dataset import Array, Source, arrays
 
 
 @dataclass(frozen=True)
-class Piece:
+class ClientData:
     """A client's examples, or those of its training or test part."""
 
     name: str  # of the client
@@ -30,9 +27,9 @@ class Piece:
         return f"client {self.name}{part}"
 
 
-def joined(name: str, pieces: Iterable[Piece], *, classes: int = 0) -> Source:
-    """All pieces as one data set, its clients numbered as they first come; what does not fit is named."""
-    held = [_checked(name, p) for p in pieces]
+def concatenate(name: str, parts: Iterable[ClientData], *, classes: int = 0) -> Source:
+    """All parts as one data set, its clients numbered as they first come; what does not fit is named."""
+    held = [_checked(name, p) for p in parts]
     if not held:
         raise UserError(f"{name}: no clients")
     first = held[0]
@@ -58,33 +55,33 @@ def joined(name: str, pieces: Iterable[Piece], *, classes: int = 0) -> Source:
     return Source(name, made.x, made.y, made.classes, made.model, made.clients, test=test, names=tuple(names))
 
 
-def _checked(name: str, piece: Piece) -> Piece:
-    """The piece with floats in single precision and whole-number labels, or what is wrong with it."""
-    x, y = piece.x, piece.y
+def _checked(name: str, part: ClientData) -> ClientData:
+    """The part with floats in single precision and whole-number labels, or what is wrong with it."""
+    x, y = part.x, part.y
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
         kind = x.dtype if x.dtype.kind not in "fiub" else y.dtype
-        raise UserError(f"{name}: {piece.where}: examples and labels must be numbers, they are {kind}")
+        raise UserError(f"{name}: {part.where}: examples and labels must be numbers, they are {kind}")
     if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
         raise UserError(
-            f"{name}: {piece.where}: one label per example is needed; examples have shape {x.shape}, labels {y.shape}"
+            f"{name}: {part.where}: one label per example is needed; examples have shape {x.shape}, labels {y.shape}"
         )
     if not len(y):
-        raise UserError(f"{name}: {piece.where}: no examples")
+        raise UserError(f"{name}: {part.where}: no examples")
     if x.dtype.kind == "f":
         x = x.astype(np.float32, copy=False)
-        _refuse(name, piece, ~np.isfinite(x).reshape(len(x), -1).all(axis=1), "contains NaN or infinity")
+        _refuse(name, part, ~np.isfinite(x).reshape(len(x), -1).all(axis=1), "contains NaN or infinity")
     if y.dtype.kind == "f":
-        _refuse(name, piece, y != np.round(y), "has a label that is no whole number")
-    _refuse(name, piece, y < 0, "has a negative label")
-    return Piece(piece.name, x, y.astype(np.int64), piece.test)
+        _refuse(name, part, y != np.round(y), "has a label that is no whole number")
+    _refuse(name, part, y < 0, "has a negative label")
+    return ClientData(part.name, x, y.astype(np.int64), part.test)
 
 
-def _refuse(name: str, piece: Piece, wrong: NDArray[np.bool_] | np.bool_, what: str) -> None:
+def _refuse(name: str, part: ClientData, wrong: NDArray[np.bool_] | np.bool_, what: str) -> None:
     if wrong.any():
-        raise UserError(f"{name}: {piece.where}: example {int(wrong.argmax())} {what}")
+        raise UserError(f"{name}: {part.where}: example {int(wrong.argmax())} {what}")
 
 
-def called(names: Sequence[str] | None, count: int) -> list[str]:
+def client_names(names: Sequence[str] | None, count: int) -> list[str]:
     """These names of clients, or their numbers."""
     if names is None:
         return [str(i) for i in range(count)]

@@ -1,0 +1,61 @@
+"""`personafl partition`: who would hold what."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from personafl import config
+from personafl.cli.terminal import console, split
+
+
+def partition(
+    recipe: Annotated[str | None, typer.Argument(help="A path or a shipped recipe; none is the demo.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw classes and sizes per client.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write who holds which rows: a .json file data.partition can name.")
+    ] = None,
+    pfllib: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the clients' data as PFLlib has them.")
+    ] = None,
+) -> None:
+    """Show who holds what, without training."""
+    from personafl import experiment
+    from personafl.data import custom, partition_file
+    from personafl.data.partition_plot import plot_partition
+
+    name, changes = split(recipe, overrides)
+    chosen = config.load(name, changes)
+    if save and save.suffix != ".json":
+        raise config.ConfigError(f"--save {save}: must end in .json, so that data.partition can name it")
+    fed = experiment.federation(chosen)
+    counts = fed.class_counts()
+    names = fed.names
+    columns = ["client", *(["name"] if names else []), "train", "test", *(f"c{k}" for k in range(counts.shape[1]))]
+    table = Table(*columns[: 12 + 3 + bool(names)], box=None, pad_edge=False)
+    for c in range(min(fed.everybody, 40)):
+        sizes = [str(int(fed.sizes(s)[c])) for s in ("train", "test")]
+        table.add_row(
+            str(c), *(escape(n) for n in names[c : c + 1]), *sizes, *(str(n) if n else "·" for n in counts[c, :12])
+        )
+    console.print(table)
+    if fed.everybody > 40:
+        console.print(f"... and {fed.everybody - 40} more clients")
+    notes = "".join(f", {k.replace('_', ' ')}: {v}" for k, v in fed.notes.items())
+    console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
+    experiment.note_clients(chosen, fed.source)
+    if save:
+        found = partition_file.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
+        console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}", markup=False)
+    if plot:
+        plot_partition(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
+    if pfllib:
+        alpha = chosen.data.partition_settings.get("alpha", 0.1)  # PFLlib writes one for every partition
+        custom.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=alpha)
+        console.print(f"written to {pfllib}: train/, test/ and config.json, as PFLlib has them", markup=False)

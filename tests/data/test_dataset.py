@@ -1,0 +1,117 @@
+"""Data sets before they are divided: what is checked of them, and their hash."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from personafl.data import dataset
+from personafl.data.dataset import Source, arrays
+
+
+def test_arrays_take_lists_and_numpy():
+    s = arrays(np.array([[1.0, 2.0], [3.0, 4.0]]), [0, 2])
+    assert s.x.dtype == torch.float32
+    assert s.y.tolist() == [0, 2]
+    assert s.y.dtype == torch.int64
+    assert s.classes == 3  # the largest label and one
+    assert arrays([[1.0]], [0], classes=5).classes == 5
+
+
+def test_whole_labels_in_floating_point_are_accepted():
+    assert arrays([[1.0], [2.0]], np.array([1.0, 0.0])).y.tolist() == [1, 0]
+
+
+def test_client_names_become_numbers():
+    s = arrays([[1.0]] * 4, [0, 0, 1, 1], clients=["b", "a", "b", "c"])
+    assert s.clients.tolist() == [1, 0, 1, 2]
+    assert s.clients.dtype == np.int64
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_example_that_is_not_finite_is_refused(bad):
+    with pytest.raises(ValueError, match="mine: example 2 contains NaN or infinity"):
+        arrays([[1.0], [2.0], [bad]], [0, 1, 0], name="mine")
+
+
+def test_an_example_that_is_one_number_and_not_finite_is_refused():
+    with pytest.raises(ValueError, match="mine: example 1 contains NaN or infinity"):
+        arrays([1.0, float("nan")], [0, 1], name="mine")
+
+
+@pytest.mark.parametrize(("label", "at"), [(4, 1), (-1, 0)])
+def test_a_label_out_of_range_is_refused(label, at):
+    labels = [0, 0, 3]
+    labels[at] = label
+    with pytest.raises(ValueError, match=rf"label {label} of example {at} is not in 0\.\.3"):
+        arrays([[1.0]] * 3, labels, classes=4)
+
+
+@pytest.mark.parametrize("label", [0.5, float("nan")])
+def test_a_label_that_is_no_whole_number_is_refused(label):
+    with pytest.raises(ValueError, match="labels must be whole numbers"):
+        arrays([[1.0]] * 2, [0.0, label])
+
+
+def test_another_number_of_labels_than_examples_is_refused():
+    with pytest.raises(ValueError, match="3 examples but 2 labels"):
+        arrays([[1.0]] * 3, [0, 1])
+
+
+def test_another_number_of_client_ids_than_examples_is_refused():
+    with pytest.raises(ValueError, match="2 examples but 3 client ids"):
+        arrays([[1.0]] * 2, [0, 1], clients=[0, 1, 2])
+
+
+def test_labels_of_several_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"their shape is \(2, 2\)"):
+        arrays([[1.0]] * 2, [[0, 1], [1, 0]])
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(ValueError, match="no examples"):
+        arrays(np.zeros((0, 3)), np.zeros(0, int))
+
+
+def test_a_test_mask_must_fit():
+    with pytest.raises(ValueError, match="60 examples but 3 entries in test"):
+        Source("toy", torch.zeros(60, 1), torch.zeros(60, dtype=torch.int64), 1, test=np.zeros(3, bool))
+    with pytest.raises(ValueError, match="test must be true or false"):
+        Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, test=np.zeros(2))
+
+
+def test_arrays_keep_what_their_clients_are_called():
+    made = arrays([[0.0], [1.0], [2.0]], [0, 1, 0], clients=["ben", "anna", "ben"])
+    assert made.names == ("anna", "ben")
+    assert made.clients.tolist() == [1, 0, 1]
+    with pytest.raises(ValueError, match="toy: 1 names, too few for client 1"):
+        Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, clients=np.array([0, 1]), names=("a",))
+
+
+def source(n=60, classes=4):
+    return Source("toy", torch.arange(float(n)).unsqueeze(1), torch.arange(n) % classes, classes)
+
+
+def test_the_hash_of_data_tells_examples_labels_names_and_corruption_apart(monkeypatch):
+    plain = source()
+    moved = dataclasses.replace(plain, x=plain.x + (torch.arange(60) == 30).unsqueeze(1))
+    others = [
+        dataclasses.replace(plain, name="other"),
+        dataclasses.replace(plain, y=plain.y.flip(0)),
+        dataclasses.replace(plain, x=plain.x.double()),
+        dataclasses.replace(plain, x=plain.x.view(60, 1, 1)),
+        dataclasses.replace(plain, corruption=("fog", 5)),
+        moved,
+    ]
+    assert plain.digest == source().digest
+    assert len({s.digest for s in (plain, *others)}) == 7
+    for limit, seen in ((60, False), (56, True)):  # of 240 bytes: every fourth row, or every fifth, which 30 is
+        monkeypatch.setattr(dataset, "HASHED", limit)
+        again, far = (dataclasses.replace(s) for s in (plain, moved))
+        assert (again.digest != far.digest) is seen
+
+
+def test_entries_of_another_length_are_refused():
+    with pytest.raises(ValueError, match="toy: 2 examples but 3 groups"):
+        Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, groups=np.zeros(3, np.int64))
