@@ -149,7 +149,8 @@ def test_control_variates_after_one_step_are_the_clients_gradients() -> None:
     sim = worlds.simulation(Scaffold(), local_steps=1, batch_size=64, join_ratio=0.5)
     ids = sim.cohort(sim.schedule[0])
     sim.step()
-    kept, mean = sim.store.gather(ids), {}
+    kept = sim.store.gather(ids)
+    mean: dict[str, Tensor] = {}
     for i, c in enumerate(ids.tolist()):
         rows = sim.federation.examples("train", torch.tensor([c])).rows[0]
         g = gradient(dict(sim.model.initial), sim.federation.source.x[rows], sim.federation.source.y[rows])

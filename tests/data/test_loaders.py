@@ -707,7 +707,7 @@ def server(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     kind = type("Held", (Server,), {"held": {}, "asked": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as running:
-        kind.url = f"http://127.0.0.1:{running.server_port}/"
+        kind.url = f"http://127.0.0.1:{running.server_port}/"  # type: ignore[attr-defined]
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield kind
@@ -938,6 +938,7 @@ def test_real_har_has_857_recordings_of_one_person_and_activity_each():
     if files.look("har").kind == "signals":
         assert sha256(got.x.numpy()) == "d8fcf4e316361ee85c8808f9cbd6abc48f42b7f9a2ac97fc344096fa8190af5f"
         assert len(np.unique(got.groups)) == 857
+        assert got.groups is not None and got.clients is not None
         assert len(np.unique(np.stack([got.groups, got.clients, got.y.numpy()]), axis=1).T) == 857
     held = np.bincount(got.clients)[1:]
     assert (held.min(), held.max()) == (281, 409)
@@ -946,7 +947,7 @@ def test_real_har_has_857_recordings_of_one_person_and_activity_each():
 def test_no_half_of_a_real_har_window_is_in_two_recordings():
     real("har")
     got = signals.har()
-    where = {}
+    where: dict[bytes, int] = {}
     for group, window in zip(got.groups.tolist(), got.x.numpy(), strict=True):
         for half in (window[:, :64], window[:, 64:]):
             assert where.setdefault(half.tobytes(), group) == group

@@ -468,8 +468,8 @@ def test_a_pfllib_folder_keeps_its_split_when_it_is_dealt_and_written_again(tmp_
         for part in ("train", "test"):
             one, two = (as_pfllib_reads(tmp_path / home / part / f"{c}.npz") for home in ("in", "out"))
             orders = [np.argsort(d["x"][:, 0, 0, 0]) for d in (one, two)]  # training rows are shuffled
-            for n in "xy":
-                assert np.array_equal(one[n][orders[0]], two[n][orders[1]])
+            for key in "xy":
+                assert np.array_equal(one[key][orders[0]], two[key][orders[1]])
 
 
 def test_bytes_are_written_as_the_models_see_them(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_dirichlet_over_500_clients_draws_each_class_once():
     class Counting(np.random.Generator):
         calls = 0
 
-        def dirichlet(self, alpha):
+        def dirichlet(self, alpha):  # type: ignore[override]
             Counting.calls += 1
             return super().dirichlet(alpha)
 
@@ -469,7 +469,7 @@ def slow_quantity(ask):
 def slow_dirichlet(ask):
     held = np.zeros(ask.num_clients, np.int64)
     fair = len(ask.labels) / ask.num_clients
-    rows = [[] for _ in range(ask.num_clients)]
+    rows: list[list[int]] = [[] for _ in range(ask.num_clients)]
     for k in range(ask.classes):
         mine = ask.rng.permutation(np.flatnonzero(ask.labels == k))
         if not len(mine):
