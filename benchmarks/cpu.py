@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ NEVER = 10**6
 def network(name: str, work: Workload) -> nn.Module:
     torch.manual_seed(0)
     if name == "logistic":
-        return nn.Sequential(nn.Flatten(), nn.Linear(*work.shape, work.classes))
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(work.shape), work.classes))
     return MODELS[name].build(work.shape, work.classes)
 
 
@@ -106,7 +108,7 @@ def plain_round(module: nn.Module, fed: Federation, plans: list[list[Tensor]], s
         optimizer = torch.optim.SGD(module.parameters(), lr=LR)
         for rows in plan:
             optimizer.zero_grad()
-            functional.cross_entropy(module(x[rows]), y[rows]).backward()
+            functional.cross_entropy(module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         for n, t in module.state_dict().items():
             total[n] += t.double() * size
@@ -121,9 +123,8 @@ def plain_scores(module: nn.Module, fed: Federation, states: list[dict[str, Tens
     found = []
     for state, own in zip(states, rows, strict=True):
         module.load_state_dict(state, strict=False)
-        hits = [
-            (module(fed.source.x[part]).argmax(-1) == fed.source.y[part]).float() for part in own.split(batches.SWEEP)
-        ]
+        parts = torch.split(own, batches.SWEEP)
+        hits = [(module(fed.source.x[part]).argmax(-1) == fed.source.y[part]).float() for part in parts]
         found.append(float(torch.cat(hits).mean()))
     return statistics.mean(found)
 
@@ -158,7 +159,7 @@ def training(name: str, work: Workload, fed: Federation, repeats: int) -> tuple[
         plan = batches.plan(data, work.batch, streams.key(0, "batches", t, ids), epochs=1)
         lists = [[plan.rows[c, s] for s in range(plan.rows.shape[1])] for c in range(len(ids))]
         module.load_state_dict(sim.server, strict=False)
-        seconds, expected = _timed(lambda lists=lists, data=data: plain_round(module, fed, lists, data.count))
+        seconds, expected = _timed(partial(plain_round, module, fed, lists, data.count))
         slow.append(seconds)
         fast.append(_timed(sim.step)[0])
         if not loose:

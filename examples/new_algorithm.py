@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 import personafl
 from personafl import Algorithm
 from personafl.core.algorithm import Local, Play, setting, whole
@@ -51,4 +53,4 @@ if __name__ == "__main__":
     }
     result = personafl.run(recipe)
     print(result.table())
-    print("client 3's outputs:", result["fedbabu"].client(3).predict([[0.5] * 64]).numpy().round(2))
+    print("client 3's outputs:", result["fedbabu"].client(3).predict(torch.full((1, 64), 0.5)).numpy().round(2))

@@ -14,7 +14,7 @@ import personafl
 from personafl.data import custom, partition_file
 
 
-class Watch(Dataset):
+class Watch(Dataset[tuple[np.ndarray, int]]):
     """Ninety windows of one wearer: three activities, felt differently by each."""
 
     def __init__(self, wearer: int) -> None:
@@ -42,8 +42,9 @@ with tempfile.TemporaryDirectory() as home:
     # 2. The same as files, named in a recipe.
     for name, watch in zip(wearers, watches, strict=True):
         torch.save({"x": torch.from_numpy(watch.x), "y": torch.from_numpy(watch.y)}, Path(home) / f"{name}.pt")
+    data = {"dataset": home, "partition": "natural"}
     recipe = {
-        "data": {"dataset": home, "partition": "natural"},
+        "data": data,
         "training": {"num_rounds": 20, "lr": 0.1},
         "algorithms": [{"name": "local"}, {"name": "fedavg"}, {"name": "ditto"}],
     }
@@ -51,6 +52,6 @@ with tempfile.TemporaryDirectory() as home:
 
     # 3. Who holds what as a file: the same split for every seed, here and elsewhere.
     partition_file.save(federation, Path(home) / "split.json")
-    recipe["data"]["partition"] = str(Path(home) / "split.json")
+    data["partition"] = str(Path(home) / "split.json")
     result = personafl.run(recipe, seeds=[1, 2])
     print("used again:", {m.summary["hashes"]["split"] for m in result.methods.values()})

@@ -25,6 +25,7 @@ for algorithm in (personafl.FedAvg(), personafl.Ditto(proximal_weight=0.1), pers
     simulation = personafl.Simulation(federation, model, algorithm, training)
     simulation.run()
     _, shift = simulation.clients_table()
+    assert shift is not None  # there is none with Evaluation(shift="none")
     own, full = (100 * shift["degrees"][d]["mean"] for d in ("0.0", "1.0"))
     mib = (simulation.totals.up_bytes + simulation.totals.down_bytes) / 12 / 2**20
     print(

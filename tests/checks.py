@@ -93,8 +93,8 @@ def assert_a_stack_equals_each_client_alone(algorithm: Algorithm, tolerance: flo
     assert_agree(together.server, alone.server, tolerance)
     assert_agree(everyone(together), everyone(alone), tolerance)
     assert_agree(together.known.gather(together.everybody), alone.known.gather(alone.everybody), tolerance)
-    ready = [sim.ready(sim.model, sim.everybody) for sim in (together, alone)]
-    assert_agree(*ready, tolerance)
+    one, other = (sim.ready(sim.model, sim.everybody) for sim in (together, alone))
+    assert_agree(one, other, tolerance)
 
 
 def assert_counted_bytes_are_packed_bytes(algorithm: Algorithm, **options: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import personafl
 from personafl import config, experiment
 from personafl.data import partition_file
 
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 5},
     "training": {"num_rounds": 4, "join_ratio": 0.6, "local_epochs": 1, "batch_size": 10},
     "evaluation": {"eval_every": 2},

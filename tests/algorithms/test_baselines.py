@@ -152,7 +152,8 @@ def test_control_variates_after_one_step_are_the_clients_gradients() -> None:
     sim = worlds.simulation(Scaffold(), local_steps=1, batch_size=64, join_ratio=0.5)
     ids = sim.cohort(sim.schedule[0])
     sim.step()
-    kept, mean = sim.store.gather(ids), {}
+    kept = sim.store.gather(ids)
+    mean: dict[str, Tensor] = {}
     for i, c in enumerate(ids.tolist()):
         rows = sim.federation.examples("train", torch.tensor([c])).rows[0]
         g = gradient(dict(sim.model.initial), sim.federation.source.x[rows], sim.federation.source.y[rows])
@@ -167,7 +168,8 @@ def test_examples_weigh_both_means_of_scaffold() -> None:
     """One step with c = c_i = 0: x - eta sum n_i g_i / n_S, and c = sum n_i g_i / 85, the rows of all six clients."""
     sim = worlds.simulation(Scaffold(weights="examples"), local_steps=1, batch_size=64, join_ratio=0.5)
     ids = sim.cohort(sim.schedule[0])
-    x, mean, total = dict(sim.model.initial), {}, 0
+    mean: dict[str, Tensor] = {}
+    x, total = dict(sim.model.initial), 0
     for c in ids.tolist():
         data = sim.federation.examples("train", torch.tensor([c]))
         size, total = int(data.count), total + int(data.count)

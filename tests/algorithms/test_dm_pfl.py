@@ -84,7 +84,7 @@ def test_each_client_gets_its_expected_share_of_refinement_at_once() -> None:
     rates = [t.lr for t in turns]  # type: ignore[union-attr]
     assert rates[0] == pytest.approx(0.1 * 0.99**112)
     assert rates[-1] == pytest.approx(0.1 * 0.99 ** (112 + 18 * 2))  # the 19th epoch begins 36 rounds in
-    assert rates == sorted(rates, reverse=True)
+    assert rates == sorted(rates, reverse=True)  # type: ignore[type-var]
 
 
 # Masks
@@ -191,7 +191,7 @@ def test_without_reset_refinement_begins_from_the_masks_phase() -> None:
         rnd = Round(stage, 0.1)
         down = tree.received(sim.download(ids, rnd), len(ids))
         local = sim.algorithm.start(sim.store.gather(ids), down, rnd)
-        return torch.cat([local.params[n][m] for n, m in sim.algorithm._own_positions(local).items()])
+        return torch.cat([local.params[n][m] for n, m in sim.algorithm._own_positions(local).items()])  # type: ignore[attr-defined]
 
     assert torch.equal(start(True), torch.zeros_like(start(True)))
     assert (start(False) != 0).float().mean() > 0.5

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from personafl import FedAvg, FedDST
+from personafl import FedAvg, FedDST, StackedModel
 from personafl.core import tree
 from personafl.core.types import Masked, Round, Setup, Stage
 from tests import checks, worlds
@@ -88,7 +88,7 @@ def test_from_then_on_the_mask_stands_still_and_does_not_travel_up() -> None:
 
 def test_the_mean_is_over_holders_and_pruned_back_by_magnitude() -> None:
     """Positions 4, 2, 3 and one nobody holds; two may stay: 4 and 3."""
-    model = worlds.StackedModel(torch.nn.Linear(4, 1, bias=False), torch.zeros(2, 4))
+    model = StackedModel(torch.nn.Linear(4, 1, bias=False), torch.zeros(2, 4))
     algorithm = FedDST(sparsity=0.5, allocation="feddst").bind(Setup(model.info, worlds.training(), 2))
     assert algorithm.budget() == {"weight": 2}
     held = torch.tensor([[[True, True, False, False]], [[True, False, True, False]]])

@@ -146,7 +146,7 @@ def test_the_pull_to_prototypes_by_hand() -> None:
     local = sim.algorithm.start(sim.store.gather(ids), tree.received(sim.download(ids, rnd), 6), rnd)
     data = sim.federation.examples("train", ids)
     survey = sim.algorithm.turns(local, rnd)[0]
-    local = survey.update(  # type: ignore[union-attr]
+    local = survey.update(  # type: ignore[union-attr, call-arg]
         local,
         batches.sums(data, 64, torch.float64, lambda b: survey.measure(sim.task, local, b)),  # type: ignore[union-attr]
     )

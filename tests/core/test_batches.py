@@ -178,7 +178,7 @@ def test_the_mean_of_a_batch_is_over_real_examples():
 
 def test_in_order_walks_each_clients_rows_once():
     data = examples()
-    walked = {c: [] for c in range(3)}
+    walked: dict[int, list[int]] = {c: [] for c in range(3)}
     firsts, widths = [], []
     for batch, first in batches.in_order(data, 3, torch.float32):
         firsts.append(first)
@@ -221,7 +221,7 @@ def test_one_pass_reaches_every_example_of_clients_in_any_order():
     """Counts 2, 5, 1, 4 in batches of 2: a later client may have more than an earlier one."""
     counts = (2, 5, 1, 4)
     data = examples(counts, ids=(0, 1, 2, 3))
-    seen = {c: [] for c in range(4)}
+    seen: dict[int, list[int]] = {c: [] for c in range(4)}
     for batch, _ in batches.in_order(data, 2, torch.float64):
         for c in range(batch.x.shape[0]):
             real = int(batch.count[c])

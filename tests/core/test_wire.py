@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personafl.core import wire
-from personafl.core.types import Masked
+from personafl.core.types import Masked, Payload
 from personafl.core.wire import WireError
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -182,7 +182,7 @@ def test_each_client_of_a_stack_has_its_own_size():
 def stacked_payloads(draw):
     """A stack of one to three clients' payloads: dense, or masked from empty to full, known or not."""
     count = draw(st.integers(1, 3))
-    payload = {}
+    payload: Payload = {}
     for name in draw(st.lists(st.text(max_size=5), max_size=4, unique=True)):
         dtype = draw(st.sampled_from(DTYPES))
         masked = draw(st.booleans())

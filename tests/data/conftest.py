@@ -62,7 +62,7 @@ def server(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     kind = type("Held", (Server,), {"held": {}, "asked": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as running:
-        kind.url = f"http://127.0.0.1:{running.server_port}/"
+        kind.url = f"http://127.0.0.1:{running.server_port}/"  # type: ignore[attr-defined]
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield kind

@@ -10,10 +10,9 @@ import torch
 
 from personafl import config, experiment
 from personafl.core import rng
-from personafl.data import DATASETS
+from personafl.data import DATASETS, Federation, Source
 from personafl.data.client_corruption import client_kinds, corrupt_federation
 from personafl.data.corruptions import STANDARD, corrupt
-from personafl.data.federated import Federation, Source
 
 KINDS = list(STANDARD)
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from personafl import config, experiment
-from personafl.data import federated, partition_file
-from personafl.data.federated import Federation, Source
+from personafl.data import Federation, Source, federated, partition_file
 
 SOURCE = Source("toy", torch.arange(40.0).unsqueeze(1), torch.arange(40) % 4, 4)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from personafl import config, experiment
-from personafl.data.federated import Federation, Source
+from personafl.data import Federation, Source
 from personafl.data.pfllib import pfllib, read_client_npz, to_pfllib
 from tests.data.written import Bomb, recipe_of
 
@@ -203,8 +203,8 @@ def test_a_pfllib_folder_keeps_its_split_when_it_is_dealt_and_written_again(tmp_
         for part in ("train", "test"):
             one, two = (as_pfllib_reads(tmp_path / home / part / f"{c}.npz") for home in ("in", "out"))
             orders = [np.argsort(d["x"][:, 0, 0, 0]) for d in (one, two)]  # training rows are shuffled
-            for n in "xy":
-                assert np.array_equal(one[n][orders[0]], two[n][orders[1]])
+            for name in "xy":
+                assert np.array_equal(one[name][orders[0]], two[name][orders[1]])
 
 
 def test_bytes_are_written_as_the_models_see_them(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from personafl.core import rng
-from personafl.data import federated, shift
-from personafl.data.federated import Federation, Source
+from personafl.data import Federation, Source, federated, shift
 
 SIZES = (40, 8, 20, 12)  # a quarter of each is for testing: 10, 2, 5, 3
 

@@ -148,6 +148,7 @@ def test_real_har_has_857_recordings_of_one_person_and_activity_each():
     if find("har").kind == "signals":
         assert sha256(got.x.numpy()) == "d8fcf4e316361ee85c8808f9cbd6abc48f42b7f9a2ac97fc344096fa8190af5f"
         assert len(np.unique(got.groups)) == 857
+        assert got.groups is not None and got.clients is not None
         assert len(np.unique(np.stack([got.groups, got.clients, got.y.numpy()]), axis=1).T) == 857
     held = np.bincount(got.clients)[1:]
     assert (held.min(), held.max()) == (281, 409)
@@ -156,7 +157,7 @@ def test_real_har_has_857_recordings_of_one_person_and_activity_each():
 def test_no_half_of_a_real_har_window_is_in_two_recordings():
     real("har")
     got = signals.har()
-    where = {}
+    where: dict[bytes, int] = {}
     for group, window in zip(got.groups.tolist(), got.x.numpy(), strict=True):
         for half in (window[:, :64], window[:, 64:]):
             assert where.setdefault(half.tobytes(), group) == group

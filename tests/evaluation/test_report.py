@@ -39,6 +39,13 @@ def test_several_seeds_show_a_student_interval() -> None:
     assert float(half) == pytest.approx(100 * 4.30 * 0.1 / math.sqrt(3), abs=0.05)
 
 
+def test_the_interval_narrows_with_any_number_of_seeds() -> None:
+    """Thirty seeds, half at 0 and half at 1: deviation sqrt(30 / 29 / 4), t of 29 degrees of freedom 2.0452."""
+    (row,) = report.rows([summary("ditto", s, float(s % 2), 0.5) for s in range(30)])
+    half = 100 * 2.0452 * math.sqrt(30 / 29 / 4) / math.sqrt(30)  # 18.99; with 19 degrees of freedom it would be 19.4
+    assert row[1] == f"50.0 ± {half:.1f}"
+
+
 def test_a_run_without_shift_has_dashes() -> None:
     (row,) = report.rows([summary("ditto", 0, 0.9, 0.5, shift=None)])
     assert row[2:4] == ("–", "–")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from personafl.core.types import Training
-from personafl.data.federated import Federation, Source
+from personafl.data import Federation, Source
 from personafl.models import MLP
 from tests.references import REFERENCES
 from tests.references.base import Reference

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from personafl.core.types import Training
-from personafl.data.federated import Federation, Source
+from personafl.data import Federation, Source
 from personafl.models import CNN, MLP
 
 CLASSES = 4

@@ -31,7 +31,7 @@ class Ticks(threading.local):
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
     found = Ticks()
-    monkeypatch.setattr(profile.time, "perf_counter", lambda: found.now)
+    monkeypatch.setattr("personafl.sim.profile.time.perf_counter", lambda: found.now)
     return found
 
 

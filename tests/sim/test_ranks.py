@@ -246,10 +246,10 @@ def test_torchrun_gives_the_run_folder_of_one_process(tmp_path: Path) -> None:
         one, two = alone[label], loaded[label]
         assert_same(two.rows, one.rows)
         sims = two.simulation, one.simulation
-        checks.assert_agree(*(sim.server for sim in sims), TOLERANCE)
+        checks.assert_agree(sims[0].server, sims[1].server, TOLERANCE)
         for a, b in (tuple(sim.store for sim in sims), tuple(sim.known for sim in sims)):
             assert sorted(a.ids) == sorted(b.ids)
-            checks.assert_agree(*(s.gather(sims[0].everybody) for s in (a, b)), TOLERANCE)
+            checks.assert_agree(a.gather(sims[0].everybody), b.gather(sims[0].everybody), TOLERANCE)
         for client in range(6):
             torch.testing.assert_close(*(m.client(client).predict(x) for m in (two, one)), rtol=1e-10, atol=1e-10)
         spent = json.loads((tmp_path / "two" / label / "seed-0" / "profile.json").read_text())

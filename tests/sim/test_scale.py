@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +92,9 @@ def test_what_is_left_of_a_limit_is_for_stacks(monkeypatch: pytest.MonkeyPatch) 
     gpu, gib = torch.device("cuda"), 2**30
     monkeypatch.setattr(layout, "_used", lambda device: 0.5 * gib)
     monkeypatch.setattr(layout, "_free", lambda device: 100.0 * gib)
-    assert layout.housed("auto", 10, gib // 40, gpu, 2.5, None) == (gpu, pytest.approx(0.8 * (2.5 - 0.5 - 0.25) * gib))
+    home, room = layout.housed("auto", 10, gib // 40, gpu, 2.5, None)
+    assert home == gpu
+    assert room == pytest.approx(0.8 * (2.5 - 0.5 - 0.25) * gib)
     with pytest.raises(ValueError, match=r"memory=0.4: 0.50 GiB are in use before the first round; allow more"):
         layout.housed("auto", 10, 10, gpu, 0.4, None)
 
@@ -127,7 +128,7 @@ def many() -> Federation:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many rows and splits of clients are asked for."""
     found = {"rows": 0, "most": 0, "splits": 0}
     gather, client = Store.gather, LazySplit.client
@@ -208,7 +209,7 @@ def test_results_of_workers_do_not_pile_up() -> None:
     plan = layout.Layout(1, 2, 1)
     found = layout.each(plan, worlds.model(), torch.arange(1000), lambda _, ids: begun.append(ids), lambda ids: ids)
     next(found)
-    found.close()
+    found.close()  # type: ignore[attr-defined]
     assert len(begun) <= 4 * 2 + 1
 
 

@@ -21,7 +21,9 @@ def recipes() -> dict[str, str]:
     """The shipped recipes: name to text."""
     folder = resources.files("personafl") / "recipes"
     return {
-        f.name[: -len(".toml")]: f.read_text() for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".toml")
+        f.name[: -len(".toml")]: f.read_text(encoding="utf-8")
+        for f in sorted(folder.iterdir(), key=str)
+        if f.name.endswith(".toml")
     }
 
 
@@ -47,7 +49,7 @@ def _read(recipe: str) -> tuple[str, dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"recipe {recipe!r}: no such file, and {unknown('shipped recipe', recipe, shipped)}")
     try:
-        return path.stem, tomllib.loads(path.read_text())
+        return path.stem, tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"recipe {recipe}: not valid TOML: {e}") from None
 

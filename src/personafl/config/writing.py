@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from personafl.config.names import name_of
 from personafl.config.recipe import SECTIONS, Recipe, unused, values
 from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
@@ -24,14 +26,19 @@ def anchored(recipe: Recipe) -> Recipe:
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML: everything that was used, nothing that was not."""
     skip = {*unused(recipe), *(() if recipe.model.head else ("model.head",))}
-    lines = []
+    out = []
     for section in SECTIONS:
         kept = {k: v for k, v in values(getattr(recipe, section)).items() if f"{section}.{k}" not in skip}
-        lines += [f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in kept.items()), ""]
+        out.append(tomli_w.dumps({section: kept}))
     for m in recipe.algorithms:
-        lines += ["[[algorithms]]", f"name = {_toml(m.name)}", f"label = {_toml(m.label)}"]
-        lines += [f"{k} = {_toml(v)}" for k, v in settings(m.algorithm).items()] + [""]
-    return "\n".join(lines)
+        own = {"name": m.name, "label": m.label, **settings(m.algorithm)}
+        tables = {k: v for k, v in own.items() if isinstance(v, Mapping)}
+        plain = {k: v for k, v in own.items() if k not in tables}
+        out.append("[[algorithms]]\n" + tomli_w.dumps(plain))
+        # `[algorithms.base]` belongs to the last of `[[algorithms]]`. A list of tables handed over as a whole would be
+        # written inline, above the sections, where its entries are short.
+        out += [tomli_w.dumps({"algorithms": tables})] if tables else []
+    return "\n".join(out)
 
 
 def settings(algorithm: Algorithm) -> dict[str, Any]:
@@ -50,15 +57,3 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
         elif f.name in FROM_TRAINING and f.default is not None:
             out[f.name] = RECIPE
     return out
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
-    return repr(value)

@@ -37,6 +37,6 @@ def claimed(folder: str | Path) -> Path:
 
 def begin(folder: Path, recipe: Recipe, fed: Federation | None) -> None:
     """Write what a run folder begins with: the recipe, and the partition where that came from a file."""
-    (folder / "recipe.toml").write_text(config.dump(config.anchored(recipe)))
+    (folder / "recipe.toml").write_text(config.dump(config.anchored(recipe)), encoding="utf-8")
     if recipe.data.from_file and fed is not None:
         partition_file.save(fed, folder / SPLIT, {"partition": recipe.data.partition})

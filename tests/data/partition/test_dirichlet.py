@@ -46,7 +46,7 @@ def test_dirichlet_over_500_clients_draws_each_class_once():
     class Counting(np.random.Generator):
         calls = 0
 
-        def dirichlet(self, alpha):
+        def dirichlet(self, alpha):  # type: ignore[override]
             Counting.calls += 1
             return super().dirichlet(alpha)
 
@@ -160,7 +160,7 @@ def slow_quantity(request, alpha):
 def slow_dirichlet(request, alpha):
     held = np.zeros(request.num_clients, np.int64)
     fair = len(request.labels) / request.num_clients
-    rows = [[] for _ in range(request.num_clients)]
+    rows: list[list[int]] = [[] for _ in range(request.num_clients)]
     for k in range(request.classes):
         mine = request.rng.permutation(np.flatnonzero(request.labels == k))
         if not len(mine):

@@ -1,0 +1,110 @@
+"""The project's checks by name: `nox -l` lists them, `nox -s lint types` runs some.
+
+`.ci/run` and the workflow run these sessions too, so a command stands here or in the README and nowhere else. With
+`--no-venv` a session runs in the environment nox is in and installs nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+
+PYTHONS = ["3.11", "3.12", "3.13"]
+TORCHES = ["2.11", "2.13"]  # the oldest and the newest the package allows
+SUITE = ("python", "-m", "pytest", "-n", "2")
+
+MACHINES = {
+    "plain": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+}
+"""Other processors, as far as this one can stand in for them: the instructions PyTorch and oneDNN may use."""
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """The package with its developer tools, or what is named, unless the session runs in the environment nox is in."""
+    if not isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
+        session.install(*(what or ("-e", ".[dev]")))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The README's test command."""
+    install(session)
+    session.run(*SUITE, *session.posargs)
+
+
+@nox.session(python=PYTHONS)
+@nox.parametrize("torch", TORCHES)
+def versions(session: nox.Session, torch: str) -> None:
+    """The tests with a version of Python and of PyTorch, such as `nox -s "versions-3.12(torch='2.11')"`."""
+    install(session, "-e", ".[dev]", f"torch=={torch}.*")
+    session.run("python", "-c", "import sys, torch; print(sys.version, torch.__version__)")
+    session.run(*SUITE, *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """The tests, and which lines they reached; fails below the floor in pyproject.toml."""
+    install(session)
+    # From 3.12 on the interpreter can report lines itself, which costs 1 % of the time; tracing costs a half.
+    recent = session.run("python", "-c", "import sys; print(sys.version_info >= (3, 12))", silent=True)
+    core = "sysmon" if str(recent).strip() == "True" else "ctrace"
+    session.run(*SUITE, "--cov", *session.posargs, env={"COVERAGE_CORE": core})
+
+
+@nox.session
+@nox.parametrize("machine", list(MACHINES))
+def machines(session: nox.Session, machine: str) -> None:
+    """The tests as on another processor."""
+    install(session)
+    session.run(*SUITE, *session.posargs, env=MACHINES[machine])
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Small changes to the sources, and which of them no test notices; takes hours for hundreds."""
+    install(session)
+    session.run("python", "tools/mutants.py", *(session.posargs or ["--count", "200", "--jobs", "2"]))
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """The tests that need a CUDA device."""
+    install(session)
+    session.run("python", "-m", "pytest", "-m", "gpu", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The pages against the code, and the examples."""
+    install(session)
+    session.run("python", "-m", "pytest", "tests/test_docs.py", "tests/test_examples.py", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and format."""
+    tools = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["dev"]
+    install(session, *(t for t in tools if t.startswith("ruff")))
+    session.run("ruff", "check", *(session.posargs or ["."]))
+    session.run("ruff", "format", "--check", *(session.posargs or ["."]))
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy over everything."""
+    install(session)
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the distributions into dist/."""
+    install(session)
+    session.run("python", "-m", "build", "--outdir", str(Path("dist").absolute()), *session.posargs)
