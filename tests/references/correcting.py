@@ -24,12 +24,11 @@ class Scaffold(FedAvg):
         """Option II."""
         cohort, eta, ys, dcs = self.cohort(number), self.lr(number), [], []
         for i in cohort:
-            y, c_i, steps = dict(self.w), self.c_i[i], 0
-            for epoch in range(self.training.local_epochs):
-                for rows in self.batches(i, number, epoch):
-                    g = self.gradient(self.cross_entropy, y, rows)
-                    y = {n: y[n] - eta * (g[n] + self.c[n] - c_i[n]) for n in self.names}
-                    steps += 1
+            y, c_i, steps, sgd = dict(self.w), self.c_i[i], 0, self.sgd()
+            for rows in self.stream(i, number).turn():
+                g = self.gradient(self.cross_entropy, y, rows)
+                y = self.step(sgd, y, {n: g[n] + self.c[n] - c_i[n] for n in self.names}, eta)
+                steps += 1
             # c_i+ = c_i - c + (w - y) / (steps eta)
             self.c_i[i] = {n: c_i[n] - self.c[n] + (self.w[n] - y[n]) / (steps * eta) for n in self.names}
             ys.append(y)
@@ -41,19 +40,27 @@ class Scaffold(FedAvg):
 
 
 class FedNova(FedAvg):
-    """Updates are divided by the number of steps they took."""
+    """Updates are divided by how often a gradient of the session entered them."""
+
+    def length(self, i: int, number: int) -> float:
+        """a_i: what the session would move by if every gradient were 1, the rate too; without momentum its steps."""
+        moved, velocity = 0.0, 0.0
+        for _ in self.stream(i, number).turn():
+            velocity = self.training.momentum * velocity + 1
+            moved += velocity
+        return moved
 
     def play(self, number: int) -> None:
-        """w <- w - tau_eff sum p_i d_i with d_i = (w - w_i) / tau_i, tau_eff = sum p_i tau_i, p_i = n_i / n."""
+        """w <- w - tau_eff sum p_i d_i with d_i = (w - w_i) / a_i, tau_eff = sum p_i a_i, p_i = n_i / n."""
         cohort = self.cohort(number)
         shares = self.shares(cohort)
         tau_eff, total = 0.0, {n: torch.zeros_like(w) for n, w in self.w.items()}
         for i, n_i in zip(cohort, shares, strict=True):
             p = n_i / sum(shares)
             w_i = self.local(i, number)
-            tau = sum(len(self.batches(i, number, epoch)) for epoch in range(self.training.local_epochs))
-            tau_eff += p * tau
-            total = {n: total[n] + p * (self.w[n] - w_i[n]) / tau for n in self.names}
+            a = self.length(i, number)
+            tau_eff += p * a
+            total = {n: total[n] + p * (self.w[n] - w_i[n]) / a for n in self.names}
         self.w = self.moved(self.w, {n: self.w[n] - tau_eff * total[n] for n in self.names})
 
 
