@@ -56,12 +56,55 @@ def rate(training: Training, number: int) -> float:
     return training.lr * training.lr_decay**number
 
 
+class Stream:
+    """A client's minibatches of one session, turn after turn; every turn begins with the next whole epoch."""
+
+    def __init__(self, rows: Tensor, training: Training, number: int, client: int, purpose: str = "batches") -> None:
+        self.rows, self.training, self.key = rows, training, (purpose, number, client)
+        self.epoch = 0  # of the session, the next one
+
+    def turn(self, epochs: float | None = None, *, steps: int = 0) -> list[Tensor]:
+        """So many epochs or steps, else those of the recipe; of a fraction of an epoch the nearest number of steps."""
+        if epochs is None and not steps:
+            steps, epochs = self.training.local_steps, self.training.local_epochs
+        size = self.training.batch_size
+        if not steps:
+            assert epochs is not None
+            steps = math.floor(epochs * math.ceil(len(self.rows) / size) + 0.5)
+        out: list[Tensor] = []
+        while len(out) < steps:
+            purpose, number, client = self.key
+            out += minibatches(shuffled(self.rows, self.training, purpose, number, client, self.epoch), size)
+            self.epoch += 1
+        return out[:steps]
+
+
+def around_readjustment(stream: Stream) -> tuple[list[Tensor], list[Tensor]]:
+    """A session cut before its last epoch, or before the last fifth of its steps."""
+    training = stream.training
+    if not training.local_steps:
+        return stream.turn(training.local_epochs - 1), stream.turn(1)
+    last = math.ceil(training.local_steps / 5)
+    before = stream.turn(steps=training.local_steps - last) if training.local_steps > last else []
+    return before, stream.turn(steps=last)
+
+
 # One model
 
 
 def initial(module: nn.Module) -> Params:
     """A module's own parameters, in float64."""
     return {name: p.detach().double().clone() for name, p in module.named_parameters()}
+
+
+def running(module: nn.Module) -> Params:
+    """A module's running statistics."""
+    return {name: b for name, b in module.named_buffers() if name.rpartition(".")[2] in ("running_mean", "running_var")}
+
+
+def copied(tensors: Params) -> Params:
+    """The same numbers in tensors of their own, in float64."""
+    return {name: t.detach().double().clone() for name, t in tensors.items()}
 
 
 class Network:
@@ -72,7 +115,7 @@ class Network:
 
     def _load(self, params: Params) -> None:
         with torch.no_grad():
-            for name, p in self.module.named_parameters():
+            for name, p in (*self.module.named_parameters(), *running(self.module).items()):
                 p.copy_(params[name])
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
@@ -84,7 +127,7 @@ class Network:
         return out
 
     def gradient(self, params: Params, x: Tensor, y: Tensor) -> Params:
-        """The dense gradient of the mean cross-entropy of a minibatch."""
+        """The dense gradient of the mean cross-entropy of a minibatch; the module's running statistics move."""
         self._load(params)
         self.module.train()
         self.module.zero_grad()
@@ -92,15 +135,42 @@ class Network:
         return {name: p.grad.clone() for name, p in self.module.named_parameters() if p.grad is not None}
 
 
-def sgd_step(params: Params, gradient: Params, lr: float, moves: dict[str, Tensor | None]) -> Params:
-    """Plain SGD on the named tensors, within their masks where there is one; all else stays."""
-    out = dict(params)
-    for name, mask in moves.items():
-        step = lr * gradient[name]
-        if mask is not None:
-            step = torch.where(mask, step, torch.zeros_like(step))
-        out[name] = params[name] - step
-    return out
+class SGD:
+    """`torch.optim.SGD` behind `clip_grad_norm_`, written out: one model of one client in one session.
+
+    Of a tensor under a mask only the positions in it exist. `acted` counts the steps that a setting changed.
+    """
+
+    def __init__(self, training: Training, acted: Counter[str] | None = None) -> None:
+        assert training.optimizer == "sgd"
+        self.momentum, self.decay, self.bound = training.momentum, training.weight_decay, training.grad_clip
+        self.buffers: Params = {}
+        self.acted = Counter[str]() if acted is None else acted
+
+    def step(self, params: Params, gradient: Params, lr: float, moves: dict[str, Tensor | None]) -> Params:
+        """The named tensors move, within their masks where there is one; all else stays."""
+        masks = {n: torch.ones_like(params[n], dtype=torch.bool) if m is None else m for n, m in moves.items()}
+        g = {n: only(gradient[n], m) for n, m in masks.items()}
+        if self.bound:
+            # g <- g min(1, bound / (||g|| + 1e-6)), the norm over all that moves
+            norm = math.sqrt(sum(float((t * t).sum()) for t in g.values()))
+            scale = min(1.0, self.bound / (norm + 1e-6))
+            self.acted["clip" if scale < 1 else "no clip"] += 1
+            g = {n: scale * t for n, t in g.items()}
+        out, decayed, carried = dict(params), False, False
+        for n, mask in masks.items():
+            if self.decay:  # g <- g + decay w
+                decayed = decayed or bool(only(params[n], mask).any())
+                g[n] = g[n] + self.decay * only(params[n], mask)
+            if self.momentum:  # b <- momentum b + g, in the first step g
+                old = self.buffers.get(n, torch.zeros_like(g[n]))
+                carried = carried or bool(only(old, mask).any())
+                self.buffers[n] = torch.where(mask, self.momentum * old + g[n], old)
+                g[n] = only(self.buffers[n], mask)
+            out[n] = params[n] - lr * g[n]
+        self.acted["weight decay"] += decayed
+        self.acted["momentum"] += carried
+        return out
 
 
 def weighted_mean(models: list[Params], sizes: list[int], names: list[str]) -> Params:
@@ -124,12 +194,10 @@ def fedavg(module: nn.Module, federation: Federation, training: Training) -> lis
     for number in range(training.num_rounds):
         models, sizes = [], []
         for c in sampled(federation, training, number):
-            rows, local = rows_of(federation, "train", c), dict(server)
-            for epoch in range(training.local_epochs):
-                order = shuffled(rows, training, "batches", number, c, epoch)
-                for batch in minibatches(order, training.batch_size):
-                    gradient = network.gradient(local, x[batch], y[batch])
-                    local = sgd_step(local, gradient, rate(training, number), dict.fromkeys(local))
+            rows, local, sgd = rows_of(federation, "train", c), dict(server), SGD(training)
+            for batch in Stream(rows, training, number, c).turn():
+                gradient = network.gradient(local, x[batch], y[batch])
+                local = sgd.step(local, gradient, rate(training, number), dict.fromkeys(local))
             models.append(local)
             sizes.append(len(rows))
         server = weighted_mean(models, sizes, list(server))
@@ -217,7 +285,7 @@ class DMPFL:
     ) -> None:
         """`budget` gives the number of active positions of every masked weight."""
         self.network, self.federation, self.training, self.settings = Network(module), federation, training, settings
-        self.budget, self.events = budget, Counter[str]()
+        self.budget, self.events, self.acted = budget, Counter[str](), Counter[str]()
         self.x, self.y = federation.source.x, federation.source.y
         self.phases = phases(training.num_rounds, settings.iterations)
         self.w_g = initial(module)
@@ -231,8 +299,16 @@ class DMPFL:
             Client({n: only(self.w_g[n], m) for n, m in self.m_g.items()}, {n: m.clone() for n, m in self.m_g.items()})
             for _ in range(federation.num_clients)
         ]
+        # Running statistics are the server's, or every client's own: one set for whatever it trains.
+        self.statistics_stay = False
+        self.statistics = copied(running(module))
+        self.own_statistics = [dict(self.statistics) for _ in range(federation.num_clients)]
 
     # Models
+
+    def statistics_of(self, c: int) -> Params:
+        """The running statistics a client predicts and begins to train with."""
+        return self.own_statistics[c] if self.statistics_stay else self.statistics
 
     def theta_g(self) -> Params:
         """theta_g = w_g * m_g, and the global biases."""
@@ -244,7 +320,7 @@ class DMPFL:
         for n, m_c in client.masks.items():
             m_g = self.m_g[n]
             out[n] = only(self.w_g[n], m_g & m_c) + only(client.weights[n], m_c & ~m_g)
-        return out
+        return out | self.statistics_of(c)
 
     # Rounds
 
@@ -263,21 +339,17 @@ class DMPFL:
             for c in range(self.federation.num_clients):
                 self.personal_phase(c, phase)
 
+    def stream(self, c: int, number: int) -> Stream:
+        """A client's minibatches of a session."""
+        return Stream(rows_of(self.federation, "train", c), self.training, number, c)
+
     def steps(
-        self,
-        c: int,
-        number: int,
-        epoch: int,
-        theta: Params,
-        lr: float,
-        moves: dict[str, Tensor | None],
-        share: float = 1.0,
+        self, sgd: SGD, batches: list[Tensor], theta: Params, lr: float, moves: dict[str, Tensor | None]
     ) -> Params:
-        """One local epoch, or the first `share` of its minibatches."""
-        order = shuffled(rows_of(self.federation, "train", c), self.training, "batches", number, c, epoch)
-        batches = minibatches(order, self.training.batch_size)
-        for batch in batches[: math.floor(share * len(batches) + 0.5)]:
-            theta = sgd_step(theta, self.network.gradient(theta, self.x[batch], self.y[batch]), lr, moves)
+        """A step on each of these minibatches; the forward pass moves the running statistics."""
+        for batch in batches:
+            gradient = self.network.gradient(theta, self.x[batch], self.y[batch])
+            theta = sgd.step(theta, gradient, lr, moves) | copied(running(self.network.module))
         return theta
 
     # Phase 1
@@ -290,6 +362,7 @@ class DMPFL:
         sizes = [len(rows_of(self.federation, "train", c)) for c in cohort]
         masks = [{n: m.clone() for n, m in self.clients[c].masks.items()} for c in cohort]
         self.w_g |= weighted_mean(uploads, sizes, self.biases)
+        self.statistics = weighted_mean(uploads, sizes, list(self.statistics))
         for name in self.budget:
             self.aggregate(name, [u[name] for u in uploads], [m[name] for m in masks], sizes)
 
@@ -297,16 +370,15 @@ class DMPFL:
         """A client's part of Algorithm 1; returns what it uploads."""
         client, lr = self.clients[c], rate(self.training, number)
         # w_c takes w_g at (m_g AND m_c) and keeps its own weights elsewhere; the model is w_c * m_c: Eq. 4 again.
-        theta = self.theta_c(c)
-        epochs, late = self.training.local_epochs, self.settings.readjust_when == "after_training"
-        for epoch in range(epochs):
-            if readjust and not late and epoch == epochs - 1:
-                theta = self.readjust(c, number, theta)
-            moves: dict[str, Tensor | None] = {**dict.fromkeys(self.biases), **client.masks}
-            theta = self.steps(c, number, epoch, theta, lr, moves)
-        if readjust and late:
+        theta, stream, sgd = self.theta_c(c), self.stream(c, number), SGD(self.training, self.acted)
+        late = self.settings.readjust_when == "after_training"
+        before, after = around_readjustment(stream) if readjust and not late else (stream.turn(), [])
+        theta = self.steps(sgd, before, theta, lr, {**dict.fromkeys(self.biases), **client.masks})
+        if readjust:
             theta = self.readjust(c, number, theta)
+        theta = self.steps(sgd, after, theta, lr, {**dict.fromkeys(self.biases), **client.masks})
         client.weights = {n: theta[n].clone() for n in self.budget}
+        self.own_statistics[c] = {n: theta[n] for n in self.statistics}
         return theta
 
     def readjust(self, c: int, number: int, theta: Params) -> Params:
@@ -372,12 +444,13 @@ class DMPFL:
         cohort = sampled(self.federation, self.training, number)
         models = []
         for c in cohort:
-            theta = self.theta_g()
+            theta, sgd = self.theta_g() | self.statistics_of(c), SGD(self.training, self.acted)
             moves: dict[str, Tensor | None] = {**dict.fromkeys(self.biases), **self.m_g}
-            for epoch in range(self.training.local_epochs):
-                theta = self.steps(c, number, epoch, theta, rate(self.training, number), moves)
+            theta = self.steps(sgd, self.stream(c, number).turn(), theta, rate(self.training, number), moves)
+            self.own_statistics[c] = {n: theta[n] for n in self.statistics}
             models.append(theta)
         sizes = [len(rows_of(self.federation, "train", c)) for c in cohort]
+        self.statistics = weighted_mean(models, sizes, list(self.statistics))
         for name, mean in weighted_mean(models, sizes, list(self.w_g)).items():
             self.w_g[name] = torch.where(self.m_g[name], mean, self.w_g[name]) if name in self.m_g else mean
 
@@ -389,14 +462,17 @@ class DMPFL:
         if self.settings.reset_personal:  # line 3, literally: w_c <- w_g * (m_g AND m_c)
             theta |= {n: only(self.w_g[n], self.m_g[n] & m) for n, m in client.masks.items()}
         share = len(sampled(self.federation, self.training, 0)) / self.federation.num_clients  # of the rounds
-        total = self.training.local_epochs * share * phase.length
-        epoch = 0
-        while epoch < total:
-            lr = rate(self.training, phase.first + int(epoch * phase.length / total))
-            theta = self.steps(c, phase.first, epoch, theta, lr, own, min(1.0, total - epoch))
-            epoch += 1
+        stream, sgd, steps = self.stream(c, phase.first), SGD(self.training, self.acted), self.training.local_steps
+        total = (1 if steps else self.training.local_epochs) * share * phase.length  # epochs, or sessions of K steps
+        piece = 0
+        while piece < total:
+            lr, part = rate(self.training, phase.first + int(piece * phase.length / total)), min(1.0, total - piece)
+            batches = stream.turn(steps=max(1, round(part * steps))) if steps else stream.turn(part)
+            theta = self.steps(sgd, batches, theta, lr, own)
+            piece += 1
         self.events["fractional epochs"] += total != int(total)
         client.weights = {n: theta[n].clone() for n in self.budget}
+        self.own_statistics[c] = {n: theta[n] for n in self.statistics}  # what is not sent counts for this client alone
 
 
 # DM-PFL+

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from personafl import ALGORITHMS, Evaluation, FedProx, Inherit, Simulation, StackedModel, Training
+from personafl.core.types import BufferPolicy
 from tests import reference
 from tests.references import REFERENCES
 from tests.references.base import Reference
+from tests.references.golden import ALL
 from tests.references.world import SIZES, TRAINING, world
 
 Settings = Mapping[str, Any]
@@ -32,9 +34,11 @@ class Case:
     kind: str = "mlp"
     training: Settings = field(default_factory=dict)
     sizes: tuple[int, ...] = SIZES
+    policy: BufferPolicy = "average"
+    instead: Settings = field(default_factory=dict)  # training settings of the reference, where a method has its own
 
     def __str__(self) -> str:
-        changes = {**self.settings, **self.training}
+        changes = {**self.settings, **self.training} | ({"policy": self.policy} if self.kind == "norm" else {})
         shown = [self.kind] * (self.kind != "mlp") + [f"{k}={v}" for k, v in changes.items()]
         shown += ["sizes"] * (self.sizes != SIZES)
         return f"{self.name}[{','.join(shown)}]"
@@ -53,7 +57,8 @@ ENGINE: dict[str, Callable[[Settings], Settings]] = {
 }
 """How the engine wants the settings of a method where it takes them otherwise than the reference."""
 
-FIVE = {"num_rounds": 5}
+FOUR, FIVE = {"num_rounds": 4}, {"num_rounds": 5}
+POLICIES: tuple[BufferPolicy, ...] = ("average", "local", "drop")
 PAIRS = (17, 12, 9, 6, 5)  # no client of one training row
 USUAL: dict[str, Settings] = {
     "fedselect": FIVE,  # three rounds are too few for the default interval
@@ -146,6 +151,59 @@ CASES = [
     Case("flda", training={"num_rounds": 6, "lr": 0.4}),
 ]
 
+OPTIMISER = {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.1, "grad_clip": 0.8, "local_steps": 5}
+NO_SINGLES = (16, 15, 10, 9, 4)  # training parts of 12, 11, 8, 7 and 3 rows: no minibatch of one
+
+MAMO = Case("co-pfl", {"select_share": 0.1}, training={"lr": 0.02, "momentum": 0.7, "local_steps": 5})
+
+# All methods under the optimiser settings of a recipe. This is the place for what a method makes of them: where it has
+# settings of its own, `instead` names those that its reference plays with.
+OPTIMISED = [
+    Case("local", training=OPTIMISER),
+    Case("fedavg", training=OPTIMISER),
+    Case("fedavg", kind="cnn", training=OPTIMISER),
+    Case("fedavg-ft", training=OPTIMISER),
+    Case("fedprox", {"proximal_weight": 0.7}, training=OPTIMISER),
+    Case("lg-fedavg", training=OPTIMISER),
+    Case("fedper", training=OPTIMISER),
+    Case("fedrep", {"final_head_epochs": 1}, training=OPTIMISER),
+    Case("ditto", {"proximal_weight": 1.5}, training=OPTIMISER),
+    Case("apfl", training=OPTIMISER),
+    Case("scaffold", training=OPTIMISER, instead={"momentum": 0.0, "grad_clip": 0.0}),  # plain SGD, decayed
+    Case("fednova", training={**OPTIMISER, "local_steps": 0}),  # with K steps each it would be FedAvg
+    Case("fednova", training=OPTIMISER),
+    Case("moon", training=OPTIMISER),
+    Case("fedmmd", {"discrepancy_weight": 0.05}, training=OPTIMISER, sizes=PAIRS),
+    Case("fml", training=OPTIMISER),
+    Case("feddst", {"readjust_share": 0.3, "readjust_interval": 1}, training=OPTIMISER),
+    Case("fedselect", {"select_interval": 1}, training={**OPTIMISER, "num_rounds": 4}),
+    Case("fedselect", {"select_interval": 1}, training={**OPTIMISER, "num_rounds": 4, "local_steps": 0}),
+    Case("fedpac", training=OPTIMISER, sizes=PAIRS),
+    Case("fedphp", {"weight": 0.3}, training=OPTIMISER, sizes=PAIRS),
+    Case("co-pfl", {"select_share": 0.1, "moments": False}, training=OPTIMISER),
+    MAMO,  # an optimiser of its own, without momentum in the sense of SGD
+    Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0}, training=OPTIMISER),
+    Case("fedpews-fixed", {"warmup_share": 0.7}, training=OPTIMISER),
+    Case("fedfu", training=OPTIMISER),
+    Case("flda", training=OPTIMISER),
+    Case("dm-pfl", {"readjust_share": 0.3, "readjust_interval": 1}, training={**OPTIMISER, "num_rounds": 8}),
+    Case(
+        "dm-pfl-plus", {"readjust_share": 0.3, "readjust_interval": 1, "iterations": 1}, training={**OPTIMISER, **FOUR}
+    ),
+]
+
+NORMED = [
+    Case(name, settings, "norm", training, NO_SINGLES, policy)
+    for name, settings, training in (
+        ("fedavg", {}, {"server_lr": 0.6}),
+        ("ditto", {}, {}),
+        ("fedrep", {}, {}),
+        ("dm-pfl", {"iterations": 1, "readjust_share": 0.3, "readjust_interval": 1, "allocation": "erk"}, FOUR),
+    )
+    for policy in POLICIES
+]
+"""Models with running statistics, under each policy for them."""
+
 WITHOUT: dict[str, tuple[str, Settings]] = {
     "local": ("fedavg", {}),
     "fedavg": ("local", {}),
@@ -236,7 +294,13 @@ def training_of(case: Case) -> Training:
 
 def slow_of(case: Case) -> Reference:
     """The reference of a case, before the first round."""
-    return REFERENCES[case.name](*world(case.kind, case.sizes), training_of(case), **case.settings)
+    module, federation = world(case.kind, case.sizes)
+    if case.policy == "drop":
+        torch.func.replace_all_batch_norm_modules_(module)
+    slow = ALL[case.name](module, federation, dataclasses.replace(training_of(case), **case.instead), **case.settings)
+    if case.policy == "local":
+        slow.keep_statistics()
+    return slow
 
 
 PLAYED: dict[str, Reference] = {}
@@ -260,7 +324,7 @@ def simulation(case: Case) -> Simulation:
     settings = ENGINE.get(case.name, dict)(case.settings)
     return Simulation(
         federation,
-        StackedModel(module, federation.source.x[:2]),
+        StackedModel(module, federation.source.x[:2], policy=case.policy),
         ALGORITHMS[case.name](**settings),
         training_of(case),
         Evaluation(shift="none", eval_every=1000),
@@ -329,10 +393,8 @@ def test_the_usual_run_has_clients_of_every_kind() -> None:
     assert all(single in cohort for cohort in rounds)
 
 
-@pytest.mark.filterwarnings("ignore:.*units for")
-@pytest.mark.parametrize("case", playable(CASES), ids=str)
-def test_engine_answers_as_the_reference_after_every_round(case: Case) -> None:
-    """Three rounds or more with ragged clients, and what follows the last."""
+def assert_played_alike(case: Case) -> None:
+    """Play every stage in both, comparing after each, and what follows the last."""
     sim, slow = simulation(case), slow_of(case)
     assert_same_answers(sim, slow, "at the start")
     rounds = slow.training.num_rounds
@@ -348,6 +410,84 @@ def test_engine_answers_as_the_reference_after_every_round(case: Case) -> None:
         slow.finish()  # nothing follows, for the reference either
         assert_same_answers(sim, slow, "at the end")
     PLAYED[repr(case)] = slow
+
+
+@pytest.mark.filterwarnings("ignore:.*units for")
+@pytest.mark.parametrize("case", playable(CASES), ids=str)
+def test_engine_answers_as_the_reference_after_every_round(case: Case) -> None:
+    """Three rounds or more with ragged clients, and what follows the last."""
+    assert_played_alike(case)
+
+
+def test_every_method_is_played_with_the_optimiser_settings_of_a_recipe() -> None:
+    assert {case.name for case in OPTIMISED} == set(ALGORITHMS)
+
+
+@pytest.mark.filterwarnings("ignore:.*units for")
+@pytest.mark.parametrize("case", OPTIMISED, ids=lambda case: f"{case.name}-{OPTIMISED.index(case)}")
+def test_engine_answers_as_the_reference_under_the_optimiser_settings_of_a_recipe(case: Case) -> None:
+    """Momentum, weight decay, clipped gradients, and steps in place of epochs, each of which changed something."""
+    assert_played_alike(case)
+    training, acted = PLAYED[repr(case)].training, PLAYED[repr(case)].acted
+    wanted = {"momentum": training.momentum, "weight decay": training.weight_decay, "clip": training.grad_clip}
+    if case is MAMO:
+        assert not acted  # SGD took no step
+    else:
+        assert {what: acted[what] > 0 for what in wanted} == {what: value > 0 for what, value in wanted.items()}
+        assert acted["no clip"] > 0 or not training.grad_clip  # the bound lies among the norms
+    sizes = world(case.kind, case.sizes)[1].sizes("train")
+    assert training.local_steps not in (training.local_epochs * -(-sizes // training.batch_size)).tolist()
+
+
+@pytest.mark.parametrize("case", NORMED, ids=str)
+def test_running_statistics_are_those_of_the_reference_under_every_policy(case: Case) -> None:
+    """Clients have several batches, none of a single row, which PyTorch refuses to normalise."""
+    _, federation = world(case.kind, case.sizes)
+    assert 1 not in federation.sizes("train") % training_of(case).batch_size
+    assert_played_alike(case)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedrep", "dm-pfl"])
+def test_policies_for_running_statistics_differ(name: str) -> None:
+    average, local, drop = (played(case) for case in NORMED if case.name == name)
+    if name != "ditto":  # whose personal statistics never travel
+        assert gap(average, local) > 1e-3
+    assert gap(average, drop) > 1e-3
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 0.2},
+        {"grad_clip": 1.0},
+        {"momentum": 0.9, "weight_decay": 0.2, "grad_clip": 1.0},
+    ],
+    ids=lambda settings: "+".join(settings) or "plain",
+)
+def test_sgd_of_the_references_is_that_of_torch(settings: dict[str, float], masked: bool) -> None:
+    """With gradients on both sides of the clip; a masked tensor moves as a shorter one of the positions in the mask."""
+    g = torch.Generator().manual_seed(3)
+    start = {n: torch.randn(shape, generator=g, dtype=torch.float64) for n, shape in (("w", (3, 4)), ("b", (3,)))}
+    mask = torch.rand(3, 4, generator=g) < 0.5 if masked else torch.ones(3, 4, dtype=torch.bool)
+    moves = {"w": mask if masked else None, "b": None}
+    leaves = {"w": nn.Parameter(start["w"][mask]), "b": nn.Parameter(start["b"].clone())}
+    rule = {n: value for n, value in settings.items() if n != "grad_clip"}
+    theirs = torch.optim.SGD(leaves.values(), lr=0.1, **rule)
+    ours, params = reference.SGD(dataclasses.replace(TRAINING, **settings)), start
+    for scale in (0.01, 3.0, 0.1, 10.0):
+        gradient = {n: scale * torch.randn(t.shape, generator=g, dtype=torch.float64) for n, t in start.items()}
+        leaves["w"].grad, leaves["b"].grad = gradient["w"][mask], gradient["b"].clone()
+        if "grad_clip" in settings:
+            nn.utils.clip_grad_norm_(leaves.values(), settings["grad_clip"])
+        theirs.step()
+        params = ours.step(params, gradient, 0.1, moves)
+    # sums of a dozen numbers of about 10 in another order: a few units in the last place
+    torch.testing.assert_close(params["w"][mask], leaves["w"].detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(params["b"], leaves["b"].detach(), rtol=0, atol=1e-12)
+    assert torch.equal(params["w"][~mask], start["w"][~mask])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if without(case) != case], ids=str)

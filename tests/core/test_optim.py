@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -68,6 +70,25 @@ def test_a_stack_moves_as_torch_moves_each_client(rule, torch_rule, settings):
         expected = alone({n: t[c] for n, t in start.items()}, grads, torch_rule, settings, rule.grad_clip)
         for n, t in expected.items():
             torch.testing.assert_close(params[n][c], t, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [SGD(0.9, 0.2, 1.0, joint_clip=True), Adam(grad_clip=1.0, joint_clip=True)])
+def test_a_joint_clip_bounds_all_models_of_a_client_together(rule):
+    """As one model whose names have no prefix."""
+    plain = {n: n.replace("/", "-") for n in SHAPES}
+    params, one = draw(0), {plain[n]: t for n, t in draw(0).items()}
+    state, state_of_one = rule.init(params), rule.init(one)
+    apart, own = draw(0), dataclasses.replace(rule, joint_clip=False)
+    state_apart = own.init(apart)
+    for step in range(STEPS):
+        grads = gradients(step)
+        rule.step(params, grads, state, dict.fromkeys(params), LR)
+        own.step(one, {plain[n]: g for n, g in grads.items()}, state_of_one, dict.fromkeys(one), LR)
+        own.step(apart, grads, state_apart, dict.fromkeys(apart), LR)
+    for n, t in params.items():
+        assert torch.equal(t, one[plain[n]])
+        assert torch.equal(t[0], apart[n][0])  # below either bound
+        assert not torch.equal(t[1:], apart[n][1:])
 
 
 @EACH_CASE
@@ -213,3 +234,6 @@ def test_a_recipe_chooses_the_optimiser():
     assert optim.default(Training(optimizer="adam", weight_decay=0.1, grad_clip=2.0)) == Adam(
         weight_decay=0.1, grad_clip=2.0
     )
+    for kind in ("sgd", "adam"):
+        rule = optim.default(Training(optimizer=kind, grad_clip=2.0), joint_clip=True)
+        assert rule == dataclasses.replace(optim.default(Training(optimizer=kind, grad_clip=2.0)), joint_clip=True)  # type: ignore[type-var]

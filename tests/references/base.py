@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -12,7 +13,7 @@ from torch.func import functional_call
 from personafl.core.types import Training
 from personafl.data.federated import Federation
 from tests import reference
-from tests.reference import Params
+from tests.reference import SGD, Params, Stream
 
 HEAD = ("head.weight", "head.bias")
 
@@ -21,10 +22,11 @@ Loss = Callable[[Params, Tensor], Tensor]
 
 
 class Reference:
-    """A method, one client and one minibatch at a time, in float64; for modules without dropout and running statistics.
+    """A method, one client and one minibatch at a time, in float64; for modules without dropout.
 
     A subclass takes its settings by their public names, plays rounds, and answers with the logits
-    of the model a client is judged by and of the server's model.
+    of the model a client is judged by and of the server's model. Running statistics are known to
+    FedAvg, Ditto, FedRep and DM-PFL: tensors of a model that training moves and no gradient does.
     """
 
     weights: str = "examples"  # what a mean over clients weighs them by: "examples" or "uniform"
@@ -32,10 +34,22 @@ class Reference:
     def __init__(self, module: nn.Module, federation: Federation, training: Training) -> None:
         self.network, self.federation, self.training = reference.Network(module), federation, training
         self.x, self.y = federation.source.x.double(), federation.source.y
-        self.initial = reference.initial(module)
-        self.names = list(self.initial)
+        self.running = list(reference.running(module))
+        self.initial = reference.initial(module) | reference.copied(reference.running(module))
+        self.names = [name for name in self.initial if name not in self.running]
         self.body = [name for name in self.names if name not in HEAD]
         self.clients = range(federation.num_clients)
+        self.acted = Counter[str]()  # steps in which momentum, weight decay and the clip changed something
+        self.own_statistics: list[Params] | None = None  # every client's, where they do not travel
+        self.tracked: Params = {}  # the running statistics after the last gradient
+
+    def keep_statistics(self) -> None:
+        """Running statistics are to stay with the clients; to be said before the first round."""
+        self.own_statistics = [{n: self.initial[n] for n in self.running} for _ in self.clients]
+
+    def seen_by(self, c: int, model: Params) -> Params:
+        """A model with the client's own running statistics, where it has some."""
+        return model if self.own_statistics is None else {**model, **self.own_statistics[c]}
 
     # What a subclass answers
 
@@ -73,6 +87,14 @@ class Reference:
         order = reference.shuffled(self.rows(c), self.training, purpose, number, c, epoch)
         return reference.minibatches(order, self.training.batch_size)
 
+    def stream(self, c: int, number: int, purpose: str = "batches") -> Stream:
+        """A client's minibatches of one session."""
+        return Stream(self.rows(c), self.training, number, c, purpose)
+
+    def sgd(self) -> SGD:
+        """The optimiser of one model in one session."""
+        return SGD(self.training, self.acted)
+
     # One model
 
     def forward(self, params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,14 +121,18 @@ class Reference:
 
     def gradient(self, loss: Loss, at: Params, rows: Tensor) -> Params:
         """The gradient of a loss on a minibatch; zero for what the loss does not depend on."""
-        leaves = {name: p.detach().clone().requires_grad_() for name, p in at.items()}
-        value = loss(leaves, rows)
+        self.network.module.train()
+        leaves = {n: p.detach().clone().requires_grad_() for n, p in at.items() if n not in self.running}
+        self.tracked = {n: at[n].clone() for n in self.running if n in at}
+        value = loss({**leaves, **self.tracked}, rows)
         found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, found, strict=True))
 
-    def step(self, params: Params, gradient: Params, lr: float, moving: Iterable[str] | None = None) -> Params:
-        """w <- w - eta g on the moving tensors (None: on all)."""
-        return reference.sgd_step(params, gradient, lr, dict.fromkeys(params if moving is None else moving))
+    def step(
+        self, sgd: SGD, params: Params, gradient: Params, lr: float, moving: Iterable[str] | None = None
+    ) -> Params:
+        """A step on the moving tensors (None: on all that have a gradient)."""
+        return sgd.step(params, gradient, lr, dict.fromkeys(gradient if moving is None else moving))
 
     def train(
         self,
@@ -116,16 +142,17 @@ class Reference:
         *,
         loss: Loss | None = None,
         moving: Iterable[str] | None = None,
-        epochs: Iterable[int] | None = None,
+        batches: Sequence[Tensor] | None = None,
         lr: float | None = None,
     ) -> Params:
-        """Plain SGD over local epochs (None: 0..E-1) with a loss (None: F), on the moving tensors (None: all)."""
+        """SGD on minibatches (None: a usual session's) with a loss (None: F), on the moving tensors (None: all)."""
         moving = None if moving is None else list(moving)
-        params = dict(start)
-        for epoch in range(self.training.local_epochs) if epochs is None else epochs:
-            for rows in self.batches(c, number, epoch):
-                gradient = self.gradient(loss or self.cross_entropy, params, rows)
-                params = self.step(params, gradient, self.lr(number) if lr is None else lr, moving)
+        params, sgd = dict(self.seen_by(c, start)), self.sgd()
+        for rows in self.stream(c, number).turn() if batches is None else batches:
+            gradient = self.gradient(loss or self.cross_entropy, params, rows)
+            params = self.step(sgd, params, gradient, self.lr(number) if lr is None else lr, moving) | self.tracked
+        if self.own_statistics is not None:
+            self.own_statistics[c] = {n: params[n] for n in self.running}
         return params
 
     # Several models

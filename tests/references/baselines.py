@@ -48,15 +48,15 @@ class FedAvg(Reference):
         """w <- w - eta_g (w - mean)."""
         cohort = self.cohort(number)
         models = [self.local(c, number) for c in cohort]
-        self.w = self.moved(self.w, self.mean(models, cohort))
+        self.w = self.moved(self.w, self.mean(models, cohort, [*self.names, *self.running]))
 
     def evaluated(self, c: int, x: Tensor) -> Tensor:
         """The global model."""
-        return self.logits(self.w, x)
+        return self.logits(self.seen_by(c, self.w), x)
 
     def common(self, x: Tensor) -> Tensor | None:
-        """The global model."""
-        return self.logits(self.w, x)
+        """The global model, which without running statistics is not complete."""
+        return self.logits(self.w, x) if self.own_statistics is None else None
 
 
 class FedAvgFT(FedAvg):
@@ -66,13 +66,15 @@ class FedAvgFT(FedAvg):
         self, module: nn.Module, federation: Federation, training: Training, *, finetune_epochs: int = 0
     ) -> None:
         super().__init__(module, federation, training)
-        self.epochs = finetune_epochs or training.local_epochs
+        self.epochs = finetune_epochs or None  # None: a usual session
         self.own: list[Params] = []
 
     def finish(self) -> None:
         """All layers, from the final w; streams and rate are those of a round T."""
         number = self.training.num_rounds
-        self.own = [self.train(c, number, self.w, epochs=range(self.epochs)) for c in self.clients]
+        self.own = [
+            self.train(c, number, self.w, batches=self.stream(c, number).turn(self.epochs)) for c in self.clients
+        ]
 
     def evaluated(self, c: int, x: Tensor) -> Tensor:
         """The global model until the clients have tuned it."""
@@ -103,7 +105,7 @@ class Parts(Reference):
 
     def __init__(self, module: nn.Module, federation: Federation, training: Training, *, shared: list[str]) -> None:
         super().__init__(module, federation, training)
-        self.shared, self.private = shared, [n for n in self.names if n not in shared]
+        self.shared, self.private = [*shared, *self.running], [n for n in self.names if n not in shared]
         self.server = {n: self.initial[n] for n in self.shared}
         self.own = [{n: self.initial[n] for n in self.private} for _ in self.clients]
 
@@ -122,7 +124,7 @@ class Parts(Reference):
 
     def evaluated(self, c: int, x: Tensor) -> Tensor:
         """The newest shared part and the client's own private part."""
-        return self.logits({**self.server, **self.own[c]}, x)
+        return self.logits(self.seen_by(c, {**self.server, **self.own[c]}), x)
 
     def common(self, x: Tensor) -> Tensor | None:
         """The server has only a part of a model."""
@@ -165,20 +167,19 @@ class FedRep(FedPer):
         final_head_epochs: int = 0,
     ) -> None:
         super().__init__(module, federation, training)
-        self.head_epochs = head_epochs or training.local_epochs
-        self.body_epochs = body_epochs or training.local_epochs
+        self.head_epochs, self.body_epochs = head_epochs or None, body_epochs or None  # None: a usual session
         self.final_head_epochs = final_head_epochs
 
     def local(self, c: int, number: int, start: Params) -> Params:
         """The head with the body frozen, then the body with the head frozen."""
-        first, both = self.head_epochs, self.head_epochs + self.body_epochs
-        model = self.train(c, number, start, moving=HEAD, epochs=range(first))
-        return self.train(c, number, model, moving=self.body, epochs=range(first, both))
+        stream = self.stream(c, number)
+        model = self.train(c, number, start, moving=HEAD, batches=stream.turn(self.head_epochs))
+        return self.train(c, number, model, moving=self.body, batches=stream.turn(self.body_epochs))
 
     def finish(self) -> None:
         """Every client may train its head once more, on the final body."""
         for c in self.clients:
             start = {**self.server, **self.own[c]}
-            epochs = range(self.final_head_epochs)
-            trained = self.train(c, self.training.num_rounds, start, moving=HEAD, epochs=epochs)
+            batches = self.stream(c, self.training.num_rounds).turn(self.final_head_epochs)
+            trained = self.train(c, self.training.num_rounds, start, moving=HEAD, batches=batches)
             self.own[c] = {n: trained[n] for n in self.private}

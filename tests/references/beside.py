@@ -21,12 +21,12 @@ class Ditto(FedAvg):
         self.pull, self.v = proximal_weight, [dict(self.initial) for _ in self.clients]
 
     def local(self, c: int, number: int) -> Params:
-        """v <- v - eta (grad F(v) + lambda (v - w_t)), on the minibatches that train w."""
-        v, eta = self.v[c], self.lr(number)
-        for epoch in range(self.training.local_epochs):
-            for rows in self.batches(c, number, epoch):
-                g = self.gradient(self.cross_entropy, v, rows)
-                v = {n: v[n] - eta * (g[n] + self.pull * (v[n] - self.w[n])) for n in self.names}
+        """v steps by grad F(v) + lambda (v - w_t), on the minibatches that train w; its statistics are its own."""
+        v, sgd = self.v[c], self.sgd()
+        for rows in self.stream(c, number).turn():
+            g = self.gradient(self.cross_entropy, v, rows)
+            pulled = {n: g[n] + self.pull * (v[n] - self.w[n]) for n in self.names}
+            v = self.step(sgd, v, pulled, self.lr(number)) | self.tracked
         self.v[c] = v
         return super().local(c, number)
 
@@ -64,13 +64,13 @@ class APFL(FedAvg):
             g = self.gradient(self.cross_entropy, self.mixed(c, v, w), self.batches(c, number, 0)[0])
             slope = sum(float(((v[n] - w[n]) * g[n]).sum()) for n in self.names)
             self.alpha[c] = min(max(self.alpha[c] - eta * slope, 0.0), 1.0)
-        for epoch in range(self.training.local_epochs):
-            for rows in self.batches(c, number, epoch):
-                of_w = self.gradient(self.cross_entropy, w, rows)
-                of_vbar = self.gradient(self.cross_entropy, self.mixed(c, v, w), rows)
-                # dF(vbar)/dv = alpha grad F(vbar)
-                v = {n: v[n] - eta * self.alpha[c] * of_vbar[n] for n in self.names}
-                w = {n: w[n] - eta * of_w[n] for n in self.names}
+        of_v, of_w = self.sgd(), self.sgd()
+        for rows in self.stream(c, number).turn():
+            at_w = self.gradient(self.cross_entropy, w, rows)
+            at_vbar = self.gradient(self.cross_entropy, self.mixed(c, v, w), rows)
+            # dF(vbar)/dv = alpha grad F(vbar)
+            v = self.step(of_v, v, {n: self.alpha[c] * at_vbar[n] for n in self.names}, eta)
+            w = self.step(of_w, w, at_w, eta)
         self.v[c] = v
         return w
 
@@ -109,11 +109,11 @@ class FML(FedAvg):
     def local(self, c: int, number: int) -> Params:
         """Both step at once: each one's teacher is the other before the step."""
         private, meme, eta = self.private[c], dict(self.w), self.lr(number)
-        for epoch in range(self.training.local_epochs):
-            for rows in self.batches(c, number, epoch):
-                of_private = self.taught(self.alpha, private, meme, rows)
-                of_meme = self.taught(self.beta, meme, private, rows)
-                private, meme = self.step(private, of_private, eta), self.step(meme, of_meme, eta)
+        of_private, of_meme = self.sgd(), self.sgd()
+        for rows in self.stream(c, number).turn():
+            at_private = self.taught(self.alpha, private, meme, rows)
+            at_meme = self.taught(self.beta, meme, private, rows)
+            private, meme = self.step(of_private, private, at_private, eta), self.step(of_meme, meme, at_meme, eta)
         self.private[c] = private
         return meme
 

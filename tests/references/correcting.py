@@ -26,12 +26,11 @@ class Scaffold(FedAvg):
         """Option II."""
         cohort, eta, ys, dcs = self.cohort(number), self.lr(number), [], []
         for i in cohort:
-            y, c_i, steps = dict(self.w), self.c_i[i], 0
-            for epoch in range(self.training.local_epochs):
-                for rows in self.batches(i, number, epoch):
-                    g = self.gradient(self.cross_entropy, y, rows)
-                    y = {n: y[n] - eta * (g[n] + self.c[n] - c_i[n]) for n in self.names}
-                    steps += 1
+            y, c_i, steps, sgd = dict(self.w), self.c_i[i], 0, self.sgd()
+            for rows in self.stream(i, number).turn():
+                g = self.gradient(self.cross_entropy, y, rows)
+                y = self.step(sgd, y, {n: g[n] + self.c[n] - c_i[n] for n in self.names}, eta)
+                steps += 1
             # c_i+ = c_i - c + (w - y) / (steps eta)
             self.c_i[i] = {n: c_i[n] - self.c[n] + (self.w[n] - y[n]) / (steps * eta) for n in self.names}
             ys.append(y)
@@ -59,17 +58,10 @@ class FedNova(FedAvg):
         self.mu, self.beta = proximal_weight, server_momentum
         self.u = {n: torch.zeros_like(w) for n, w in self.w.items()}
 
-    def solve(self, i: int, number: int) -> tuple[Params, int]:
-        """SGD with momentum on F + mu/2 ||w_i - w||^2, and its number of steps."""
-        eta, rho = self.lr(number), self.training.momentum
-        w_i, v, steps = dict(self.w), {n: torch.zeros_like(w) for n, w in self.w.items()}, 0
-        for epoch in range(self.training.local_epochs):
-            for rows in self.batches(i, number, epoch):
-                g = self.gradient(self.cross_entropy, w_i, rows)
-                v = {n: rho * v[n] + g[n] + self.mu * (w_i[n] - self.w[n]) for n in self.names}
-                w_i = {n: w_i[n] - eta * v[n] for n in self.names}
-                steps += 1
-        return w_i, steps
+    def pulled(self, params: Params, rows: Tensor) -> Tensor:
+        """F + mu/2 ||w_i - w||^2."""
+        pull = sum(((params[n] - self.w[n]).square().sum() for n in self.names), torch.zeros(()))
+        return self.cross_entropy(params, rows) + self.mu / 2 * pull
 
     def length(self, steps: int, number: int, mu: float) -> float:
         """||a||_1 of w - w_i = eta sum_k a_k g_k: the same steps on the coefficients of the gradients."""
@@ -90,7 +82,7 @@ class FedNova(FedAvg):
         tau_eff, total = 0.0, {n: torch.zeros_like(w) for n, w in self.w.items()}
         for i, n_i in zip(cohort, shares, strict=True):
             p = n_i / sum(shares)
-            w_i, steps = self.solve(i, number)
+            w_i, steps = self.train(i, number, self.w, loss=self.pulled), len(self.stream(i, number).turn())
             a = self.length(steps, number, self.mu)
             tau_eff += p * self.length(steps, number, 0.0)
             total = {n: total[n] + p * (self.w[n] - w_i[n]) / a for n in self.names}

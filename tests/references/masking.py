@@ -36,10 +36,16 @@ class DMPFL(Reference):
         )
         layers = []
         for name, w in self.initial.items():
-            if name.endswith(".weight"):
+            if name.endswith(".weight") and w.dim() > 1:  # norms are not masked
                 layers.append(Layer(name, name.removesuffix("weight") + "bias", tuple(w.shape), macs=0, outputs=0))
         budget = RULES[allocation](layers, sparsity)
         self.slow = reference.DMPFL(module, federation, training, settings, budget)
+        self.acted = self.slow.acted
+
+    def keep_statistics(self) -> None:
+        """A client has one set, for its own model and for the global one it trains."""
+        super().keep_statistics()
+        self.slow.statistics_stay = True
 
     def play(self, number: int) -> None:
         """One round of whatever phase it belongs to."""
@@ -49,9 +55,11 @@ class DMPFL(Reference):
         """theta_c, Eq. 4."""
         return self.logits(self.slow.theta_c(c), x)
 
-    def common(self, x: Tensor) -> Tensor:
-        """theta_g."""
-        return self.logits(self.slow.theta_g(), x)
+    def common(self, x: Tensor) -> Tensor | None:
+        """theta_g, which without running statistics is not complete."""
+        if self.own_statistics is not None:
+            return None
+        return self.logits(self.slow.theta_g() | self.slow.statistics, x)
 
 
 class DMPFLPlus(DMPFL):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from personafl.core.types import Layer, Training
 from personafl.data.federated import Federation
 from personafl.sparse.allocation import RULES
-from tests.reference import Params, as_mask, largest, only, sgd_step, tied
+from tests.reference import Params, around_readjustment, as_mask, largest, only, tied
 from tests.references.base import HEAD, Reference
 
 
@@ -72,13 +72,14 @@ class FedDST(Reference):
 
     def local(self, c: int, number: int) -> tuple[Params, Params]:
         """E epochs within the mask, which may be readjusted before the last one."""
-        theta, m_c, epochs = dict(self.w), dict(self.m), self.training.local_epochs
-        for epoch in range(epochs):
-            if epoch == epochs - 1 and self.annealed(number) > 0:
+        theta, m_c, stream, sgd = dict(self.w), dict(self.m), self.stream(c, number), self.sgd()
+        due = self.annealed(number) > 0
+        before, after = around_readjustment(stream) if due else (stream.turn(), [])
+        for place, rows in enumerate([*before, *after]):
+            if due and place == len(before):
                 theta, m_c = self.readjusted(c, number, theta, m_c)
-            for rows in self.batches(c, number, epoch):
-                gradient = self.gradient(self.cross_entropy, theta, rows)
-                theta = sgd_step(theta, gradient, self.lr(number), {**dict.fromkeys(self.biases), **m_c})
+            gradient = self.gradient(self.cross_entropy, theta, rows)
+            theta = sgd.step(theta, gradient, self.lr(number), {**dict.fromkeys(self.biases), **m_c})
         return theta, m_c
 
     def readjusted(self, c: int, number: int, theta: Params, m_c: Params) -> tuple[Params, Params]:
@@ -160,15 +161,19 @@ class FedSelect(Reference):
                 self.aggregate(n, [model[n] for model in models], [m_c[n] for m_c in masks])
 
     def local(self, c: int, number: int) -> Params:
-        """LocalAlt: E times one epoch on the personal positions, then one on the others."""
+        """LocalAlt: E times one epoch on the personal positions, then one on the others; of K steps, K on each once."""
         m_c, model = self.masks[c], dict(self.w)
         if c in self.own:
             model = {n: torch.where(m_c[n], self.own[c][n], self.w[n]) for n in self.names}
-        for epoch in range(self.training.local_epochs):
-            for purpose, moves in (("personal", m_c), ("batches", {n: ~m for n, m in m_c.items()})):
-                for rows in self.batches(c, number, epoch, purpose):
+        length, times = (None, 1) if self.training.local_steps else (1.0, self.training.local_epochs)
+        sides = [(self.stream(c, number, "personal"), m_c)]
+        sides.append((self.stream(c, number), {n: ~m for n, m in m_c.items()}))
+        sgd = self.sgd()
+        for _ in range(times):
+            for stream, moves in sides:
+                for rows in stream.turn(length):
                     gradient = self.gradient(self.cross_entropy, model, rows)
-                    model = sgd_step(model, gradient, self.lr(number), {n: moves[n] for n in self.names})
+                    model = sgd.step(model, gradient, self.lr(number), {n: moves[n] for n in self.names})
         return model
 
     def select(self, c: int) -> None:
@@ -281,10 +286,10 @@ class FedPAC(Reference):
             distance = ((f - torch.stack(wanted)) ** 2).mean()
             return F.cross_entropy(logits, self.y[rows]) + self.alignment_weight * distance
 
-        first, both = self.head_epochs, self.head_epochs + self.training.local_epochs
-        model = self.train(c, number, model, moving=HEAD, epochs=range(first), lr=self.head_lr)
+        stream = self.stream(c, number)
+        model = self.train(c, number, model, moving=HEAD, batches=stream.turn(self.head_epochs), lr=self.head_lr)
         aligned = loss if number > 0 else None
-        return self.train(c, number, model, loss=aligned, moving=self.body, epochs=range(first, both))
+        return self.train(c, number, model, loss=aligned, moving=self.body, batches=stream.turn())
 
     def dissimilarity(self, i: int, vs: list[float], hs: list[dict[int, Tensor]]) -> Tensor:
         """P_jl = delta_jl V_j + sum_k <h_i,k - h_j,k , h_i,k - h_l,k>."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from personafl.core.types import Training
 from personafl.data import Federation, Source
@@ -15,6 +15,28 @@ SIZES = (17, 12, 9, 6, 2)  # rows per client; three quarters of them for trainin
 TRAINING = Training(
     num_rounds=3, join_ratio=0.6, local_epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, precision="float64", seed=0
 )
+
+
+class Normed(nn.Module):
+    """An MLP with a batch norm, whose running statistics do not begin as those of most data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second, self.head = (
+            nn.Linear(8, 10),
+            nn.BatchNorm1d(10, momentum=0.3),
+            nn.Linear(10, 9),
+            nn.Linear(9, CLASSES),
+        )
+        with torch.no_grad():
+            self.norm.weight.copy_(torch.linspace(0.5, 1.5, 10))
+            self.norm.bias.copy_(torch.linspace(-0.3, 0.3, 10))
+            self.norm.get_buffer("running_mean").copy_(torch.linspace(-1.0, 1.0, 10))
+            self.norm.get_buffer("running_var").copy_(torch.linspace(0.5, 2.0, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.second(self.norm(self.first(x)).relu()).relu())
+        return out
 
 
 def federation_of(shape: tuple[int, ...], sizes: tuple[int, ...] = SIZES) -> Federation:
@@ -33,8 +55,10 @@ def federation_of(shape: tuple[int, ...], sizes: tuple[int, ...] = SIZES) -> Fed
 
 
 def world(kind: str, sizes: tuple[int, ...] = SIZES) -> tuple[nn.Module, Federation]:
-    """A network and a federation for it: an MLP, a CNN, or an MLP most of whose first units never fire."""
+    """A network and a federation for it: an MLP, a CNN, an MLP whose first units hardly fire, or one with a norm."""
     torch.manual_seed(7)
+    if kind == "norm":
+        return Normed(), federation_of((8,), sizes)
     if kind == "cnn":
         return CNN((1, 8, 8), (3, 4), (10,), CLASSES, kernel=3, padding=1), federation_of((1, 8, 8), sizes)
     module = MLP(8, 14, 12, CLASSES)

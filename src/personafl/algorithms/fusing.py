@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.beside import Beside
-from personafl.core import tree
+from personafl.core import optim, tree
 from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
@@ -68,7 +68,9 @@ class FedFu(Algorithm):
         names = [n for n in local.params if n.startswith("fusion/")]
         size = self.features()
         work = 3 * 2 * 2 * size * size if self.fusion == "conv" else 3 * 3 * size
-        return [self.session(whole([*self.info.parameters, *names]), loss=self._loss, teachers=1, flops=work)]
+        moving = whole([*self.info.parameters, *names])
+        rule = optim.default(self.setup.training, joint_clip=True)  # the fusion is a part of the model
+        return [self.session(moving, loss=self._loss, optimizer=rule, teachers=1, flops=work)]
 
     def _loss(self, task: Task, local: Local, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -125,7 +127,8 @@ class FLDA(Beside):
     def turns(self, local: Local, rnd: Round) -> list[Play]:
         names = self.info.parameters
         moving = [*names, *(f"personal/{n}" for n in names), "gate/weight", "gate/bias"]
-        return [self.session(whole(moving), loss=self._loss, flops=3 * 2 * self.features())]
+        rule = optim.default(self.setup.training, joint_clip=True)  # one loss trains all three
+        return [self.session(whole(moving), loss=self._loss, optimizer=rule, flops=3 * 2 * self.features())]
 
     def _mixed(
         self, model: Model, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None

@@ -45,12 +45,13 @@ class SGD:
     """Stochastic gradient descent with PyTorch's momentum, weight decay and clipping by norm.
 
     A decayed position is one that may move. The clip bounds the norm of what may move, of each model
-    of each client by itself, before decay.
+    of each client by itself, before decay; with `joint_clip` of all of a client's models together.
     """
 
     momentum: float = 0.0
     weight_decay: float = 0.0
     grad_clip: float = 0.0
+    joint_clip: bool = False
 
     def init(self, params: Mapping[str, Tensor]) -> Params:
         if not self.momentum:
@@ -58,7 +59,7 @@ class SGD:
         return {f"momentum/{n}": torch.zeros_like(p) for n, p in params.items()}
 
     def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float | Tensor) -> None:
-        grads = _prepared(params, grads, moves, self.weight_decay, self.grad_clip)
+        grads = _prepared(self, params, grads, moves)
         names = list(grads)
         if self.momentum:
             for n in names:
@@ -81,6 +82,7 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     grad_clip: float = 0.0
+    joint_clip: bool = False
 
     def init(self, params: Mapping[str, Tensor]) -> Params:
         state: Params = {}
@@ -91,7 +93,7 @@ class Adam:
         return state
 
     def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float | Tensor) -> None:
-        grads = _prepared(params, grads, moves, self.weight_decay, self.grad_clip)
+        grads = _prepared(self, params, grads, moves)
         for n, g in grads.items():
             first, second, mask = state[f"first/{n}"], state[f"second/{n}"], moves[n]
             steps = state[f"steps/{n}"].add_(1)
@@ -118,28 +120,29 @@ def _descend(params: list[Tensor], along: list[Tensor], lr: float | Tensor) -> N
         torch._foreach_sub_(params, torch._foreach_mul(along, lr))
 
 
-def default(training: Training) -> Optimizer:
+def default(training: Training, joint_clip: bool = False) -> Optimizer:
     """The optimiser a recipe asks for."""
     if training.optimizer == "adam":
-        return Adam(weight_decay=training.weight_decay, grad_clip=training.grad_clip)
-    return SGD(training.momentum, training.weight_decay, training.grad_clip)
+        return Adam(weight_decay=training.weight_decay, grad_clip=training.grad_clip, joint_clip=joint_clip)
+    return SGD(training.momentum, training.weight_decay, training.grad_clip, joint_clip)
 
 
-def _prepared(params: Params, grads: Params, moves: Moves, decay: float, clip: float) -> Params:
+def _prepared(rule: SGD | Adam, params: Params, grads: Params, moves: Moves) -> Params:
     """Gradients as the update rule wants them: clipped per client, decayed, zero where nothing may move."""
-    if clip:
-        grads = _clipped(grads, moves, clip)
-    if decay:
-        grads = {n: g.add(params[n], alpha=decay) for n, g in grads.items()}
+    if rule.grad_clip:
+        grads = _clipped(grads, moves, rule.grad_clip, rule.joint_clip)
+    if rule.weight_decay:
+        grads = {n: g.add(params[n], alpha=rule.weight_decay) for n, g in grads.items()}
     masked = {n: tree.masked(grads[n], m) for n in grads if (m := moves[n]) is not None}
     return grads | masked
 
 
-def _clipped(grads: Params, moves: Moves, bound: float) -> Params:
-    """Scale each model of each client so that its moving gradient has at most this norm."""
+def _clipped(grads: Params, moves: Moves, bound: float, joint: bool) -> Params:
+    """Scale each model of each client, or all of a client's, so that the moving gradient has at most this norm."""
     out: Params = {}
-    for prefix in dict.fromkeys(map(tree.prefix_of, grads)):
-        group = {n: g for n, g in grads.items() if tree.prefix_of(n) == prefix}
+    models = dict.fromkeys("" if joint else tree.prefix_of(n) for n in grads)
+    for prefix in models:
+        group = {n: g for n, g in grads.items() if joint or tree.prefix_of(n) == prefix}
         seen = {n: g if (m := moves[n]) is None else tree.masked(g, m) for n, g in group.items()}
         norm = torch.stack([tree.flat(g).square().sum(1) for g in seen.values()]).sum(0).sqrt()
         scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
