@@ -25,7 +25,7 @@ class Inherit:
     weight: float = field(default=0.01, metadata={"help": "share of the teaching in the loss (lambda)"})
     temperature: float = field(default=4.0, metadata={"help": "of the softened outputs (tau), for kd"})
     momentum: str = field(
-        default="mu-a", metadata={"help": "how much is kept: grows with selections, constant, or grows with rounds"}
+        default="mu-a", metadata={"help": "how much is kept: grows with selections, constant, or with rounds to 1"}
     )
     rate: float = field(default=0.9, metadata={"help": "the momentum's final (mu-a) or constant (mu-b) value (mu)"})
     answers: str = field(default="inherited", metadata={"help": "which model predicts"})
