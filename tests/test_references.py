@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import ALGORITHMS, Evaluation, FedProx, Inherit, Simulation, StackedModel, Training
+from personafl import ALGORITHMS, Evaluation, FedAvg, FedProx, Inherit, Simulation, StackedModel, Training
 from tests import reference
 from tests.references import REFERENCES
 from tests.references.base import Reference
@@ -41,9 +41,12 @@ class Case:
 
 
 def on_a_base(settings: Settings) -> Settings:
-    """A proximal weight belongs to the base method."""
+    """A proximal weight belongs to the base method, and how clients are weighed to both."""
+    weights = settings.get("weights", "uniform")
     rest = {k: v for k, v in settings.items() if k != "proximal_weight"}
-    return {**rest, "base": FedProx(proximal_weight=settings["proximal_weight"])} if rest != settings else rest
+    if "proximal_weight" in settings:
+        return {**rest, "base": FedProx(proximal_weight=settings["proximal_weight"], weights=weights)}
+    return {**rest, "base": FedAvg(weights=weights)} if "weights" in settings else rest
 
 
 ENGINE: dict[str, Callable[[Settings], Settings]] = {
@@ -124,9 +127,10 @@ CASES = [
         training={"server_lr": 0.5, "num_rounds": 4},
     ),
     Case("fedpews", {"warmup_share": 0.7, "proximal_weight": 0.5, "score_lr": 2.0}),
+    Case("fedpews", {"warmup_share": 0.7, "score_lr": 2.0, "weights": "examples"}),
     Case("fedpews-fixed", {"warmup_share": 0.7}, "cnn", {"server_lr": 0.5}),
     Case("fedpews-fixed", {"warmup_share": 0.7, "shares": (0.1, 0.3, 0.2, 0.25, 0.15)}, training={"join_ratio": 1.0}),
-    Case("fedpews-fixed", {"warmup_share": 0.7, "proximal_weight": 0.5, "weights": "uniform"}),
+    Case("fedpews-fixed", {"warmup_share": 0.7, "proximal_weight": 0.5, "weights": "examples"}),
     Case("fedfu", kind="cnn"),
     Case("fedfu", {"fusion": "multi", "smoothing": 0.2}),
     Case("fedfu", {"fusion": "multi"}, kind="cnn", training={"server_lr": 0.6}),
@@ -155,8 +159,8 @@ WITHOUT: dict[str, tuple[str, Settings]] = {
     "fedpac": ("fedpac", {"alignment_weight": 0.0}),
     "fedphp": ("fedphp", {"weight": 0.0}),
     "co-pfl": ("co-pfl", {"select_share": 0.0}),
-    "fedpews": ("fedavg", {}),
-    "fedpews-fixed": ("fedavg", {}),
+    "fedpews": ("fedavg", {"weights": "uniform"}),
+    "fedpews-fixed": ("fedavg", {"weights": "uniform"}),
     "fedfu": ("fedavg", {"weights": "uniform"}),
     "flda": ("fedavg", {}),
 }
@@ -187,14 +191,18 @@ EQUAL_TO: list[tuple[Case, Case]] = [
         Case("co-pfl", {"select_share": 0.0, "server_rule": "literal"}, training={"lr": 0.02}),
         Case("co-pfl", {"select_share": 0.0}, training={"lr": 0.02}),
     ),
-    (Case("fedpews", {"warmup_share": 0.0}), Case("fedavg")),
-    (Case("fedpews", {"warmup_share": 0.9, "score_init": 60.0, "score_lr": 0.0}), Case("fedavg")),
+    (Case("fedpews", {"warmup_share": 0.0}), Case("fedavg", {"weights": "uniform"})),
+    (Case("fedpews", {"warmup_share": 0.0, "weights": "examples"}), Case("fedavg")),
+    (
+        Case("fedpews", {"warmup_share": 0.9, "score_init": 60.0, "score_lr": 0.0}),
+        Case("fedavg", {"weights": "uniform"}),
+    ),
     (
         Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0}, "cnn"),
         Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0, "ste": "parameter"}, "cnn"),
     ),
-    (Case("fedpews", {"warmup_share": 0.0, "proximal_weight": 0.05}), Case("fedprox")),
-    (Case("fedpews-fixed", {"warmup_share": 0.0}), Case("fedavg")),
+    (Case("fedpews", {"warmup_share": 0.0, "proximal_weight": 0.05, "weights": "examples"}), Case("fedprox")),
+    (Case("fedpews-fixed", {"warmup_share": 0.0}), Case("fedavg", {"weights": "uniform"})),
 ]
 """Settings under which a method is another one."""
 

@@ -20,6 +20,7 @@ from personafl import (
     Inherit,
     Simulation,
     StackedModel,
+    config,
 )
 from personafl.algorithms.warmup import Gated
 from personafl.core import batches, tree
@@ -170,7 +171,7 @@ def test_without_warm_up_it_is_its_base(warm_up: type[FedPeWS], base: Algorithm)
 
 
 def test_with_all_units_on_the_warm_up_is_fedavg() -> None:
-    a, b = worlds.simulation(FedPeWS(warmup_share=0.5, **ALL_ON)), worlds.simulation(FedAvg())
+    a, b = worlds.simulation(FedPeWS(warmup_share=0.5, **ALL_ON)), worlds.simulation(FedAvg(weights="uniform"))
     for t in range(8):
         a.step()
         b.step()
@@ -178,7 +179,7 @@ def test_with_all_units_on_the_warm_up_is_fedavg() -> None:
 
 
 def test_with_all_units_on_the_warm_up_of_fedprox_is_fedprox() -> None:
-    prox = FedProx(proximal_weight=0.7)
+    prox = FedProx(proximal_weight=0.7, weights="uniform")
     a, b = (
         checks.played(FedPeWS(base=prox, warmup_share=0.7, **ALL_ON), num_rounds=4),
         checks.played(prox, num_rounds=4),
@@ -207,10 +208,20 @@ def test_a_unit_off_everywhere_keeps_all_its_weights() -> None:
     assert (x["layers.0.weight"][rest] != first["layers.0.weight"][rest]).all()
 
 
-def test_a_mean_is_over_those_who_had_the_unit() -> None:
-    sim = worlds.simulation(FedPeWS(warmup_share=0.5), join_ratio=1.0)
+def test_by_default_all_means_are_uniform() -> None:
+    """Eqs. 2 to 4 divide by N and by the number of masks: in the warm-up and after it."""
+    for method in (FedPeWS(), FedPeWSFixed()):
+        assert (method.weights, method.base.weights) == ("uniform", "uniform")
+    opened = config.load({"algorithms": [{"name": "fedpews"}]}, ("fedpews.base.lr=0.3",)).algorithms[0].algorithm
+    assert opened.base == FedAvg(weights="uniform", lr=0.3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+def test_a_mean_is_over_those_who_had_the_unit(weights: str) -> None:
+    sim = worlds.simulation(FedPeWS(warmup_share=0.5, weights=weights), join_ratio=1.0)
     _, ids, done = checks.rehearsed(sim)
     size = sim.federation.sizes("train")[ids].double()
+    size = torch.ones_like(size) if weights == "uniform" else size
     sim.step()
     for n in sim.model.info.parameters:
         sent = done.upload[n]
@@ -328,7 +339,7 @@ def test_every_client_of_dm_pfl_begins_with_the_masks_of_the_warmed_up_model() -
 def test_the_base_never_hears_of_the_warm_up() -> None:
     """From the warmed-up model on, at the same rounds, it is the base run by itself."""
     sim = worlds.simulation(FedPeWS(warmup_share=0.5), lr_decay=0.9)
-    plain = worlds.simulation(FedAvg(), lr_decay=0.9)
+    plain = worlds.simulation(FedAvg(weights="uniform"), lr_decay=0.9)
     for _ in range(4):
         sim.step()
     plain.server, plain.played = dict(warmed(sim)), 4

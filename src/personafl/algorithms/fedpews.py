@@ -8,7 +8,7 @@ every client a fixed share of each layer's units instead.
 
 Choices, as docs/algorithms/fedpews.md says: `ste = "activation"` multiplies activations, `"parameter"` the weights on
 both sides of a unit (they differ in the gradient of s alone); clients send the change of sigma(s), so the server's
-theta is a sum; weights by example count.
+theta is a sum.
 """
 
 from __future__ import annotations

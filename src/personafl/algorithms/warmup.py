@@ -33,9 +33,9 @@ class WarmUp(Part):
     evaluates: ClassVar[str] = "the global model"  # with another base what that evaluates
     newcomers: ClassVar[str] = "what its base method gives them"
 
-    base: Algorithm = setting(FedAvg(), "the method that is warmed up")
+    base: Algorithm = setting(FedAvg(weights="uniform"), "the method that is warmed up")
     weights: str = setting(
-        "examples", "what a client counts in the warm-up's mean; the base has its own", ("examples", "uniform")
+        "uniform", "what a client counts in the warm-up's mean; the base has its own", ("examples", "uniform")
     )
     warmup_share: float = setting(0.2, "share of the rounds that are warm-up (tau)")
 
