@@ -118,9 +118,9 @@ CASES = [
     Case("co-pfl", {"moments": False, "select_share": 0.6, "personal_bound": 1.0}, training=FIVE),
     Case("co-pfl", training={"lr": 0.01, "join_ratio": 0.2, "num_rounds": 6}),  # one client at a time
     Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0}),
-    Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0, "ste": "parameter"}),
+    Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0, "ste": "activation"}),
     Case("fedpews", {"warmup_share": 0.6, "score_lr": 20.0, "diversity_weight": 0.3}, "cnn", FIVE),
-    Case("fedpews", {"warmup_share": 0.6, "score_lr": 3.0, "ste": "parameter"}, "cnn", FIVE),
+    Case("fedpews", {"warmup_share": 0.6, "score_lr": 3.0, "ste": "activation"}, "cnn", FIVE),
     Case(
         "fedpews",
         {"warmup_share": 0.7, "score_init": 1.0, "score_lr": 1.0},
@@ -199,7 +199,7 @@ EQUAL_TO: list[tuple[Case, Case]] = [
     ),
     (
         Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0}, "cnn"),
-        Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0, "ste": "parameter"}, "cnn"),
+        Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0, "ste": "activation"}, "cnn"),
     ),
     (Case("fedpews", {"warmup_share": 0.0, "proximal_weight": 0.05, "weights": "examples"}), Case("fedprox")),
     (Case("fedpews-fixed", {"warmup_share": 0.0}), Case("fedavg", {"weights": "uniform"})),

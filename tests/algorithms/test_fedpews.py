@@ -208,8 +208,9 @@ def test_a_unit_off_everywhere_keeps_all_its_weights() -> None:
     assert (x["layers.0.weight"][rest] != first["layers.0.weight"][rest]).all()
 
 
-def test_by_default_all_means_are_uniform() -> None:
-    """Eqs. 2 to 4 divide by N and by the number of masks: in the warm-up and after it."""
+def test_defaults_are_the_papers() -> None:
+    """Eqs. 2 to 4 divide by N and by the number of masks, in the warm-up and after it."""
+    assert FedPeWS().ste == "parameter"  # x G(s), as printed
     for method in (FedPeWS(), FedPeWSFixed()):
         assert (method.weights, method.base.weights) == ("uniform", "uniform")
     opened = config.load({"algorithms": [{"name": "fedpews"}]}, ("fedpews.base.lr=0.3",)).algorithms[0].algorithm

@@ -153,7 +153,7 @@ class FedPeWS(Warming):
         diversity_weight: float = 2.0,
         score_lr: float = 0.1,
         score_init: float = 0.0,
-        ste: Literal["activation", "parameter"] = "activation",
+        ste: Literal["activation", "parameter"] = "parameter",
         proximal_weight: float = 0.0,
         weights: Literal["examples", "uniform"] = "uniform",
     ) -> None:

@@ -6,9 +6,9 @@ minibatch it first moves s (weights fixed) by the loss minus lambda |sigma(s) - 
 probabilities, then the weights (s fixed) under a fresh draw; it sends the weights of a last draw. FedPeWS-Fixed gives
 every client a fixed share of each layer's units instead.
 
-Choices, as docs/algorithms/fedpews.md says: `ste = "activation"` multiplies activations, `"parameter"` the weights on
-both sides of a unit (they differ in the gradient of s alone); clients send the change of sigma(s), so the server's
-theta is a sum.
+Choices, as docs/algorithms/fedpews.md says: `ste = "parameter"` multiplies the weights on both sides of a unit, as the
+paper's x G(s), `"activation"` its activation (they differ in the gradient of s alone); clients send the change of
+sigma(s), so the server's theta is a sum.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FedPeWS(WarmUp):
     score_lr: float = setting(0.1, "learning rate of the unit scores (eta_s)")
     score_init: float = setting(0.0, "unit scores at first (s_0)")
     ste: str = setting(
-        "activation", "what a unit's draw multiplies, for the gradient of scores", ("activation", "parameter")
+        "parameter", "what a unit's draw multiplies, for the gradient of scores", ("activation", "parameter")
     )
 
     def check(self) -> None:
