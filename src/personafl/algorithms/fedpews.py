@@ -24,7 +24,8 @@ from personafl.algorithms.warmup import Gated, WarmUp
 from personafl.core import rng, tree
 from personafl.core.algorithm import Local, Turn, setting, whole
 from personafl.core.optim import SGD
-from personafl.core.types import Batch, Download, Params, Payload, Round, Setup, Task
+from personafl.core.types import Batch, Download, Masked, Params, Payload, Round, Setup, Task
+from personafl.sparse import units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,17 @@ class FedPeWS(WarmUp):
     def _turn(self, usual: Turn) -> Turn:
         weights = super()._turn(usual)
         names = [f"score/{layer.weight}" for layer in self.hidden]
-        scores = self.session(whole(names), loss=self._scored, lr=self.score_lr, optimizer=SGD())
+        scores = self.session(
+            whole(names),
+            loss=self._scored,
+            lr=self.score_lr,
+            optimizer=SGD(),
+            active=lambda local: tree.prefixed(self._active(local), "score"),
+        )
         return replace(scores, then=weights)
+
+    def _odds(self, local: Local) -> Params:
+        return {n: s.sigmoid() for n, s in tree.under(local.params, "score").items()}
 
     def _draw(self, local: Local, keys: Tensor) -> tuple[Params, Params]:
         """Unit probabilities, and which units are on."""
@@ -143,7 +153,8 @@ class FedPeWSFixed(WarmUp):
             )
         return bound
 
-    def init_clients(self, params: Params, ids: Tensor) -> Params:
+    def _groups(self, params: Params, ids: Tensor) -> Params:
+        """Each client's units, which it and the server know."""
         count = self.setup.num_clients
         shares = torch.tensor(self.shares or [1 / count] * count, dtype=torch.float64)
         edges = torch.cat([torch.zeros(1, dtype=torch.float64), shares.cumsum(0)])
@@ -154,10 +165,36 @@ class FedPeWSFixed(WarmUp):
             first, end = ((layer.shape[0] * edges[i]).round().unsqueeze(1) for i in (at, at + 1))
             place = torch.arange(layer.shape[0])
             mine[layer.weight] = ((place >= first) & (place < end)).to(device)
-        return super().init_clients(params, ids) | self.own(tree.prefixed(mine, "unit"))
+        return self.own(tree.prefixed(mine, "unit"))
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        return super().init_clients(params, ids) | self._groups(params, ids)
+
+    def init_known(self, params: Params, ids: Tensor) -> Params:
+        return super().init_known(params, ids) | self._groups(params, ids)
 
     def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
-        return super().newcomer(params, down, ids) | self.own(self.mine(self.init_clients(params, ids)))
+        return super().newcomer(params, down, ids) | self._groups(params, ids)
+
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        """Masked too: a client receives the subnetwork it trains, and nothing else of the model."""
+        down = super().download(server, known, rnd)
+        if rnd.phase != "warm-up" or rnd.predicting:
+            return down
+        inside = units.positions(self.layers, tree.under(self.mine(known), "unit"))
+        whole_ones = tree.values(down.shared)
+        own: Payload = {n: Masked(whole_ones[n].expand_as(m), m) for n, m in inside.items()}
+        return Download({n: t for n, t in down.shared.items() if n not in own}, own)
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        out = super().upload(local, rnd)
+        if rnd.phase != "warm-up":
+            return out
+        return {n: replace(t, known=True) if isinstance(t, Masked) else t for n, t in out.items()}
 
     def _units(self, local: Local, keys: Tensor) -> Params:
+        return self._odds(local)
+
+    def _odds(self, local: Local) -> Params:
+        """Truth values: on or off in every step."""
         return tree.under(self.mine(local.fixed), "unit")

@@ -104,7 +104,7 @@ class WarmUp(Part):
 
     def _later(self, rnd: Round) -> Round:
         """The round as the base counts it."""
-        return Round(replace(rnd.stage, number=rnd.number - self.warmup), rnd.lr)
+        return replace(rnd, stage=replace(rnd.stage, number=rnd.number - self.warmup))
 
     def rate(self, stage: Stage) -> float:
         if stage.number < self.warmup:
@@ -156,7 +156,15 @@ class WarmUp(Part):
 
     def _turn(self, usual: Turn) -> Turn:
         """The usual turn on the subnetwork that is on in each step."""
-        return replace(usual, loss=partial(self._gated, usual.loss))
+        return replace(usual, loss=partial(self._gated, usual.loss), active=self._active)
+
+    def _active(self, local: Local) -> Params:
+        """How much of each tensor is on, for its cost."""
+        return units.densities(self.layers, self._odds(local))
+
+    def _odds(self, local: Local) -> Params:
+        """With which probability the units of each hidden layer are on, `[C, units]`."""
+        raise NotImplementedError
 
     def _gated(self, loss: Loss, task: Task, local: Local, batch: Batch) -> Tensor:
         """The loss of the subnetwork that is on in this step."""

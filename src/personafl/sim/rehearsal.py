@@ -27,7 +27,11 @@ class Cost:
 
 
 def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int) -> Cost:
-    """The expected cost to a client with this many training examples, drawn as often as the join ratio says."""
+    """The expected cost to a client with this many training examples, drawn as often as the join ratio says.
+
+    Masks that training would move stay as they begin. That changes no cost where their size is fixed; the units of
+    FedPeWS are on as often as before its scores were trained.
+    """
     algorithm = assembled(algorithm, Setup(model.info, training, num_clients))
     training = algorithm.setup.training
     dtype = torch.float64 if training.precision == "float64" else torch.float32
