@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from personafl import ALGORITHMS, Evaluation, FedProx, Inherit, Simulation, StackedModel, Training
+from personafl import ALGORITHMS, Evaluation, FedAvg, FedProx, Inherit, Simulation, StackedModel, Training
 from personafl.core.types import BufferPolicy
 from tests import reference
 from tests.references import REFERENCES
@@ -45,9 +45,12 @@ class Case:
 
 
 def on_a_base(settings: Settings) -> Settings:
-    """A proximal weight belongs to the base method."""
+    """A proximal weight belongs to the base method, and how clients are weighed to both."""
+    weights = settings.get("weights", "uniform")
     rest = {k: v for k, v in settings.items() if k != "proximal_weight"}
-    return {**rest, "base": FedProx(proximal_weight=settings["proximal_weight"])} if rest != settings else rest
+    if "proximal_weight" in settings:
+        return {**rest, "base": FedProx(proximal_weight=settings["proximal_weight"], weights=weights)}
+    return {**rest, "base": FedAvg(weights=weights)} if "weights" in settings else rest
 
 
 ENGINE: dict[str, Callable[[Settings], Settings]] = {
@@ -111,7 +114,7 @@ CASES = [
     Case("fedphp", {"transfer": "kd", "weight": 0.2, "momentum": "mu-c", "answers": "personalised"}, "cnn"),
     Case("fedphp", {"transfer": "l2", "weight": 0.2, "momentum": "mu-b", "rate": 0.4}, training={"server_lr": 0.6}),
     Case("fedphp", {"transfer": "l2", "weight": 0.4, "rate": 0.5}, "cnn", FIVE),
-    Case("fedphp", {"transfer": "prox", "weight": 0.1, "momentum": "mu-c"}, training=FIVE),
+    Case("fedphp", {"transfer": "prox", "weight": 0.1, "momentum": "mu-c"}, training={"num_rounds": 12}),  # to 11 / 12
     Case("co-pfl", kind="cnn", training={"lr": 0.01, "num_rounds": 4}),
     Case("co-pfl", {"select_share": 0.1, "phases": "sequential"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"select_share": 0.4, "selection": "tensor"}, training={"lr": 0.01, "num_rounds": 5}),
@@ -131,18 +134,19 @@ CASES = [
     Case("co-pfl", {"moments": False, "select_share": 0.6, "personal_bound": 1.0}, training=FIVE),
     Case("co-pfl", training={"lr": 0.01, "join_ratio": 0.2, "num_rounds": 6}),  # one client at a time
     Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0}),
-    Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0, "ste": "parameter"}),
+    Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0, "ste": "activation"}),
     Case("fedpews", {"warmup_share": 0.6, "score_lr": 20.0, "diversity_weight": 0.3}, "cnn", FIVE),
-    Case("fedpews", {"warmup_share": 0.6, "score_lr": 3.0, "ste": "parameter"}, "cnn", FIVE),
+    Case("fedpews", {"warmup_share": 0.6, "score_lr": 3.0, "ste": "activation"}, "cnn", FIVE),
     Case(
         "fedpews",
         {"warmup_share": 0.7, "score_init": 1.0, "score_lr": 1.0},
         training={"server_lr": 0.5, "num_rounds": 4},
     ),
     Case("fedpews", {"warmup_share": 0.7, "proximal_weight": 0.5, "score_lr": 2.0}),
+    Case("fedpews", {"warmup_share": 0.7, "score_lr": 2.0, "weights": "examples"}),
     Case("fedpews-fixed", {"warmup_share": 0.7}, "cnn", {"server_lr": 0.5}),
     Case("fedpews-fixed", {"warmup_share": 0.7, "shares": (0.1, 0.3, 0.2, 0.25, 0.15)}, training={"join_ratio": 1.0}),
-    Case("fedpews-fixed", {"warmup_share": 0.7, "proximal_weight": 0.5, "weights": "uniform"}),
+    Case("fedpews-fixed", {"warmup_share": 0.7, "proximal_weight": 0.5, "weights": "examples"}),
     Case("fedfu", kind="cnn"),
     Case("fedfu", {"fusion": "multi", "smoothing": 0.2}),
     Case("fedfu", {"fusion": "multi"}, kind="cnn", training={"server_lr": 0.6}),
@@ -224,8 +228,8 @@ WITHOUT: dict[str, tuple[str, Settings]] = {
     "fedpac": ("fedpac", {"alignment_weight": 0.0}),
     "fedphp": ("fedphp", {"weight": 0.0}),
     "co-pfl": ("co-pfl", {"select_share": 0.0}),
-    "fedpews": ("fedavg", {}),
-    "fedpews-fixed": ("fedavg", {}),
+    "fedpews": ("fedavg", {"weights": "uniform"}),
+    "fedpews-fixed": ("fedavg", {"weights": "uniform"}),
     "fedfu": ("fedavg", {"weights": "uniform"}),
     "flda": ("fedavg", {}),
 }
@@ -256,14 +260,18 @@ EQUAL_TO: list[tuple[Case, Case]] = [
         Case("co-pfl", {"select_share": 0.0, "server_rule": "literal"}, training={"lr": 0.02}),
         Case("co-pfl", {"select_share": 0.0}, training={"lr": 0.02}),
     ),
-    (Case("fedpews", {"warmup_share": 0.0}), Case("fedavg")),
-    (Case("fedpews", {"warmup_share": 0.9, "score_init": 60.0, "score_lr": 0.0}), Case("fedavg")),
+    (Case("fedpews", {"warmup_share": 0.0}), Case("fedavg", {"weights": "uniform"})),
+    (Case("fedpews", {"warmup_share": 0.0, "weights": "examples"}), Case("fedavg")),
+    (
+        Case("fedpews", {"warmup_share": 0.9, "score_init": 60.0, "score_lr": 0.0}),
+        Case("fedavg", {"weights": "uniform"}),
+    ),
     (
         Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0}, "cnn"),
-        Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0, "ste": "parameter"}, "cnn"),
+        Case("fedpews", {"warmup_share": 0.9, "score_lr": 0.0, "ste": "activation"}, "cnn"),
     ),
-    (Case("fedpews", {"warmup_share": 0.0, "proximal_weight": 0.05}), Case("fedprox")),
-    (Case("fedpews-fixed", {"warmup_share": 0.0}), Case("fedavg")),
+    (Case("fedpews", {"warmup_share": 0.0, "proximal_weight": 0.05, "weights": "examples"}), Case("fedprox")),
+    (Case("fedpews-fixed", {"warmup_share": 0.0}), Case("fedavg", {"weights": "uniform"})),
 ]
 """Settings under which a method is another one."""
 

@@ -20,11 +20,13 @@ from personafl import (
     Inherit,
     Simulation,
     StackedModel,
+    config,
 )
 from personafl.algorithms.warmup import Gated
 from personafl.core import batches, tree
 from personafl.core.algorithm import Local
 from personafl.core.types import Batch, Masked, Round
+from personafl.sim.rehearsal import rehearse
 from personafl.sparse import masks
 from tests import checks, worlds
 
@@ -170,7 +172,7 @@ def test_without_warm_up_it_is_its_base(warm_up: type[FedPeWS], base: Algorithm)
 
 
 def test_with_all_units_on_the_warm_up_is_fedavg() -> None:
-    a, b = worlds.simulation(FedPeWS(warmup_share=0.5, **ALL_ON)), worlds.simulation(FedAvg())
+    a, b = worlds.simulation(FedPeWS(warmup_share=0.5, **ALL_ON)), worlds.simulation(FedAvg(weights="uniform"))
     for t in range(8):
         a.step()
         b.step()
@@ -178,7 +180,7 @@ def test_with_all_units_on_the_warm_up_is_fedavg() -> None:
 
 
 def test_with_all_units_on_the_warm_up_of_fedprox_is_fedprox() -> None:
-    prox = FedProx(proximal_weight=0.7)
+    prox = FedProx(proximal_weight=0.7, weights="uniform")
     a, b = (
         checks.played(FedPeWS(base=prox, warmup_share=0.7, **ALL_ON), num_rounds=4),
         checks.played(prox, num_rounds=4),
@@ -207,10 +209,21 @@ def test_a_unit_off_everywhere_keeps_all_its_weights() -> None:
     assert (x["layers.0.weight"][rest] != first["layers.0.weight"][rest]).all()
 
 
-def test_a_mean_is_over_those_who_had_the_unit() -> None:
-    sim = worlds.simulation(FedPeWS(warmup_share=0.5), join_ratio=1.0)
+def test_defaults_are_the_papers() -> None:
+    """Eqs. 2 to 4 divide by N and by the number of masks, in the warm-up and after it."""
+    assert FedPeWS().ste == "parameter"  # x G(s), as printed
+    for method in (FedPeWS(), FedPeWSFixed()):
+        assert (method.weights, method.base.weights) == ("uniform", "uniform")
+    opened = config.load({"algorithms": [{"name": "fedpews"}]}, ("fedpews.base.lr=0.3",)).algorithms[0].algorithm
+    assert opened.base == FedAvg(weights="uniform", lr=0.3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+def test_a_mean_is_over_those_who_had_the_unit(weights: str) -> None:
+    sim = worlds.simulation(FedPeWS(warmup_share=0.5, weights=weights), join_ratio=1.0)
     _, ids, done = checks.rehearsed(sim)
     size = sim.federation.sizes("train")[ids].double()
+    size = torch.ones_like(size) if weights == "uniform" else size
     sim.step()
     for n in sim.model.info.parameters:
         sent = done.upload[n]
@@ -282,6 +295,81 @@ def test_two_participants_overlap_in_the_output_bias_only_and_weights_between_gr
     assert not done.upload["layers.1.weight"].mask[:, :4, 6:].any()  # type: ignore[union-attr]
 
 
+# What it costs: the small MLP's layers have 72, 96 and 24 weights, and 12, 8 and 3 biases
+
+
+FOUR = (16,) * 4  # clients of 12 training rows; with fixed shares 3 and 2 units each
+
+
+def test_a_fixed_subnetwork_costs_what_a_network_of_its_size_does() -> None:
+    """6 - 3 - 2 - 3: three forward passes of 2 * (18 + 6 + 6) + 3 + 2 + 3 FLOP for each of 12 rows in two epochs."""
+    sim = worlds.simulation(FedPeWSFixed(warmup_share=0.5), fed=worlds.federation(sizes=FOUR), join_ratio=1.0)
+    sim.step()
+    assert sim.totals.flops == 4 * 24 * 3 * (2 * (18 + 6 + 6) + 8)
+    assert sim.totals.dense_flops == 4 * 24 * 3 * (2 * 192 + 23)
+
+
+def test_a_learnt_warm_up_costs_its_expected_subnetworks_twice() -> None:
+    """Half of all units are on at s = 0: half of the outer layers' weights, a quarter of those between."""
+    sim = worlds.simulation(FedPeWS(warmup_share=0.5), fed=worlds.federation(sizes=FOUR), join_ratio=1.0)
+    sim.step()
+    below, between, last = 2 * 72 / 2 + 12 / 2, 2 * 96 / 4 + 8 / 2, 2 * 24 / 2 + 3
+    weights, scores = 3 * (below + between + last), 3 * (below + between) + 2 * last  # no score moves the last layer
+    assert sim.totals.flops == 4 * 24 * (weights + scores)
+    plain = checks.played(FedAvg(), fed=worlds.federation(sizes=FOUR), join_ratio=1.0, num_rounds=1)
+    assert sim.totals.flops / plain.totals.flops == pytest.approx(0.75, abs=0.01)  # Appendix A: about once, or less
+
+
+def test_units_that_are_rarely_on_cost_little() -> None:
+    low, even = (
+        checks.played(FedPeWS(warmup_share=0.5, score_init=s, score_lr=0.0), num_rounds=2).totals.flops
+        for s in (-3.0, 0.0)
+    )
+    assert low < even
+
+
+def test_a_fixed_subnetwork_is_all_that_travels_in_the_warm_up() -> None:
+    sim = worlds.simulation(FedPeWSFixed(warmup_share=0.5), fed=worlds.federation(sizes=FOUR), join_ratio=1.0)
+    rnd, ids, done = checks.rehearsed(sim)
+    down = sim.download(ids, rnd)
+    assert set(down.shared) == {"head.bias", "warm/on"}
+    assert set(down.own) == set(sim.model.info.parameters) - {"head.bias"}
+    for n, sent in down.own.items():
+        back = done.upload[n]
+        assert isinstance(sent, Masked)
+        assert isinstance(back, Masked)
+        assert torch.equal(sent.mask, back.mask)
+        assert (sent.known, back.known) == (False, True)  # the client learns the mask, the server knows it then
+        assert torch.equal(sent.values, torch.where(sent.mask, warmed(sim)[n], 0))
+    numbers = 18 + 3 + 6 + 2 + 6  # of a network 6 - 3 - 2 - 3, but for the output's biases
+    assert [int(sum(m.mask[c].sum() for m in down.own.values())) for c in range(4)] == [numbers] * 4  # type: ignore[union-attr]
+    while sim.schedule[sim.played].phase == "warm-up":
+        sim.step()
+    rnd = Round(sim.schedule[sim.played], 0.1)
+    assert not sim.download(ids, rnd).own  # afterwards the model does
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.filterwarnings("ignore:.*units for")
+def test_counted_bytes_of_fixed_subnetworks_are_packed_bytes(kind: str) -> None:
+    options = {"kind": kind, "num_rounds": 4, "local_epochs": 1}
+    checks.assert_counted_bytes_are_packed_bytes(FedPeWSFixed(warmup_share=0.5), **options)
+    checks.assert_nothing_hidden_travels(FedPeWSFixed(warmup_share=0.5), **options)
+
+
+@pytest.mark.parametrize("method", [FedPeWSFixed(warmup_share=0.5), FedPeWS(warmup_share=0.5, score_lr=0.0)])
+def test_a_rehearsal_of_the_warm_up_costs_what_the_run_costs(method: Algorithm) -> None:
+    """Equal clients, all of them in every round; where units are drawn, the bytes of an upload are not told exactly."""
+    sim = checks.played(method, fed=worlds.federation(sizes=FOUR), join_ratio=1.0)
+    told = rehearse(method, worlds.model(), worlds.training(join_ratio=1.0), num_clients=4, examples=12)
+    assert told.flops == sim.totals.flops / 4
+    assert told.dense_flops == sim.totals.dense_flops / 4
+    assert told.down_bytes == sim.totals.down_bytes / 4
+    if isinstance(method, FedPeWSFixed):
+        assert told.up_bytes == sim.totals.up_bytes / 4
+        assert told.paper_mib * 2**20 == sim.totals.paper_bytes / 4
+
+
 # Handing over
 
 
@@ -328,7 +416,7 @@ def test_every_client_of_dm_pfl_begins_with_the_masks_of_the_warmed_up_model() -
 def test_the_base_never_hears_of_the_warm_up() -> None:
     """From the warmed-up model on, at the same rounds, it is the base run by itself."""
     sim = worlds.simulation(FedPeWS(warmup_share=0.5), lr_decay=0.9)
-    plain = worlds.simulation(FedAvg(), lr_decay=0.9)
+    plain = worlds.simulation(FedAvg(weights="uniform"), lr_decay=0.9)
     for _ in range(4):
         sim.step()
     plain.server, plain.played = dict(warmed(sim)), 4
@@ -346,9 +434,14 @@ def test_the_learning_rate_goes_on_decaying() -> None:
     assert rates[-1] == pytest.approx(0.9**7 * 0.001)
 
 
-def test_while_it_warms_up_clients_answer_by_the_servers_model() -> None:
-    sim = worlds.simulation(FedPeWS(base=DM, warmup_share=0.5))
+@pytest.mark.parametrize("warm_up", [FedPeWS, FedPeWSFixed])
+def test_while_it_warms_up_clients_answer_by_the_servers_model(warm_up: type[FedPeWS]) -> None:
+    """By all of it, also where only subnetworks travel for training."""
+    sim = worlds.simulation(warm_up(base=DM, warmup_share=0.5))
     sim.step()
+    common = sim.common()
+    assert common is not None
+    checks.assert_agree(tree.select(common, sim.model.info.shapes), tree.stack(warmed(sim), 1))
     ready = sim.ready(sim.model, sim.everybody)
     checks.assert_agree(tree.select(ready, sim.model.info.shapes), tree.stack(warmed(sim), 6))
 

@@ -60,10 +60,11 @@ def test_the_momentum_by_hand(form: str, rate: float, expected: list[float]) -> 
     assert found.tolist() == pytest.approx(expected)
 
 
-def test_a_momentum_that_grows_with_rounds_stops_at_its_bound() -> None:
+def test_a_momentum_that_grows_with_rounds_grows_to_one() -> None:
+    """Mu-C: t / T without the bound of Mu-A; a stage behind the last round keeps all."""
     sim = worlds.simulation(FedPHP(inherit=Inherit(momentum="mu-c")), num_rounds=20)
-    found = [float(sim.algorithm._momentum(torch.zeros(1), Round(Stage(t), 0.1))) for t in (0, 18, 19)]  # type: ignore[attr-defined]
-    assert found == pytest.approx([0.0, 0.9, 0.9])
+    found = [float(sim.algorithm._momentum(torch.zeros(1), Round(Stage(t), 0.1))) for t in (0, 18, 19, 20, 21)]  # type: ignore[attr-defined]
+    assert found == pytest.approx([0.0, 0.9, 0.95, 1.0, 1.0])
 
 
 def test_the_hpm_mixes_trained_and_inherited_by_the_number_of_sessions() -> None:

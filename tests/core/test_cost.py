@@ -153,6 +153,21 @@ def test_a_frozen_masked_layer_costs_its_sparse_forward():
     assert dense.tolist() == [28 + 3 * 18] * 2
 
 
+def test_a_density_costs_what_masks_of_that_density_do():
+    """6 and 3 of 12 weights, 2 and 1 of 4 units: the forward pass of the body is 2 * 6 + 2 and 2 * 3 + 1."""
+    on = torch.tensor([[True, True, False, False], [True, False, False, False]])
+    by_mask = cost.step(INFO, ALL, {"body.weight": half(), "body.bias": on}, 2)
+    shares = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    by_share = cost.step(INFO, ALL, {"body.weight": shares, "body.bias": shares}, 2)
+    assert by_mask[0].tolist() == by_share[0].tolist() == [3 * 14 + 3 * 18, 3 * 7 + 3 * 18]
+    assert by_mask[1].tolist() == by_share[1].tolist() == [3 * 46] * 2
+
+
+def test_an_expected_cost_is_a_whole_number():
+    masked, _ = cost.step(INFO, ALL, {"body.weight": torch.tensor([1 / 7])}, 1)
+    assert masked.tolist() == [76]  # 3 * (24 / 7 + 4) + 3 * 18 = 76.3
+
+
 def test_a_second_model_costs_its_own_masks():
     both = [*ALL, *(f"personal/{n}" for n in ALL)]
     masked, dense = cost.step(INFO, both, {"personal/body.weight": half()}, 2)

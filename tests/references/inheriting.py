@@ -91,7 +91,7 @@ class FedPHP(Reference):
             return min(self.rate * self.sessions[k] / expected, 0.9)
         if self.momentum == "mu-b":
             return self.rate
-        return min(number / self.training.num_rounds, 0.9)
+        return number / self.training.num_rounds  # mu_t = t / T
 
     def evaluated(self, c: int, x: Tensor) -> Tensor:
         """The HPM, the personalised model, or the mean of their probabilities."""

@@ -34,9 +34,9 @@ class Warming(Reference):
         proximal_weight: float,
         weights: Literal["examples", "uniform"],
     ) -> None:
-        """The base method is FedProx where `proximal_weight` is positive, else FedAvg; `weights` are the warm-up's."""
+        """The base method is FedProx where `proximal_weight` is positive, else FedAvg; `weights` are those of both."""
         super().__init__(module, federation, training)
-        self.proximal_weight, self.uniform = proximal_weight, weights == "uniform"
+        self.proximal_weight, self.weights = proximal_weight, weights
         self.warmup = round(warmup_share * training.num_rounds)  # W
         self.server, self.events = dict(self.initial), Counter[str]()  # x_g
         # Layers in the order of the forward pass; all but the last have hidden units.
@@ -117,8 +117,7 @@ class Warming(Reference):
             return
         uploads = [self.warm_session(i, number) for i in cohort]
         over, under = [{n: torch.zeros_like(w) for n, w in self.server.items()} for _ in range(2)]
-        shares = [1 if self.uniform else n for n in self.shares(cohort)]
-        for share, (x_i, mu) in zip(shares, uploads, strict=True):
+        for share, (x_i, mu) in zip(self.shares(cohort), uploads, strict=True):
             m_i = self.parameter_masks(mu)
             for name in self.names:
                 over[name] = over[name] + share * x_i[name] * m_i[name]
@@ -154,9 +153,9 @@ class FedPeWS(Warming):
         diversity_weight: float = 2.0,
         score_lr: float = 0.1,
         score_init: float = 0.0,
-        ste: Literal["activation", "parameter"] = "activation",
+        ste: Literal["activation", "parameter"] = "parameter",
         proximal_weight: float = 0.0,
-        weights: Literal["examples", "uniform"] = "examples",
+        weights: Literal["examples", "uniform"] = "uniform",
     ) -> None:
         super().__init__(
             module,
@@ -237,7 +236,7 @@ class FedPeWSFixed(Warming):
         warmup_share: float = 0.2,
         shares: tuple[float, ...] = (),
         proximal_weight: float = 0.0,
-        weights: Literal["examples", "uniform"] = "examples",
+        weights: Literal["examples", "uniform"] = "uniform",
     ) -> None:
         super().__init__(
             module,

@@ -53,6 +53,25 @@ def test_clients_of_a_stack_have_masks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("model", [MLP, NET], ids=["mlp", "cnn"])
+def test_densities_are_those_of_the_positions(model: StackedModel) -> None:
+    hidden = [layer.weight for layer in model.info.layers[:-1]]
+    drawn = {n: torch.cat([bits(1, 0, 1), bits(0, 1, 0)])[:, : model.info.shapes[n][0]] for n in hidden}
+    wanted = {n: m.flatten(1).double().mean(1) for n, m in units.positions(model.info.layers, drawn).items()}
+    found = units.densities(model.info.layers, drawn)
+    assert found.keys() == wanted.keys()
+    for n, share in wanted.items():
+        torch.testing.assert_close(found[n], share, rtol=0, atol=1e-15)
+
+
+def test_densities_of_probabilities_are_expected_ones() -> None:
+    """Units of different layers are drawn independently: a weight is on with the product of both probabilities."""
+    odds = {"0.weight": torch.tensor([[0.2, 0.4, 0.9]]), "2.weight": torch.tensor([[0.5, 0.1]])}  # means 0.5 and 0.3
+    found = units.densities(MLP.info.layers, odds)
+    wanted = {"0.weight": 0.5, "0.bias": 0.5, "2.weight": 0.15, "2.bias": 0.3, "4.weight": 0.3}
+    assert {n: float(t) for n, t in found.items()} == pytest.approx(wanted, rel=1e-6)  # float32 probabilities
+
+
+@pytest.mark.parametrize("model", [MLP, NET], ids=["mlp", "cnn"])
 @pytest.mark.parametrize("inputs_only", [True, False])
 def test_multiplied_units_answer_as_multiplied_activations(model: StackedModel, inputs_only: bool) -> None:
     """With numbers of 0 and 1 in both forms, and as a plain forward pass with hooks that multiply."""

@@ -6,9 +6,9 @@ minibatch it first moves s (weights fixed) by the loss minus lambda |sigma(s) - 
 probabilities, then the weights (s fixed) under a fresh draw; it sends the weights of a last draw. FedPeWS-Fixed gives
 every client a fixed share of each layer's units instead.
 
-Choices, as docs/algorithms/fedpews.md says: `ste = "activation"` multiplies activations, `"parameter"` the weights on
-both sides of a unit (they differ in the gradient of s alone); clients send the change of sigma(s), so the server's
-theta is a sum; weights by example count.
+Choices, as docs/algorithms/fedpews.md says: `ste = "parameter"` multiplies the weights on both sides of a unit, as the
+paper's x G(s), `"activation"` its activation (they differ in the gradient of s alone); clients send the change of
+sigma(s), so the server's theta is a sum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from personafl.core import rng, tree
 from personafl.core.algorithm import Local, Turn, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.optim import SGD
-from personafl.core.types import Batch, Download, Params, Payload, Round, Setup, Task
+from personafl.core.types import Batch, Download, Masked, Params, Payload, Round, Setup, Task
+from personafl.sparse import units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class FedPeWS(WarmUp):
     score_lr: float = setting(0.1, "learning rate of the unit scores (eta_s)")
     score_init: float = setting(0.0, "unit scores at first (s_0)")
     ste: str = setting(
-        "activation", "what a unit's draw multiplies, for the gradient of scores", ("activation", "parameter")
+        "parameter", "what a unit's draw multiplies, for the gradient of scores", ("activation", "parameter")
     )
 
     def check(self) -> None:
@@ -72,8 +73,17 @@ class FedPeWS(WarmUp):
     def _turn(self, usual: Turn) -> Turn:
         weights = super()._turn(usual)
         names = [f"score/{layer.weight}" for layer in self.hidden]
-        scores = self.session(whole(names), loss=self._scored, lr=self.score_lr, optimizer=SGD())
+        scores = self.session(
+            whole(names),
+            loss=self._scored,
+            lr=self.score_lr,
+            optimizer=SGD(),
+            active=lambda local: tree.prefixed(self._active(local), "score"),
+        )
         return replace(scores, then=weights)
+
+    def _odds(self, local: Local) -> Params:
+        return {n: s.sigmoid() for n, s in tree.under(local.params, "score").items()}
 
     def _draw(self, local: Local, keys: Tensor) -> tuple[Params, Params]:
         """Unit probabilities, and which units are on."""
@@ -144,7 +154,8 @@ class FedPeWSFixed(WarmUp):
             )
         return bound
 
-    def init_clients(self, params: Params, ids: Tensor) -> Params:
+    def _groups(self, params: Params, ids: Tensor) -> Params:
+        """Each client's units, which it and the server know."""
         count = self.setup.num_clients
         shares = torch.tensor(self.shares or [1 / count] * count, dtype=torch.float64)
         edges = torch.cat([torch.zeros(1, dtype=torch.float64), shares.cumsum(0)])
@@ -155,10 +166,36 @@ class FedPeWSFixed(WarmUp):
             first, end = ((layer.shape[0] * edges[i]).round().unsqueeze(1) for i in (at, at + 1))
             place = torch.arange(layer.shape[0])
             mine[layer.weight] = ((place >= first) & (place < end)).to(device)
-        return super().init_clients(params, ids) | self.own(tree.prefixed(mine, "unit"))
+        return self.own(tree.prefixed(mine, "unit"))
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        return super().init_clients(params, ids) | self._groups(params, ids)
+
+    def init_known(self, params: Params, ids: Tensor) -> Params:
+        return super().init_known(params, ids) | self._groups(params, ids)
 
     def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
-        return super().newcomer(params, down, ids) | self.own(self.mine(self.init_clients(params, ids)))
+        return super().newcomer(params, down, ids) | self._groups(params, ids)
+
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        """Masked too: a client receives the subnetwork it trains, and nothing else of the model."""
+        down = super().download(server, known, rnd)
+        if rnd.phase != "warm-up" or rnd.predicting:
+            return down
+        inside = units.positions(self.layers, tree.under(self.mine(known), "unit"))
+        whole_ones = tree.values(down.shared)
+        own: Payload = {n: Masked(whole_ones[n].expand_as(m), m) for n, m in inside.items()}
+        return Download({n: t for n, t in down.shared.items() if n not in own}, own)
+
+    def upload(self, local: Local, rnd: Round) -> Payload:
+        out = super().upload(local, rnd)
+        if rnd.phase != "warm-up":
+            return out
+        return {n: replace(t, known=True) if isinstance(t, Masked) else t for n, t in out.items()}
 
     def _units(self, local: Local, keys: Tensor) -> Params:
+        return self._odds(local)
+
+    def _odds(self, local: Local) -> Params:
+        """Truth values: on or off in every step."""
         return tree.under(self.mine(local.fixed), "unit")

@@ -47,9 +47,9 @@ class WarmUp(Part):
     evaluates: ClassVar[str] = "the global model"  # with another base what that evaluates
     newcomers: ClassVar[str] = "what its base method gives them"
 
-    base: Algorithm = setting(FedAvg(), "the method that is warmed up")
+    base: Algorithm = setting(FedAvg(weights="uniform"), "the method that is warmed up")
     weights: str = setting(
-        "examples", "what a client counts in the warm-up's mean; the base has its own", ("examples", "uniform")
+        "uniform", "what a client counts in the warm-up's mean; the base has its own", ("examples", "uniform")
     )
     warmup_share: float = setting(0.2, "share of the rounds that are warm-up (tau)")
 
@@ -118,7 +118,7 @@ class WarmUp(Part):
 
     def _later(self, rnd: Round) -> Round:
         """The round as the base counts it."""
-        return Round(replace(rnd.stage, number=rnd.number - self.warmup), rnd.lr)
+        return replace(rnd, stage=replace(rnd.stage, number=rnd.number - self.warmup))
 
     def training_at(self, stage: Stage) -> Training:
         warm = stage.number < self.warmup
@@ -174,7 +174,15 @@ class WarmUp(Part):
 
     def _turn(self, usual: Turn) -> Turn:
         """The usual turn on the subnetwork that is on in each step."""
-        return replace(usual, loss=partial(self._gated, usual.loss))
+        return replace(usual, loss=partial(self._gated, usual.loss), active=self._active)
+
+    def _active(self, local: Local) -> Params:
+        """How much of each tensor is on, for its cost."""
+        return units.densities(self.layers, self._odds(local))
+
+    def _odds(self, local: Local) -> Params:
+        """With which probability the units of each hidden layer are on, `[C, units]`."""
+        raise NotImplementedError
 
     def _gated(self, loss: Loss, task: Task, local: Local, batch: Batch) -> Tensor:
         """The loss of the subnetwork that is on in this step."""

@@ -89,7 +89,7 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
 
 def _opened(entry: dict[str, Any], slot: str) -> dict[str, Any]:
     """What fills a slot of a method, as a table that can be written to."""
-    held = entry.get(slot, {"name": "fedavg"} if slot == "base" else {})
+    held = entry.get(slot, {"name": "fedavg", "weights": "uniform"} if slot == "base" else {})  # a warm-up's default
     entry[slot] = dict(held) if isinstance(held, Mapping) else {"name" if slot == "base" else "transfer": held}
     opened: dict[str, Any] = entry[slot]
     return opened

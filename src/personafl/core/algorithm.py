@@ -66,7 +66,7 @@ class Local:
 
 
 Masks = Mapping[str, Tensor]
-"""Name to active positions, `[C, ...]` bool."""
+"""Name to active positions, `[C, ...]` bool; or to their share, `[C]`, where only what they cost is asked."""
 
 Loss = Callable[[Task, Local, Batch], Tensor]
 """Each client's loss on its minibatch: `[C]`."""

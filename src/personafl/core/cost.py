@@ -8,7 +8,8 @@ forward pass per layer for the weights that move, and one for the layer's input 
 or below it moves: a full training step is three forward passes, the papers' convention. (The
 gradient towards the data, which frameworks skip, is counted with it.) A masked layer costs its
 density times as much, save in the gradient step that decides regrowth, which needs all of a
-layer's weight gradient.
+layer's weight gradient. Where whole units are masked, so are their biases. Masks drawn anew in
+every step are counted by their expected density, to the nearest whole FLOP of an example.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ def _plain(payload: Payload) -> float:
 
 
 def density(mask: Tensor) -> Tensor:
-    """Each client's fraction of active positions: `[C]` float64."""
-    return tree.flat(mask).sum(1).double() / mask[0].numel()
+    """Each client's fraction of active positions, `[C]` float64; one that is given as such is taken as it is."""
+    return mask.double() if mask.dim() == 1 else tree.flat(mask).sum(1).double() / mask[0].numel()
 
 
-def forward(layer: Layer, dense: float | Tensor = 1.0) -> float | Tensor:
+def forward(layer: Layer, dense: float | Tensor = 1.0, biases: float | Tensor = 1.0) -> float | Tensor:
     """FLOP of one example through one layer."""
-    return 2.0 * layer.macs * dense + layer.outputs
+    return 2.0 * layer.macs * dense + layer.outputs * biases
 
 
 def forward_pass(info: ModelInfo) -> float:
@@ -81,7 +82,7 @@ def step(
     """Forward and backward FLOP of one example, with and without masks: two `[C]` float64.
 
     `moving` names tensors of all the client's models; `active` has the masks of those that run
-    masked; `regrow` asks for the dense gradient of the weights.
+    masked, or their densities `[C]`; `regrow` asks for the dense gradient of the weights.
     """
     masked = torch.zeros(count, dtype=torch.float64)
     dense = torch.zeros(count, dtype=torch.float64)
@@ -97,8 +98,13 @@ def step(
             moves = not names.isdisjoint(layer.names)
             below = below or moves
             full = forward(layer)
-            mask = active.get(f"{prefix}/{layer.weight}" if prefix else layer.weight)
-            sparse = full if mask is None else forward(layer, density(mask).cpu())
+            shares = [density(active[n]).cpu() if n in active else 1.0 for n in _under(prefix, layer)]
+            sparse = forward(layer, *shares)
             dense += full * (1 + moves + below)
             masked += sparse * (1 + below) + (full if regrow else sparse) * moves
-    return masked, dense
+    return masked.round(), dense
+
+
+def _under(prefix: str, layer: Layer) -> list[str]:
+    """A layer's tensors in the model of this prefix."""
+    return [f"{prefix}/{n}" if prefix else n for n in layer.names]

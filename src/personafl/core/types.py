@@ -267,6 +267,7 @@ class Round:
 
     stage: Stage
     lr: float
+    predicting: bool = False  # whether what is sent is for prediction alone, behind the stage
 
     @property
     def number(self) -> int:

@@ -76,7 +76,11 @@ def check(algorithm: Algorithm, model: StackedModel, training: Training, num_cli
 
 
 def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int) -> Cost:
-    """The expected cost to a client with this many training examples, drawn as often as the join ratio says."""
+    """The expected cost to a client with this many training examples, drawn as often as the join ratio says.
+
+    Masks that training would move stay as they begin. That changes no cost where their size is fixed; the units of
+    FedPeWS are on as often as before its scores were trained.
+    """
     client = _Client(algorithm, model, training, num_clients, examples)
     up = down = paper = flops = dense = 0.0
     often = client.algorithm.setup.training.cohort(num_clients) / num_clients

@@ -370,9 +370,9 @@ class Simulation:
 
     @property
     def now(self) -> Round:
-        """The round as the clients last saw it."""
+        """The round as the clients last saw it, for them to predict after."""
         stage = self.schedule[max(self.played - 1, 0)]
-        return Round(stage, self.algorithm.rate(stage))
+        return Round(stage, self.algorithm.rate(stage), predicting=True)
 
     def ready(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients predict with now."""

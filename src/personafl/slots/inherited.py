@@ -7,7 +7,7 @@ keeps an inherited private model (HPM) theta_p. In a session the downloaded mode
 
 and afterwards theta_p <- (1 - mu_k) trained + mu_k theta_p, with mu_k = mu z_k / (Q T) after z_k earlier sessions. The
 first session has mu_k = 0, so the HPM keeps no trace of the random initialisation: the order of Algorithm 1 and of the
-authors' code, whose bound of 0.9 is kept too. Around a method with several models the one without prefix, which
+authors' code, whose bound of 0.9 on it is kept too. Around a method with several models the one without prefix, which
 travels, is taught and inherited.
 """
 
@@ -28,7 +28,7 @@ from personafl.core.types import Batch, Download, Model, Params, Payload, Round,
 from personafl.slots.mmd import mmd
 from personafl.slots.wrapper import Part
 
-_MOST = 0.9  # of the HPM that a session may keep
+_MOST = 0.9  # of the HPM that a session may keep under Mu-A
 TRANSFERS = ("mmd", "kd", "l2", "prox")
 MOMENTA = ("mu-a", "mu-b", "mu-c")
 ANSWERS = ("inherited", "personalised", "both")
@@ -44,7 +44,7 @@ class Inherit:
     weight: float = field(default=0.01, metadata={"help": "share of the teaching in the loss (lambda)"})
     temperature: float = field(default=4.0, metadata={"help": "of the softened outputs (tau), for kd"})
     momentum: str = field(
-        default="mu-a", metadata={"help": "how much is kept: grows with selections, constant, or grows with rounds"}
+        default="mu-a", metadata={"help": "how much is kept: grows with selections, constant, or with rounds to 1"}
     )
     rate: float = field(default=0.9, metadata={"help": "the momentum's final (mu-a) or constant (mu-b) value (mu)"})
     answers: str = field(default="inherited", metadata={"help": "which model predicts"})
@@ -159,7 +159,7 @@ class Inherited(Part):
         if form == "mu-a":
             expected = max(int(training.join_ratio * training.num_rounds + 1e-9), 1)
             return (self.slot.rate * sessions.double() / expected).clamp(max=_MOST)
-        share = self.slot.rate if form == "mu-b" else min(rnd.number / training.num_rounds, _MOST)
+        share = self.slot.rate if form == "mu-b" else min(rnd.number / training.num_rounds, 1.0)  # or t / T
         return torch.full_like(sessions, share, dtype=torch.float64)
 
     # Prediction

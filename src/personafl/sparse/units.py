@@ -60,6 +60,18 @@ def positions(layers: Sequence[Layer], units: Mapping[str, Tensor]) -> Params:
     return out
 
 
+def densities(layers: Sequence[Layer], units: Mapping[str, Tensor]) -> Params:
+    """The share of those parameters in each masked tensor, `[C]` float64; the expected one, given probabilities."""
+    out: Params = {}
+    for layer, above, below in sides(layers, units):
+        shares = [u.double().mean(1) for u in (above, below) if u is not None]
+        if above is not None and layer.bias is not None:
+            out[layer.bias] = shares[0]
+        if shares:
+            out[layer.weight] = torch.stack(shares).prod(0)
+    return out
+
+
 def scaled(params: Params, layers: Sequence[Layer], units: Mapping[str, Tensor], *, inputs_only: bool) -> Params:
     """The parameters of the model in which units are multiplied by these numbers.
 
