@@ -173,7 +173,7 @@ def evaluation(name: str, work: Workload, fed: Federation, repeats: int) -> tupl
     module, sim = network(name, work), _simulation(name, work, fed, "local")
     sim.step()
     ids = sim.everybody
-    ready = sim.ready(sim.model, ids)
+    ready = sim.deployed_models(sim.model, ids)
     states = [{n: t[c].clone() for n, t in ready.items()} for c in range(len(ids))]
     data = fed.examples("test", ids)
     rows = [r[: int(n)] for r, n in zip(data.rows, data.count, strict=True)]

@@ -117,7 +117,7 @@ def everybody(sim: Simulation, args: argparse.Namespace) -> dict[str, Any]:
         "clients": sim.federation.num_clients,
         "stage": "all clients",
         "store": args.store,
-        "chunk": sim.layout.chunk,
+        "chunk": sim.plan.chunk,
         "seconds": row["seconds"],
         "microseconds_per_client": 1e6 * row["seconds"] / sim.federation.num_clients,
         "limit_gib": args.memory,

@@ -16,7 +16,7 @@ import torch
 
 import personafl
 from personafl import Algorithm
-from personafl.core.algorithm import Local, Play, setting, whole
+from personafl.core.algorithm import ClientState, LocalWork, setting, whole
 from personafl.core.types import Round, Stage
 
 
@@ -36,12 +36,12 @@ class FedBABU(Algorithm):
         rounds = super().schedule()
         return [*rounds, Stage(number=len(rounds), phase="head", who="all", up=False)]
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         head = [n for n in self.info.parameters if n in self.info.head]
         body = [n for n in self.info.parameters if n not in self.info.head]
         if rnd.phase == "train":
-            return [self.session(whole(body))]
-        return [self.session(whole(head), self.head_epochs)]
+            return [self.usual_turn(whole(body))]
+        return [self.usual_turn(whole(head), self.head_epochs)]
 
 
 if __name__ == "__main__":

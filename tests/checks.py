@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from personafl import Algorithm, Simulation
 from personafl.core import wire
-from personafl.core.local import Outcome, session
+from personafl.core.local import Outcome, client_round
 from personafl.core.types import Download, Masked, Params, Payload, Round
 from tests import worlds
 
@@ -52,7 +52,7 @@ def rehearsed(sim: Simulation, ids: Tensor | None = None) -> tuple[Round, Tensor
     ids = sim.cohort(stage) if ids is None else ids
     down = sim.download(ids, rnd) if stage.down else Download()
     data = sim.federation.examples("train", ids)
-    return rnd, ids, session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
+    return rnd, ids, client_round(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
 
 
 def rows_of(sim: Simulation, client: int, split: str = "train") -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def assert_a_stack_equals_each_client_alone(algorithm: Algorithm, tolerance: flo
     assert_agree(together.server, alone.server, tolerance)
     assert_agree(everyone(together), everyone(alone), tolerance)
     assert_agree(together.known.gather(together.everybody), alone.known.gather(alone.everybody), tolerance)
-    one, other = (sim.ready(sim.model, sim.everybody) for sim in (together, alone))
+    one, other = (sim.deployed_models(sim.model, sim.everybody) for sim in (together, alone))
     assert_agree(one, other, tolerance)
 
 

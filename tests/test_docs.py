@@ -111,7 +111,7 @@ def test_the_engine_gives_the_trace_of_the_slow_reference(name: str) -> None:
             common = sim.common()
             found = [None if common is None else sim.algorithm.common_answer(sim.model, common, x)[0]]
             for c in range(federation.num_clients):
-                ready = sim.ready(sim.model, torch.tensor([c]))
+                ready = sim.deployed_models(sim.model, torch.tensor([c]))
                 found.append(sim.algorithm.predict(sim.model, ready, x)[0])
         for logits, margin in zip(found, wanted, strict=True):
             assert golden.margin(logits) == (None if margin is None else pytest.approx(margin, abs=1e-9)), label

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Machine, Simulation, Training, arrays
 from personafl.core import batches, rng
-from personafl.core.algorithm import Local, Play, Turn
+from personafl.core.algorithm import ClientState, LocalWork, Turn
 from personafl.core.types import Batch, Round, Task
 from personafl.models import MODELS, StackedModel
 from tests import worlds
@@ -36,7 +36,7 @@ def test_a_gpu_agrees_with_a_cpu_in_float64(name: str, kind: str) -> None:
     assert cpu.totals == gpu.totals
     for n, t in cpu.server.items():
         torch.testing.assert_close(gpu.server[n].cpu(), t, rtol=1e-9, atol=1e-9)
-    a, b = (s.ready(s.model, s.everybody) for s in sims)
+    a, b = (s.deployed_models(s.model, s.everybody) for s in sims)
     for n in a:
         torch.testing.assert_close(b[n].cpu(), a[n], rtol=1e-9, atol=1e-9)
 
@@ -83,7 +83,7 @@ def test_examples_on_the_host_give_the_same_numbers(name: str, kind: str, monkey
             fed, worlds.model(kind), algorithm, train, shown, machine=Machine(device="cuda", data_on=where)
         )  # type: ignore[arg-type]
         assert sim.federation.source.x.is_cuda == (where == "device")
-        vars(sim)["recorder"] = None  # replayed steps round differently in their last bits
+        vars(sim)["graph_cache"] = None  # replayed steps round differently in their last bits
         sim.run()
         runs.append((sim, sim.clients_table()))
     (device, table), (host, same) = runs
@@ -116,19 +116,19 @@ def test_replayed_steps_are_the_steps(name: str) -> None:
         sim.run()
         runs.append(sim)
     replayed, played = runs
-    assert replayed.recorder is not None and replayed.recorder.graphs() > 0
-    assert played.recorder is None
-    a, b = (s.ready(s.model, s.everybody) for s in runs)
+    assert replayed.graph_cache is not None and replayed.graph_cache.graphs() > 0
+    assert played.graph_cache is None
+    a, b = (s.deployed_models(s.model, s.everybody) for s in runs)
     for n, t in (replayed.server | a).items():
         torch.testing.assert_close(t, (played.server | b)[n], rtol=1e-12, atol=1e-12)
 
 
 def test_a_step_that_cannot_be_recorded_is_played() -> None:
     class Asking(FedAvg):
-        def turns(self, local: Local, rnd: Round) -> list[Play]:
+        def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
             return [dataclasses.replace(t, loss=self.asked) for t in super().turns(local, rnd) if isinstance(t, Turn)]
 
-        def asked(self, task: Task, local: Local, batch: Batch) -> Tensor:
+        def asked(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
             loss = task.loss(local.params, batch)
             return loss * (1 if float(loss.detach().sum()) > 0 else 2)  # the host must wait: no graph has that
 

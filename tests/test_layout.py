@@ -44,7 +44,7 @@ def files() -> list[Path]:
 
 
 def sources(test: Path) -> list[Path]:
-    """The files a test may be for: `sim/test_layout.py` for `sim/layout.py` or the package `sim/layout`.
+    """The files a test may be for: `sim/test_layout.py` for `sim/execution_plan.py` or the package `sim/layout`.
 
     A package's own file has its test beside it or within, as `data/partition/test_partition.py`; tools have no package.
     """

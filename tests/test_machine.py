@@ -16,7 +16,7 @@ from personafl import ALGORITHMS, Algorithm, Ditto, Evaluation, FedAvg, Simulati
 from personafl.core import tree, wire
 from personafl.core.types import Params
 from personafl.models import MODELS
-from personafl.sim import layout
+from personafl.sim import execution_plan
 from tests import checks, worlds
 from tests.memory import ALIGNED, misalign_files, misaligned
 
@@ -146,12 +146,12 @@ def assert_the_same(one: Simulation, other: Simulation, about: object) -> None:
 @pytest.mark.parametrize("threads", [2, 5])
 def test_a_run_is_the_same_with_one_thread_and_with_several(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five are more than the clients of a cohort, who are four."""
-    monkeypatch.setattr(layout, "SMALL", 0.0)  # else products this small stay on one thread
+    monkeypatch.setattr(execution_plan, "SMALL", 0.0)  # else products this small stay on one thread
     methods = ("fedavg", "ditto", "dm-pfl-plus", "fedpews", "fedpac", "fml", "co-pfl")
     one, several = (personafl.run(recipe(*methods), threads=n) for n in (1, threads))
     for label in methods:
         sims = one[label].simulation, several[label].simulation
-        assert (sims[0].layout.threads, sims[1].layout.threads) == (1, threads)
+        assert (sims[0].plan.threads, sims[1].plan.threads) == (1, threads)
         assert_the_same(*sims, label)
         x = sims[0].federation.source.x[:300]
         for c in (0, 5):
@@ -164,17 +164,17 @@ def test_a_run_is_the_same_with_one_thread_and_with_several(threads: int, monkey
 def test_every_kind_of_layer_is_the_same_with_one_thread_and_with_several(
     kind: str, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "SMALL", 0.0)
+    monkeypatch.setattr(execution_plan, "SMALL", 0.0)
     fed = worlds.federation("cnn", sizes=(400, 30, 90, 8))
     torch.manual_seed(0)
     model = StackedModel(BUILDS[kind](), fed.source.x[:2])
     training = worlds.training(num_rounds=2, join_ratio=0.75, batch_size=40, precision="float32")
     done = []
     for n in (1, 2, 5):
-        with layout.threads(n):
+        with execution_plan.threads(n):
             sim = Simulation(fed, model, algorithm, training, Evaluation(eval_every=1, draws=1, degrees=(1.0,)))
             sim.run()
-        assert max(sim.layout.threads, sim.layout.workers) == n
+        assert max(sim.plan.threads, sim.plan.workers) == n
         done.append(sim)
     for other in done[1:]:
         assert_the_same(done[0], other, other.threads)
@@ -207,7 +207,7 @@ def test_modules_that_draw_for_themselves_run_on_all_threads() -> None:
     """One client at a time: PyTorch has one generator. Their results may depend on the number of threads."""
     model = StackedModel(Attending(), worlds.federation("cnn").source.x[:2])
     assert not model.parallel
-    with layout.threads(2):
+    with execution_plan.threads(2):
         sim = worlds.simulation(FedAvg(), "cnn", model=model)
-    assert (sim.layout.workers, sim.layout.operations) == (1, 2)
+    assert (sim.plan.workers, sim.plan.operations) == (1, 2)
     sim.run()

@@ -84,12 +84,12 @@ def assert_same_state(sim: Simulation, slow: reference.DMPFL, when: str) -> None
     x = sim.federation.source.x[:6]
     for c in everybody.tolist():
         with torch.no_grad():
-            out = sim.algorithm.predict(sim.model, sim.ready(sim.model, torch.tensor([c])), x[None])[0]
+            out = sim.algorithm.predict(sim.model, sim.deployed_models(sim.model, torch.tensor([c])), x[None])[0]
         assert_close(out, slow.network.logits(slow.theta_c(c), x), f"{when}: theta_c of client {c}")
 
 
 def assert_played_alike(sim: Simulation, slow: reference.DMPFL) -> None:
-    """Play every stage in both, comparing after each; the masks must really have moved in Phase 1."""
+    """LocalWork every stage in both, comparing after each; the masks must really have moved in Phase 1."""
     first_m_g = dict(slow.m_g)
     assert_same_state(sim, slow, "at the start")
     assert [s.number for s in sim.schedule] == list(range(slow.training.num_rounds))
@@ -207,7 +207,7 @@ def test_dm_pfl_plus_chooses_between_both_models_as_algorithm_4_does() -> None:
         slow.play(stage.number)
     federation, x = slow.federation, slow.federation.source.x
     ids = federation.sizes("train").argsort(descending=True, stable=True)
-    deployed = sim.ready(sim.model, ids)
+    deployed = sim.deployed_models(sim.model, ids)
     tests = [reference.rows_of(federation, "test", d) for d in range(federation.num_clients)]
     rows = torch.cat(tests)
     owner = torch.cat([torch.full((len(r),), d) for d, r in enumerate(tests)]).tolist()

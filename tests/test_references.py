@@ -354,7 +354,7 @@ def assert_same_answers(sim: Simulation, slow: Reference, when: str) -> None:
     x = inputs(slow)
     with torch.no_grad():
         for c in slow.clients:
-            found = sim.algorithm.predict(sim.model, sim.ready(sim.model, torch.tensor([c])), x[None])[0]
+            found = sim.algorithm.predict(sim.model, sim.deployed_models(sim.model, torch.tensor([c])), x[None])[0]
             assert_close(found, slow.evaluated(c, x), f"{when}: model of client {c}")
         common, wanted = sim.common(), slow.common(x)
         assert (common is None) == (wanted is None), f"{when}: the engine has {'no' if common is None else 'a'} common"
@@ -402,7 +402,7 @@ def test_the_usual_run_has_clients_of_every_kind() -> None:
 
 
 def assert_played_alike(case: Case) -> None:
-    """Play every stage in both, comparing after each, and what follows the last."""
+    """LocalWork every stage in both, comparing after each, and what follows the last."""
     sim, slow = simulation(case), slow_of(case)
     assert_same_answers(sim, slow, "at the start")
     rounds = slow.training.num_rounds

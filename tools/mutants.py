@@ -62,8 +62,8 @@ BESIDE = ("tests/algorithms/test_ditto.py", "tests/algorithms/test_baselines.py"
 SPARSE = ("tests/algorithms/test_dm_pfl.py", "tests/algorithms/test_feddst.py")
 TARGETS: dict[str, tuple[str, ...]] = {
     "algorithms/__init__.py": (),
-    "algorithms/beside.py": (*BESIDE, "-k ditto or apfl or fml"),
-    "algorithms/masked.py": (*SPARSE, "-k dm-pfl or feddst"),
+    "algorithms/two_models.py": (*BESIDE, "-k ditto or apfl or fml"),
+    "algorithms/masked_training.py": (*SPARSE, "-k dm-pfl or feddst"),
     "algorithms/moon.py": (*BESIDE, "-k moon or fedmmd"),
     "algorithms/fedper.py": (*BESIDE, "-k fedper or lg-fedavg"),
     "algorithms/fusing.py": ("tests/algorithms/test_fusing.py", "-k fedfu or flda"),

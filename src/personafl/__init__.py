@@ -27,7 +27,7 @@ from personafl.algorithms import (
     FedRep,
     FedSelect,
     LGFedAvg,
-    Local,
+    LocalOnly,
     Scaffold,
 )
 from personafl.core.algorithm import Algorithm
@@ -70,7 +70,7 @@ __all__ = [
     "Federation",
     "Inherit",
     "LGFedAvg",
-    "Local",
+    "LocalOnly",
     "Machine",
     "Result",
     "Scaffold",

@@ -22,12 +22,12 @@ from personafl import (
     FedProx,
     FedRep,
     LGFedAvg,
-    Local,
+    LocalOnly,
     Scaffold,
     config,
 )
 from personafl.core import batches, tree
-from personafl.core.local import session
+from personafl.core.local import client_round
 from personafl.core.optim import SGD
 from personafl.core.types import Batch, Round
 from personafl.slots.mmd import mmd
@@ -101,7 +101,7 @@ def test_what_is_private_is_in_no_message(algorithm: Algorithm) -> None:
     rnd, ids = Round(sim.schedule[0], 0.1), sim.cohort(sim.schedule[0])
     down = sim.download(ids, rnd)
     data = sim.federation.examples("train", ids)
-    done = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
+    done = client_round(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
     private = sim.algorithm.private()
     assert private == set(done.kept)
     assert set(done.upload) == set(down.shared) == sim_names(sim) - private
@@ -124,7 +124,7 @@ def test_lg_fedavg_averages_heads_uniformly() -> None:
     rnd = Round(stage, 0.1)
     down = sim.download(ids, rnd)
     data = sim.federation.examples("train", ids)
-    sent = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd).upload
+    sent = client_round(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd).upload
     sim.step()
     torch.testing.assert_close(sim.server["head.weight"], sent["head.weight"].mean(0))  # type: ignore[union-attr]
 
@@ -234,7 +234,7 @@ def test_fednova_weighs_directions_not_distances() -> None:
     rnd, data = Round(stage, 0.1), nova.federation.examples("train", ids)
     plain = FedAvg().bind(nova.algorithm.setup)
     down = nova.download(ids, rnd)
-    done = session(plain, nova.task, data, {}, down, rnd).local
+    done = client_round(plain, nova.task, data, {}, down, rnd).local
     p = data.count.double() / data.count.sum()
     tau = done.steps.double()  # type: ignore[union-attr]
     assert len(set(tau.tolist())) > 1
@@ -287,7 +287,7 @@ def test_a_round_of_fednova_with_momentum_and_with_a_pull(rho: float, mu: float,
     nova = worlds.simulation(FedNova(proximal_weight=mu), num_rounds=1, join_ratio=1.0, momentum=rho)
     ids, rnd = nova.cohort(nova.schedule[0]), Round(nova.schedule[0], 0.1)
     data, down = nova.federation.examples("train", ids), nova.download(ids, rnd)
-    done = session(FedProx(proximal_weight=mu).bind(nova.algorithm.setup), nova.task, data, {}, down, rnd).local
+    done = client_round(FedProx(proximal_weight=mu).bind(nova.algorithm.setup), nova.task, data, {}, down, rnd).local
     tau = [12, 10, 8, 4, 4, 2]  # two epochs of minibatches of five over 28, 22, 16, 10, 6 and 3 rows
     assert done.steps is not None and done.steps.tolist() == tau
     if rho:
@@ -295,8 +295,8 @@ def test_a_round_of_fednova_with_momentum_and_with_a_pull(rho: float, mu: float,
     else:
         a = [sum((1 - 0.1 * mu) ** k for k in range(t)) for t in tau]
     assert (a[5], a[4], a[3]) == pytest.approx((of_two, of_four, of_four))
-    sent = session(nova.algorithm, nova.task, data, {}, down, rnd).upload
-    torch.testing.assert_close(sent["count/a"], torch.tensor(a, dtype=torch.float64))
+    sent = client_round(nova.algorithm, nova.task, data, {}, down, rnd).upload
+    torch.testing.assert_close(sent["aux/a"], torch.tensor(a, dtype=torch.float64))
     p = [n / int(data.count.sum()) for n in data.count.tolist()]
     tau_eff = sum(q * t for q, t in zip(p, tau if mu else a, strict=True))
     w = nova.server["head.weight"].clone()
@@ -336,13 +336,13 @@ def test_fednova_with_a_pull_and_equal_steps_goes_further_than_fedprox() -> None
 def test_apfl_with_nothing_private_answers_as_fedavg() -> None:
     apfl, fedavg = played(APFL(alpha=0.0, learn_alpha=False)), played(FedAvg())
     assert_close(apfl.server, fedavg.server)
-    ready = apfl.ready(apfl.model, apfl.everybody)
+    ready = apfl.deployed_models(apfl.model, apfl.everybody)
     assert_close(ready, {n: t.expand(6, *t.shape) for n, t in fedavg.server.items()})
 
 
 def test_apfl_with_all_private_is_local() -> None:
-    apfl, local = played(APFL(alpha=1.0, learn_alpha=False)), played(Local())
-    assert_close(apfl.ready(apfl.model, apfl.everybody), local.ready(local.model, local.everybody))
+    apfl, local = played(APFL(alpha=1.0, learn_alpha=False)), played(LocalOnly())
+    assert_close(apfl.deployed_models(apfl.model, apfl.everybody), local.deployed_models(local.model, local.everybody))
 
 
 def test_apfl_learns_its_share_from_the_first_minibatch() -> None:
@@ -351,10 +351,10 @@ def test_apfl_learns_its_share_from_the_first_minibatch() -> None:
     sim.step()
     kept, received = sim.store.gather(sim.everybody), dict(sim.server)
     sim.step()
-    after = sim.store.gather(sim.everybody)["count/alpha"]
+    after = sim.store.gather(sim.everybody)["aux/alpha"]
     for c in range(6):
         rows = sim.federation.examples("train", torch.tensor([c])).rows[0]
-        alpha = float(kept["count/alpha"][c])
+        alpha = float(kept["aux/alpha"][c])
         v = {n: t[c] for n, t in tree.under(kept, "personal").items()}
         mix = {n: alpha * v[n] + (1 - alpha) * received[n] for n in v}
         g = gradient(mix, sim.federation.source.x[rows], sim.federation.source.y[rows])
@@ -367,15 +367,15 @@ def test_apfl_learns_its_share_from_the_first_minibatch() -> None:
 
 
 def test_without_teaching_fml_is_local_beside_uniform_fedavg() -> None:
-    fml, local, fedavg = played(FML(alpha=1.0, beta=1.0)), played(Local()), played(FedAvg(weights="uniform"))
-    assert_close(fml.ready(fml.model, fml.everybody), local.ready(local.model, local.everybody))
+    fml, local, fedavg = played(FML(alpha=1.0, beta=1.0)), played(LocalOnly()), played(FedAvg(weights="uniform"))
+    assert_close(fml.deployed_models(fml.model, fml.everybody), local.deployed_models(local.model, local.everybody))
     assert_close(fml.server, fedavg.server)
 
 
 def test_with_teaching_alone_the_private_model_approaches_the_meme() -> None:
     """alpha = 0: the private model sees no label, only the meme's probabilities."""
     sim = played(FML(alpha=0.0, beta=1.0), num_rounds=30, join_ratio=1.0)
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     x = sim.federation.source.x[:20].expand(6, 20, -1)
     with torch.no_grad():
         private = sim.model(ready, x).softmax(-1)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from personafl import COPFL, Evaluation, FedAvg, Simulation, StackedModel
 from personafl.core import tree
-from personafl.core.algorithm import Local
-from personafl.core.local import play
+from personafl.core.algorithm import ClientState
+from personafl.core.local import run_local_work
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.sparse import masks
 from tests import checks, worlds
@@ -129,7 +129,7 @@ def test_which_positions_the_top_p_is_among(ranking: str, share: float, bound: f
     bound_method = method.bind(Setup(model.info, worlds.training(), 1))
     mask = torch.tensor([[[False, True, False, False]]])
     end = torch.tensor([[[0.1, -0.9, 0.8, -0.3]]])
-    local = Local({"weight": end}, {"mask/weight": mask, "begin/weight": torch.zeros_like(end)})
+    local = ClientState({"weight": end}, {"mask/weight": mask, "begin/weight": torch.zeros_like(end)})
     found = bound_method._selected(local)["weight"]
     assert found.flatten().nonzero().flatten().tolist() == sorted([1, *joins])
 
@@ -225,7 +225,7 @@ def test_in_parallel_the_shared_side_never_sees_the_personal_one() -> None:
     received = tree.received(sim.download(ids, rnd), len(ids))
     local = still.start(kept, tree.without(received, "cowa"), rnd)
     data = sim.federation.examples("train", ids)
-    alone, _ = play(sim.task, local, still.turns(local, rnd), data, sim.training, rnd)
+    alone, _ = run_local_work(sim.task, local, still.turns(local, rnd), data, sim.training, rnd)
     for n, m in tree.under(kept, "mask").items():
         assert torch.equal(alone.params[n][~m], done.local.params[n][~m])
         assert torch.equal(alone.params[n][m], kept[f"own/{n}"][m])
@@ -245,7 +245,7 @@ def merged(rule: str, server_lr: float = 1.0) -> tuple[list[float], float]:
     values = torch.tensor([[[1.0, 2.0, 0.0, 0.0]], [[5.0, 0.0, 3.0, 0.0]]])
     terms = algorithm.summands({"weight": Masked(values, shared)}, torch.tensor([1.0, 3.0], dtype=torch.float64), ROUND)
     sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
-    server = {"weight": torch.tensor([[10.0, 20.0, 30.0, 40.0]]), "count/union": torch.zeros(())}
+    server = {"weight": torch.tensor([[10.0, 20.0, 30.0, 40.0]]), "aux/union": torch.zeros(())}
     after = algorithm.aggregate(server, sums, ROUND)
     return after["weight"][0].tolist(), algorithm.notes(after)["union_of_masks"]
 
@@ -353,7 +353,7 @@ def test_a_client_is_judged_by_the_model_it_last_trained() -> None:
         sim.step()
     last = sim.cohort(sim.schedule[-1]).tolist()
     assert set(last) < set(trained) < set(range(6))  # some paused, some never came
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     for c in range(6):
         for n in sim.model.info.parameters:
             assert torch.equal(ready[n][c], trained[c][n] if c in trained else sim.server[n]), (c, n)
@@ -361,7 +361,7 @@ def test_a_client_is_judged_by_the_model_it_last_trained() -> None:
 
 def test_with_the_servers_shared_part_it_is_judged_by_its_own_values_at_personal_positions() -> None:
     sim = checks.played(COPFL(select_share=0.2, answers="server"), num_rounds=3, **SLOW)
-    ready, kept = sim.ready(sim.model, sim.everybody), checks.everyone(sim)
+    ready, kept = sim.deployed_models(sim.model, sim.everybody), checks.everyone(sim)
     for n, m in tree.under(kept, "mask").items():
         assert torch.equal(ready[n][m], kept[f"own/{n}"][m])
         assert torch.equal(ready[n][~m], sim.server[n].expand_as(m)[~m])
@@ -385,7 +385,7 @@ def test_the_words_for_what_is_judged_follow_the_setting() -> None:
 
 def test_adaptive_inference_chooses_between_the_server_and_the_clients_last_model() -> None:
     sim = checks.played(COPFL(select_share=0.2, inference="adaptive"), num_rounds=2, **SLOW)
-    ready, kept = sim.ready(sim.model, sim.everybody), checks.everyone(sim)
+    ready, kept = sim.deployed_models(sim.model, sim.everybody), checks.everyone(sim)
     for n in sim.model.info.parameters:
         assert torch.equal(ready[n], kept[f"own/{n}"])
         assert torch.equal(ready[f"global/{n}"], sim.server[n].expand_as(ready[n]))
@@ -397,7 +397,7 @@ def test_judged_right_after_training_it_is_the_model_just_trained() -> None:
     sim.step()
     _, ids, done = checks.rehearsed(sim)
     sim.step()
-    checks.assert_agree(sim.judged(sim.model, ids), done.local.params)
+    checks.assert_agree(sim.evaluated_models(sim.model, ids), done.local.params)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from personafl import ALGORITHMS, APFL, DMPFL, Algorithm, Evaluation, FedSelect, Simulation, config
 from personafl.core import tree, wire
-from personafl.core.algorithm import Local, Probe, Turn
-from personafl.core.local import Outcome, session
+from personafl.core.algorithm import ClientState, GradientPass, Turn
+from personafl.core.local import Outcome, client_round
 from personafl.core.types import Download, Examples, Masked, Params, Payload, Round, Task
 from personafl.sim import simulator
 from tests import worlds
@@ -89,12 +89,12 @@ def told(algorithm: Algorithm, kind: str = "mlp", **options: object) -> Story:
         algorithm: Algorithm, task: Task, data: Examples, kept: Params, down: Download, rnd: Round, **options: object
     ) -> Outcome:
         before = copy.deepcopy((kept, down))
-        done = session(algorithm, task, data, kept, down, rnd, **options)  # type: ignore[arg-type]
+        done = client_round(algorithm, task, data, kept, down, rnd, **options)  # type: ignore[arg-type]
         story.visits.append(Visit(data, *before, rnd, done))
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulator, "session", noted)
+        patch.setattr(simulator, "client_round", noted)
         story.sim.run()
     assert len(story.visits) == sum(len(story.sim.cohort(stage)) > 0 for stage in story.sim.schedule)
     return story
@@ -116,7 +116,11 @@ def test_a_stack_equals_each_client_alone(story: Story, algorithm: Algorithm, ki
     for other in (alone, pairs):
         assert_agree(together.server, other.server, 1e-10)
         assert_agree(everyone(together), everyone(other), 1e-10)
-    assert_agree(together.ready(together.model, together.everybody), alone.ready(alone.model, alone.everybody), 1e-10)
+    assert_agree(
+        together.deployed_models(together.model, together.everybody),
+        alone.deployed_models(alone.model, alone.everybody),
+        1e-10,
+    )
 
 
 def test_clients_do_not_see_each_other(story: Story) -> None:
@@ -124,14 +128,14 @@ def test_clients_do_not_see_each_other(story: Story) -> None:
     x = first.data.x.clone()
     x[first.data.rows[0, : int(first.data.count[0])]] += 1.0  # the first client's examples and nobody else's
     data = dataclasses.replace(first.data, x=x)
-    before, after = first.done, session(sim.algorithm, sim.task, data, first.kept, first.down, first.rnd)
+    before, after = first.done, client_round(sim.algorithm, sim.task, data, first.kept, first.down, first.rnd)
     assert_agree(tree.take(before.kept, slice(1, None)), tree.take(after.kept, slice(1, None)), 1e-12)
     sent, resent = tree.values(before.upload), tree.values(after.upload)
     assert_agree(tree.take(sent, slice(1, None)), tree.take(resent, slice(1, None)), 1e-12)
     assert any(not torch.equal(before.local.params[n][0], after.local.params[n][0]) for n in before.local.params)
 
 
-def started(story: Story, visit: Visit) -> Local:
+def started(story: Story, visit: Visit) -> ClientState:
     """What a visit's clients began with."""
     return story.sim.algorithm.start(visit.kept, tree.received(visit.down, len(visit.data.ids)), visit.rnd)
 
@@ -148,7 +152,7 @@ def test_only_what_a_turn_moves_moves(story: Story, algorithm: Algorithm, kind: 
     for visit in story.visits:
         start = started(story, visit)
         plays = story.sim.algorithm.turns(start, visit.rnd)
-        if any(isinstance(t, Probe) for t in plays):
+        if any(isinstance(t, GradientPass) for t in plays):
             continue  # a probe may change masks in between
         turns = [part for t in plays if isinstance(t, Turn) for part in chain(t)]
         done = visit.done.local
@@ -212,7 +216,7 @@ def test_the_same_seed_gives_the_same_result(story: Story, algorithm: Algorithm)
     assert first.training.seed == 0
     assert_agree(first.server, again.server, 0)
     assert_agree(everyone(first), everyone(again), 0)
-    a, b = (s.ready(s.model, s.everybody) for s in (first, other))
+    a, b = (s.deployed_models(s.model, s.everybody) for s in (first, other))
     assert any(not torch.equal(a[n], b[n]) for n in a)
 
 
@@ -277,7 +281,7 @@ def test_rows_table_and_shift_tell_of_the_same_models(algorithm: Algorithm, when
     last = sim.rows[-1]["personal"]["mean"]
     assert shift["degrees"]["0.0"]["mean"] == pytest.approx(last)
     assert sum(r["accuracy"] for r in table) / len(table) == pytest.approx(last)
-    assert len(table) == len(sim.scored(sim.now.stage))
+    assert len(table) == len(sim.evaluated_clients(sim.now.stage))
 
 
 def test_a_method_says_which_model_was_judged(algorithm: Algorithm) -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from personafl import Ditto, FedAvg, Local
+from personafl import Ditto, FedAvg, LocalOnly
 from personafl.core import tree
 from tests import worlds
 
 
 def test_without_pull_the_personal_model_is_local() -> None:
-    ditto, local = worlds.simulation(Ditto(proximal_weight=0.0)), worlds.simulation(Local())
+    ditto, local = worlds.simulation(Ditto(proximal_weight=0.0)), worlds.simulation(LocalOnly())
     ditto.run()
     local.run()
     personal = tree.under(ditto.store.gather(ditto.everybody), "personal")

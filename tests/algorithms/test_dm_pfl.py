@@ -12,10 +12,10 @@ from personafl import DMPFL, DMPFLPlus, FedAvg, Simulation, StackedModel, Traini
 from personafl.algorithms.dm_pfl import phases
 from personafl.core import tree
 from personafl.core.criteria import entropy
-from personafl.core.local import session
+from personafl.core.local import client_round
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.models import MODELS
-from personafl.sim.rehearsal import rehearse
+from personafl.sim.dry_run import estimate_cost
 from personafl.slots.adaptive import Adaptive
 from personafl.sparse import masks
 from tests import worlds
@@ -133,7 +133,7 @@ def test_readjusting_after_training_uploads_new_positions_as_zeros() -> None:
         rnd, ids = Round(sim.schedule[0], 0.1), sim.cohort(sim.schedule[0])
         down = sim.download(ids, rnd)
         kept = sim.store.gather(ids)
-        sent = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), kept, down, rnd).upload
+        sent = client_round(sim.algorithm, sim.task, sim.federation.examples("train", ids), kept, down, rnd).upload
         grown = [t.values[t.mask & ~kept[f"mask/{n}"]] for n, t in sent.items() if isinstance(t, Masked)]
         return torch.cat(grown)
 
@@ -168,7 +168,7 @@ def test_refining_personally_holds_shared_positions_and_biases(share: str) -> No
     sim.step()
     assert all(torch.equal(sim.server[n], t) for n, t in server.items())
     kept = sim.store.gather(ids)
-    ready = sim.ready(sim.model, ids)
+    ready = sim.deployed_models(sim.model, ids)
     moved = 0
     for n, m_g in tree.under(server, "mask").items():
         m_c, w_c = kept[f"mask/{n}"], kept[f"personal/{n}"]
@@ -201,10 +201,10 @@ def test_a_client_never_refined_answers_with_personal_positions_at_zero() -> Non
     """With `sampled` refinement some clients have no turn: they take the reset theta_c (methods' reading)."""
     sim = worlds.simulation(dataclasses.replace(BUSY, personal_share="sampled"), num_rounds=8, join_ratio=0.34)
     sim.run()
-    refined = sim.store.gather(sim.everybody)["count/refined"]
+    refined = sim.store.gather(sim.everybody)["aux/refined"]
     left_out = (refined < 2).nonzero().flatten()
     assert 0 < len(left_out) < 6
-    ready, kept = sim.ready(sim.model, left_out), sim.store.gather(left_out)
+    ready, kept = sim.deployed_models(sim.model, left_out), sim.store.gather(left_out)
     for n, m_g in tree.under(sim.server, "mask").items():
         own = kept[f"mask/{n}"] & ~m_g
         assert torch.equal(ready[n][own], torch.zeros_like(ready[n][own]))
@@ -298,7 +298,7 @@ def test_an_upload_under_the_mask_just_received_carries_values_only() -> None:
         if stage.up:
             down = sim.download(ids, rnd)
             data = sim.federation.examples("train", ids)
-            sent = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd).upload
+            sent = client_round(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd).upload
             known[stage.phase] = {t.known for t in sent.values() if isinstance(t, Masked)}
         sim.step()
     assert known == {"masks": {False}, "global": {True}}
@@ -308,8 +308,8 @@ def test_costs_of_table_four_by_accounting_alone() -> None:
     """DM-PFL's Table 4 at S = 0.5: 40.3 % of FedAvg's traffic (+- 1 point), 63.9 % of its FLOP (+- 2 points)."""
     model = StackedModel(MODELS["cifar-cnn"].build((3, 32, 32), 10), torch.zeros(2, 3, 32, 32))
     training = Training(num_rounds=300, join_ratio=0.1, local_epochs=5, batch_size=64)
-    fedavg = rehearse(FedAvg(), model, training, num_clients=100, examples=450)
-    dmpfl = rehearse(DMPFL(), model, training, num_clients=100, examples=450)
+    fedavg = estimate_cost(FedAvg(), model, training, num_clients=100, examples=450)
+    dmpfl = estimate_cost(DMPFL(), model, training, num_clients=100, examples=450)
     assert fedavg.paper_mib == pytest.approx(30 * 797_962 * 4 / 2**20)  # 91.3; the paper prints 90.75
     assert fedavg.flops == pytest.approx(30 * 5 * 450 * 3 * 2.94437e7, rel=1e-5)
     assert dmpfl.paper_mib / fedavg.paper_mib == pytest.approx(0.403, abs=0.01)
@@ -327,7 +327,7 @@ def test_a_rehearsal_costs_what_the_run_costs() -> None:
     for algorithm in (FedAvg(), DMPFL()):
         sim = worlds.simulation(algorithm, fed=fed, join_ratio=1.0)
         sim.run()
-        told = rehearse(algorithm, worlds.model(), worlds.training(join_ratio=1.0), num_clients=4, examples=12)
+        told = estimate_cost(algorithm, worlds.model(), worlds.training(join_ratio=1.0), num_clients=4, examples=12)
         assert told.flops == pytest.approx(sim.totals.flops / 4)
         assert told.paper_mib * 2**20 == pytest.approx(sim.totals.paper_bytes / 4)
         assert told.up_bytes == pytest.approx(sim.totals.up_bytes / 4)
@@ -385,7 +385,7 @@ def test_plus_trains_like_dm_pfl_and_differs_in_inference_only() -> None:
     plus.run()
     assert all(torch.equal(plain.server[n], plus.server[n]) for n in plain.server)
     assert plain.totals == plus.totals
-    ready = plus.ready(plus.model, plus.everybody)
+    ready = plus.deployed_models(plus.model, plus.everybody)
     assert {"base_entropy/own", "base_entropy/global"} <= ready.keys()
 
 

@@ -1,11 +1,11 @@
-"""Local, FedAvg and FedAvg+FT."""
+"""LocalOnly, FedAvg and FedAvg+FT."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from personafl import FedAvg, FedAvgFT, Local
+from personafl import FedAvg, FedAvgFT, LocalOnly
 from personafl.core.types import Round, Setup, Stage
 from tests import worlds
 
@@ -25,12 +25,12 @@ def test_the_server_takes_the_mean_by_examples() -> None:
 
 
 def test_a_server_rate_of_a_half_goes_half_way() -> None:
-    sums = {"w": torch.tensor([8.0]), "count/weight": torch.tensor(2.0)}  # mean 4
+    sums = {"w": torch.tensor([8.0]), "aux/weight": torch.tensor(2.0)}  # mean 4
     assert bound(server_lr=0.5).aggregate({"w": torch.tensor([1.0])}, sums, RND)["w"].tolist() == [2.5]
 
 
 def test_local_sends_nothing_and_has_no_global_model() -> None:
-    sim = worlds.simulation(Local())
+    sim = worlds.simulation(LocalOnly())
     sim.run()
     assert (sim.totals.up_bytes, sim.totals.down_bytes) == (0, 0)
     assert sim.common() is None
@@ -38,7 +38,7 @@ def test_local_sends_nothing_and_has_no_global_model() -> None:
 
 
 def test_local_trains_a_client_only_when_it_is_selected() -> None:
-    sim = worlds.simulation(Local(), num_rounds=1)
+    sim = worlds.simulation(LocalOnly(), num_rounds=1)
     chosen = set(sim.cohort(sim.schedule[0]).tolist())
     sim.run()
     kept = sim.store.gather(sim.everybody)
@@ -52,12 +52,12 @@ def test_fine_tuning_starts_from_the_final_global_model_and_costs_one_session_mo
     plain.run()
     for _ in range(8):
         tuned.step()
-    before = tuned.ready(tuned.model, tuned.everybody)  # until then the global model answers
+    before = tuned.deployed_models(tuned.model, tuned.everybody)  # until then the global model answers
     for n, t in plain.server.items():
         assert torch.equal(before[n], t.expand(6, *t.shape))
     flops = tuned.totals.flops
     tuned.run()
-    after = tuned.ready(tuned.model, tuned.everybody)
+    after = tuned.deployed_models(tuned.model, tuned.everybody)
     assert torch.equal(tuned.server["head.weight"], plain.server["head.weight"])
     assert not torch.equal(after["head.weight"], before["head.weight"])
     assert tuned.totals.flops / flops == pytest.approx(9 / 8)  # all clients took part in all 8 rounds

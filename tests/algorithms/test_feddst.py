@@ -103,6 +103,6 @@ def test_the_mean_is_over_holders_and_pruned_back_by_magnitude() -> None:
 
 def test_everybody_answers_by_the_sparse_global_model() -> None:
     sim = checks.played(BUSY, num_rounds=3)
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     checks.assert_agree(ready, tree.stack(tree.without(sim.server, "mask"), 6))
     assert checks.everyone(sim) == {}

@@ -53,7 +53,7 @@ def test_the_next_head_is_the_mixture_of_those_sent() -> None:
     for n in HEAD:
         expected = torch.stack([sum(mix[i, j] * sent[n][j] for j in range(6)) for i in range(6)])
         torch.testing.assert_close(down.own[n], expected)
-    ready = sim.ready(sim.model, ids)
+    ready = sim.deployed_models(sim.model, ids)
     torch.testing.assert_close(ready["head.weight"], down.own["head.weight"])
     checks.assert_agree(tree.exclude(ready, HEAD), {n: t.expand(6, *t.shape) for n, t in body(sim.server).items()})
 
@@ -114,7 +114,7 @@ def test_a_class_nobody_had_keeps_its_prototype() -> None:
     server = algorithm.init_server(worlds.model().initial) | {"prototype/mean": torch.full((3, 8), 7.0)}
     sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in server.items() if n.startswith("layers")}
     sums |= {
-        "count/weight": torch.tensor(1.0),
+        "aux/weight": torch.tensor(1.0),
         "prototype/mean": torch.ones(3, 8),
         "prototype/count": torch.tensor([2.0, 0, 1]),
     }

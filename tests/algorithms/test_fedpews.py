@@ -24,9 +24,9 @@ from personafl import (
 )
 from personafl.algorithms.warmup import Gated
 from personafl.core import batches, tree
-from personafl.core.algorithm import Local
+from personafl.core.algorithm import ClientState
 from personafl.core.types import Batch, Masked, Round
-from personafl.sim.rehearsal import rehearse
+from personafl.sim.dry_run import estimate_cost
 from personafl.sparse import masks
 from tests import checks, worlds
 
@@ -39,7 +39,7 @@ def warmed(sim: Simulation, what: str = "x") -> dict[str, Tensor]:
     return tree.under(sim.server, f"warm/{what}")
 
 
-def at_work(sim: Simulation) -> tuple[Local, Batch]:
+def at_work(sim: Simulation) -> tuple[ClientState, Batch]:
     """The cohort of the next round before its first step, with scores that differ, and a minibatch of it."""
     stage = sim.schedule[sim.played]
     rnd, ids = Round(stage, 0.1), sim.cohort(stage)
@@ -54,7 +54,7 @@ def at_work(sim: Simulation) -> tuple[Local, Batch]:
     return dataclasses.replace(local, params=local.params | scores), batch
 
 
-def slopes(sim: Simulation, local: Local, batch: Batch, names: list[str]) -> tuple[Tensor, dict[str, Tensor]]:
+def slopes(sim: Simulation, local: ClientState, batch: Batch, names: list[str]) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of Procedure I and its gradient."""
     leaves = {n: local.params[n].detach().clone().requires_grad_() for n in names}
     seen = dataclasses.replace(local, params=local.params | leaves)
@@ -65,7 +65,7 @@ def slopes(sim: Simulation, local: Local, batch: Batch, names: list[str]) -> tup
 # Straight through
 
 
-def both_forms() -> dict[str, tuple[Simulation, Local, Batch]]:
+def both_forms() -> dict[str, tuple[Simulation, ClientState, Batch]]:
     sims = {
         f: worlds.simulation(FedPeWS(ste=f, diversity_weight=0.0), join_ratio=1.0) for f in ("activation", "parameter")
     }
@@ -167,7 +167,7 @@ def test_without_warm_up_it_is_its_base(warm_up: type[FedPeWS], base: Algorithm)
     a, b = checks.played(warm_up(base=base, warmup_share=0.0), **options), checks.played(base, **options)
     checks.assert_agree(tree.without(a.server, "warm"), b.server)
     checks.assert_agree(tree.without(checks.everyone(a), "warm"), checks.everyone(b))
-    checks.assert_agree(a.ready(a.model, a.everybody), b.ready(b.model, b.everybody))
+    checks.assert_agree(a.deployed_models(a.model, a.everybody), b.deployed_models(b.model, b.everybody))
     assert a.totals == b.totals
 
 
@@ -361,7 +361,7 @@ def test_counted_bytes_of_fixed_subnetworks_are_packed_bytes(kind: str) -> None:
 def test_a_rehearsal_of_the_warm_up_costs_what_the_run_costs(method: Algorithm) -> None:
     """Equal clients, all of them in every round; where units are drawn, the bytes of an upload are not told exactly."""
     sim = checks.played(method, fed=worlds.federation(sizes=FOUR), join_ratio=1.0)
-    told = rehearse(method, worlds.model(), worlds.training(join_ratio=1.0), num_clients=4, examples=12)
+    told = estimate_cost(method, worlds.model(), worlds.training(join_ratio=1.0), num_clients=4, examples=12)
     assert told.flops == sim.totals.flops / 4
     assert told.dense_flops == sim.totals.dense_flops / 4
     assert told.down_bytes == sim.totals.down_bytes / 4
@@ -442,7 +442,7 @@ def test_while_it_warms_up_clients_answer_by_the_servers_model(warm_up: type[Fed
     common = sim.common()
     assert common is not None
     checks.assert_agree(tree.select(common, sim.model.info.shapes), tree.stack(warmed(sim), 1))
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     checks.assert_agree(tree.select(ready, sim.model.info.shapes), tree.stack(warmed(sim), 6))
 
 
@@ -456,11 +456,15 @@ def test_while_it_warms_up_any_bases_clients_answer_by_the_servers_model(base: A
     sim = worlds.simulation(FedPeWS(base=base, warmup_share=0.5), num_rounds=4)
     x = sim.federation.source.x[:4]
     sim.step()
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     found = sim.algorithm.predict(sim.model, ready, x.expand(6, *x.shape))
     torch.testing.assert_close(found[0], checks.outputs(warmed(sim), x).detach())
     sim.run()  # and then by its own
-    assert sim.algorithm.predict(sim.model, sim.ready(sim.model, sim.everybody), x.expand(6, *x.shape)).isfinite().all()
+    assert (
+        sim.algorithm.predict(sim.model, sim.deployed_models(sim.model, sim.everybody), x.expand(6, *x.shape))
+        .isfinite()
+        .all()
+    )
 
 
 def test_after_the_warm_up_traffic_is_the_bases() -> None:
@@ -496,7 +500,7 @@ class Normed(nn.Module):
         return self.last(self.norm(self.first(x)).relu())  # type: ignore[no-any-return]
 
 
-class Beside(nn.Module):
+class TwoModels(nn.Module):
     """Two layers on the same input: no chain."""
 
     def __init__(self) -> None:
@@ -514,7 +518,7 @@ class Beside(nn.Module):
             Normed,
             "masks the units of a chain of linear and convolution layers; this model has parameters elsewhere: norm",
         ),
-        (Beside, "the 6 inputs of right.weight are not those of left.weight's 4 units; this model is no chain"),
+        (TwoModels, "the 6 inputs of right.weight are not those of left.weight's 4 units; this model is no chain"),
         (lambda: nn.Linear(6, 3), "this model has 1 layer"),
     ],
 )

@@ -77,7 +77,7 @@ def test_the_hpm_mixes_trained_and_inherited_by_the_number_of_sessions() -> None
         mu = 0.9 * t / 8
         expected = {n: (1 - mu) * done.local.params[n] + mu * before[n] for n in before}
         checks.assert_close(hpm(sim, ids), expected)
-    assert checks.everyone(sim)["inherited/count/sessions"].tolist() == [3] * 6
+    assert checks.everyone(sim)["inherited/aux/sessions"].tolist() == [3] * 6
 
 
 def term(transfer: str, student: dict[str, Tensor], teacher: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def test_inherited_personalised_or_both_models_answer() -> None:
     x = sim.federation.source.x[:5].expand(len(ids), 5, -1)
     answers = {}
     for name, sim in sims.items():
-        ready = sim.ready(sim.model, ids)
+        ready = sim.deployed_models(sim.model, ids)
         answers[name] = sim.algorithm.predict(sim.model, ready, x)
     inherited = sim.model(hpm(sim, ids), x)
     torch.testing.assert_close(answers["inherited"], inherited)
@@ -146,7 +146,7 @@ def test_until_its_first_session_a_client_personalises_by_the_global_model() -> 
     sim = worlds.simulation(FedPHP(inherit=Inherit(answers="personalised")), num_rounds=1)
     absent = [c for c in range(6) if c not in sim.cohort(sim.schedule[0]).tolist()]
     sim.run()
-    ready = sim.ready(sim.model, torch.tensor(absent))
+    ready = sim.deployed_models(sim.model, torch.tensor(absent))
     checks.assert_agree(ready, {n: t.expand(3, *t.shape) for n, t in sim.server.items()})
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from personafl import FedRep
-from personafl.core.local import session
+from personafl.core.local import client_round
 from personafl.core.types import Round
 from tests import worlds
 
@@ -19,7 +19,9 @@ def test_the_head_never_leaves_the_client() -> None:
     ids = sim.cohort(sim.schedule[0])
     rnd = Round(sim.schedule[0], 0.1)
     down = sim.download(ids, rnd)
-    done = session(sim.algorithm, sim.task, sim.federation.examples("train", ids), sim.store.gather(ids), down, rnd)
+    done = client_round(
+        sim.algorithm, sim.task, sim.federation.examples("train", ids), sim.store.gather(ids), down, rnd
+    )
     assert done.kept.keys() == HEAD
     assert not HEAD & done.upload.keys()
     assert set(done.upload) | HEAD == set(sim.model.info.shapes)
@@ -44,9 +46,9 @@ def test_the_body_trains_under_the_new_head() -> None:
     data = sim.federation.examples("train", ids)
     rnd = Round(stage, 0.1)
     down = sim.download(ids, rnd)
-    done = session(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
+    done = client_round(sim.algorithm, sim.task, data, sim.store.gather(ids), down, rnd)
     head_only = FedRep(head_epochs=1.0, body_epochs=0.001).bind(sim.algorithm.setup)
-    first = session(head_only, sim.task, data, sim.store.gather(ids), down, rnd)
+    first = client_round(head_only, sim.task, data, sim.store.gather(ids), down, rnd)
     assert torch.equal(done.kept["head.weight"], first.kept["head.weight"])
     assert not torch.equal(done.local.params["layers.0.weight"], first.local.params["layers.0.weight"])
 
@@ -58,7 +60,7 @@ def test_a_head_only_epoch_costs_a_forward_pass_and_the_head() -> None:
     ids = sim.cohort(stage)
     data = sim.federation.examples("train", ids)
     rnd = Round(stage, 0.1)
-    work = session(sim.algorithm, sim.task, data, sim.store.gather(ids), sim.download(ids, rnd), rnd).work
+    work = client_round(sim.algorithm, sim.task, data, sim.store.gather(ids), sim.download(ids, rnd), rnd).work
     forward = sum(2 * layer.macs + layer.outputs for layer in sim.model.info.layers)
     head = 2 * sim.model.info.layers[-1].macs + sim.model.info.layers[-1].outputs
     per_example = (forward + 2 * head) + (3 * forward - head)  # head turn, then body turn

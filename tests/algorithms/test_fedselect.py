@@ -143,7 +143,7 @@ def test_the_last_round_is_not_averaged_and_clients_answer_as_they_left() -> Non
     _, ids, done = checks.rehearsed(sim)
     sim.step()
     checks.assert_agree(sim.server, server)
-    checks.assert_agree(sim.ready(sim.model, ids), done.local.params)
+    checks.assert_agree(sim.deployed_models(sim.model, ids), done.local.params)
 
 
 @pytest.mark.parametrize(

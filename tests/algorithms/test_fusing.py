@@ -14,7 +14,7 @@ ONE = {"local_steps": 1, "batch_size": 64, "num_rounds": 4}
 
 
 def answers(sim: Simulation, x: Tensor) -> Tensor:
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     return sim.algorithm.predict(sim.model, ready, x.expand(6, *x.shape)).detach()
 
 
@@ -97,7 +97,7 @@ def test_right_after_training_it_answers_with_the_body_it_received() -> None:
     sim = worlds.simulation(FedFu(), evaluation=late)
     received = dict(sim.server)
     sim.step()
-    _, rows = sim.trained  # type: ignore[misc]
+    _, rows = sim.trained_cohort  # type: ignore[misc]
     assert torch.equal(rows["received/layers.0.weight"][0], received["layers.0.weight"])
     assert not torch.equal(rows["layers.0.weight"][0], received["layers.0.weight"])
 
@@ -108,7 +108,7 @@ def test_right_after_training_it_answers_with_the_body_it_received() -> None:
 def test_a_gate_of_zero_mixes_halves_of_probabilities() -> None:
     sim = checks.played(FLDA(), num_rounds=2, join_ratio=1.0)
     x = sim.federation.source.x[:4]
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     open_gate = ready | {n: torch.zeros_like(ready[n]) for n in ("gate/weight", "gate/bias")}
     found = sim.algorithm.predict(sim.model, open_gate, x.expand(6, *x.shape)).exp()
     for c in range(6):
@@ -122,7 +122,7 @@ def test_a_gate_of_zero_mixes_halves_of_probabilities() -> None:
 def test_a_gate_far_to_one_side_answers_by_that_model(side: float) -> None:
     sim = checks.played(FLDA(), num_rounds=2, join_ratio=1.0)
     x = sim.federation.source.x[:4]
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     shut = ready | {
         "gate/weight": torch.zeros_like(ready["gate/weight"]),
         "gate/bias": torch.full_like(ready["gate/bias"], 1e3 * side),
@@ -135,7 +135,7 @@ def test_a_gate_far_to_one_side_answers_by_that_model(side: float) -> None:
 def test_the_gate_is_linear_in_the_shared_features() -> None:
     sim = checks.played(FLDA(), num_rounds=2, join_ratio=1.0)
     x = sim.federation.source.x[:4]
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     assert ready["gate/weight"].abs().max() > 0
     c = 3
     a = torch.sigmoid(checks.hidden(sim.server, x) @ ready["gate/weight"][c] + ready["gate/bias"][c]).unsqueeze(1)

@@ -49,7 +49,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_runs(algorithm: Al
 def test_outputs_can_be_inherited_from_any_model() -> None:
     sim = worlds.simulation(FedAvg(inherit=Inherit(transfer="kd")), model=headless(), num_rounds=2)
     sim.run()
-    assert int(sim.store.gather(sim.everybody)["inherited/count/sessions"].sum()) == 2 * 3  # three of six a round
+    assert int(sim.store.gather(sim.everybody)["inherited/aux/sessions"].sum()) == 2 * 3  # three of six a round
 
 
 @pytest.mark.parametrize("name", ["local", "lg-fedavg", "fedper", "fedrep", "fedpac"])
@@ -105,7 +105,7 @@ def test_a_hand_over_is_neither_a_session_of_the_inherited_model_nor_judged() ->
     sampled = torch.zeros(6, dtype=torch.int64)
     for t in range(8):
         sampled[sim.cohort(Stage(number=t))] += 1
-    assert sim.store.gather(sim.everybody)["inherited/count/sessions"].tolist() == sampled.tolist()
+    assert sim.store.gather(sim.everybody)["inherited/aux/sessions"].tolist() == sampled.tolist()
 
 
 def test_clients_that_diverge_are_counted() -> None:

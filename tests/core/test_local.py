@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Change, Local, Play, Probe, Survey, Turn, whole
+from personafl.core.algorithm import Algorithm, ClientState, DataPass, GradientPass, LocalWork, StateUpdate, Turn, whole
 from personafl.core.errors import UserError
-from personafl.core.local import play
+from personafl.core.local import run_local_work
 from personafl.core.optim import SGD, Adam
 from personafl.core.types import Batch, Params, Round, Stage, Task, per_example
 from personafl.evaluation import metrics
@@ -26,21 +26,21 @@ DATA = FED.examples("train", IDS)
 RND = Round(Stage(2), 0.1)
 
 
-def begin(ids: Tensor = IDS, **fixed: Tensor) -> Local:
-    return Local(tree.stack(MODEL.initial, len(ids)), dict(fixed))
+def begin(ids: Tensor = IDS, **fixed: Tensor) -> ClientState:
+    return ClientState(tree.stack(MODEL.initial, len(ids)), dict(fixed))
 
 
 def go(
-    turns: list[Play], local: Local | None = None, ids: Tensor = IDS, train: bool = True, **changes: object
-) -> Local:
+    turns: list[LocalWork], local: ClientState | None = None, ids: Tensor = IDS, train: bool = True, **changes: object
+) -> ClientState:
     data = FED.examples("train", ids)
-    return play(TASK, local or begin(ids), turns, data, worlds.training(**changes), RND, train=train)[0]
+    return run_local_work(TASK, local or begin(ids), turns, data, worlds.training(**changes), RND, train=train)[0]
 
 
 def seeing(seen: list[tuple[Tensor, Tensor]], weight: float = 1.0):
     """The usual loss, which notes each minibatch and its keys."""
 
-    def loss(task: Task, local: Local, batch: Batch) -> Tensor:
+    def loss(task: Task, local: ClientState, batch: Batch) -> Tensor:
         seen.append((batch.x.clone(), batch.keys.clone()))
         return weight * task.loss(local.params, batch)
 
@@ -127,7 +127,7 @@ def test_steps_of_all_streams_are_counted() -> None:
 # Surveys, probes, changes
 
 
-def losses(task: Task, local: Local, batch: Batch) -> Params:
+def losses(task: Task, local: ClientState, batch: Batch) -> Params:
     out = task.model(local.params, batch.x, batch.valid)
     loss = batch.mean(per_example(task.criterion, out, batch.y)) * batch.count
     return {"loss": loss, "count": batch.count.to(loss.dtype), "x": (batch.x * _real(batch)).sum(1)}
@@ -138,12 +138,12 @@ def _real(batch: Batch) -> Tensor:
     return real.unsqueeze(2)
 
 
-def noted(local: Local, sums: Params) -> Local:
+def noted(local: ClientState, sums: Params) -> ClientState:
     return dataclasses.replace(local, fixed=local.fixed | tree.prefixed(sums, "sum"))
 
 
 def test_a_survey_sums_over_every_example_once() -> None:
-    done = go([Survey(losses, noted)])
+    done = go([DataPass(losses, noted)])
     for i, n in enumerate(DATA.count.tolist()):
         rows = DATA.rows[i, :n]
         x, y = FED.source.x[rows], FED.source.y[rows]
@@ -158,30 +158,30 @@ def test_a_survey_sums_over_every_example_once() -> None:
 
 def test_a_survey_of_more_examples_than_a_sweep_holds_sums_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("personafl.core.batches.SWEEP", 7)
-    small = go([Survey(losses, noted)])
+    small = go([DataPass(losses, noted)])
     monkeypatch.undo()
-    at_once = go([Survey(losses, noted)])
+    at_once = go([DataPass(losses, noted)])
     for n in at_once.fixed:
         torch.testing.assert_close(small.fixed[n], at_once.fixed[n])
 
 
 def test_a_survey_sees_the_model_as_it_then_is_and_leaves_it() -> None:
     turn = Turn(whole(NAMES), epochs=1)
-    before, after = go([Survey(losses, noted), turn]), go([turn, Survey(losses, noted)])
+    before, after = go([DataPass(losses, noted), turn]), go([turn, DataPass(losses, noted)])
     assert (after.fixed["sum/loss"] < before.fixed["sum/loss"]).all()
     assert all(torch.equal(before.params[n], after.params[n]) for n in NAMES)
 
 
 def test_a_change_is_made_between_turns() -> None:
-    def zero(local: Local) -> Local:
+    def zero(local: ClientState) -> ClientState:
         return dataclasses.replace(
             local, params=local.params | {"head.bias": torch.full_like(local.params["head.bias"], 7.0)}
         )
 
     body = whole(["layers.0.weight"])
-    done = go([Turn(body, epochs=1), Change(zero), Turn(body, epochs=1)])
+    done = go([Turn(body, epochs=1), StateUpdate(zero), Turn(body, epochs=1)])
     assert (done.params["head.bias"] == 7.0).all()
-    late = go([Turn(body, epochs=2), Change(zero)])
+    late = go([Turn(body, epochs=2), StateUpdate(zero)])
     assert not torch.equal(done.params["layers.0.weight"], late.params["layers.0.weight"])
     assert torch.equal(MODEL.initial["head.bias"], worlds.module().double().head.bias)  # nobody else's changed
 
@@ -189,26 +189,26 @@ def test_a_change_is_made_between_turns() -> None:
 def test_moves_are_asked_for_when_a_turn_begins() -> None:
     """A change of masks counts for the turns behind it."""
 
-    def shut(local: Local) -> Local:
+    def shut(local: ClientState) -> ClientState:
         return dataclasses.replace(local, fixed={"mask": torch.zeros_like(local.fixed["mask"])})
 
-    def moves(local: Local) -> dict[str, Tensor]:
+    def moves(local: ClientState) -> dict[str, Tensor]:
         return {"head.weight": local.fixed["mask"]}
 
     mask = torch.ones(6, 3, 8, dtype=torch.bool)
     open_, closed = (
         go([Turn(moves, epochs=1)], begin(mask=mask)),
-        go([Change(shut), Turn(moves, epochs=1)], begin(mask=mask)),
+        go([StateUpdate(shut), Turn(moves, epochs=1)], begin(mask=mask)),
     )
     assert not torch.equal(open_.params["head.weight"][0], MODEL.initial["head.weight"])
     assert torch.equal(closed.params["head.weight"][0], MODEL.initial["head.weight"])
 
 
 def test_a_probe_hands_over_the_gradient_of_one_minibatch() -> None:
-    def keep(local: Local, grads: Params) -> Local:
+    def keep(local: ClientState, grads: Params) -> ClientState:
         return dataclasses.replace(local, fixed=grads)
 
-    done = go([Probe(["head.bias"], keep)], batch_size=64)
+    done = go([GradientPass(["head.bias"], keep)], batch_size=64)
     for i, n in enumerate(DATA.count.tolist()):
         rows = DATA.rows[i, :n]
         w = {k: t.clone() for k, t in MODEL.initial.items()}
@@ -228,10 +228,10 @@ def test_what_an_optimiser_remembers_outlives_the_session_where_it_is_told_to(ru
     assert any(n.startswith("kept/") and bool(t.any()) for n, t in first.fixed.items())
     second = go(
         [turn],
-        Local(first.params, tree.select(first.fixed, [n for n in first.fixed if n.startswith("kept/")])),
+        ClientState(first.params, tree.select(first.fixed, [n for n in first.fixed if n.startswith("kept/")])),
         **options,
     )
-    forgetful = go([turn], Local(first.params), **options)
+    forgetful = go([turn], ClientState(first.params), **options)
     whole_session = go([dataclasses.replace(turn, epochs=2)], **options)
     for n in NAMES:
         torch.testing.assert_close(second.params[n], whole_session.params[n], rtol=1e-10, atol=1e-12)
@@ -242,7 +242,7 @@ def test_what_was_remembered_is_not_overwritten_where_it_came_from() -> None:
     turn = Turn(whole(NAMES), epochs=1, optimizer=SGD(0.9), memory="kept")
     first = go([turn])
     copy = {n: t.clone() for n, t in first.fixed.items()}
-    go([turn], Local(first.params, first.fixed))
+    go([turn], ClientState(first.params, first.fixed))
     assert all(torch.equal(first.fixed[n], t) for n, t in copy.items())
 
 
@@ -259,21 +259,21 @@ def test_without_a_name_memory_lasts_from_turn_to_turn_of_a_session() -> None:
 
 
 def test_without_training_nothing_changes_and_the_cost_is_the_same() -> None:
-    def never(*args: object) -> Local:
+    def never(*args: object) -> ClientState:
         raise AssertionError("asked without training")
 
-    plays: list[Play] = [Survey(losses, never), Probe(["head.bias"], never), Turn(whole(NAMES), epochs=2)]  # type: ignore[arg-type]
-    local, told = play(TASK, begin(), plays, DATA, worlds.training(), RND, train=False)
+    plays: list[LocalWork] = [DataPass(losses, never), GradientPass(["head.bias"], never), Turn(whole(NAMES), epochs=2)]  # type: ignore[arg-type]
+    local, told = run_local_work(TASK, begin(), plays, DATA, worlds.training(), RND, train=False)
     assert all(torch.equal(local.params[n], begin().params[n]) for n in NAMES)
-    real: list[Play] = [Survey(losses, noted), Probe(["head.bias"], lambda now, grads: now), plays[2]]
-    _, work = play(TASK, begin(), real, DATA, worlds.training(), RND)
+    real: list[LocalWork] = [DataPass(losses, noted), GradientPass(["head.bias"], lambda now, grads: now), plays[2]]
+    _, work = run_local_work(TASK, begin(), real, DATA, worlds.training(), RND)
     assert torch.equal(told.flops, work.flops)
     assert torch.equal(told.dense_flops, work.dense_flops)
 
 
 def test_without_training_a_change_is_still_made() -> None:
     """Masks and payloads of a rehearsal are real."""
-    done = go([Change(lambda local: dataclasses.replace(local, fixed={"made": torch.ones(6)}))], train=False)
+    done = go([StateUpdate(lambda local: dataclasses.replace(local, fixed={"made": torch.ones(6)}))], train=False)
     assert done.fixed["made"].tolist() == [1.0] * 6
 
 
@@ -281,17 +281,17 @@ def test_without_training_a_change_is_still_made() -> None:
 
 
 def test_a_loss_that_is_a_mean_over_clients_is_refused() -> None:
-    def over_all(task: Task, local: Local, batch: Batch) -> Tensor:
+    def over_all(task: Task, local: ClientState, batch: Batch) -> Tensor:
         return task.loss(local.params, batch).mean()
 
     with pytest.raises(UserError, match=r"loss .*over_all must give one number for each client, shape \(6,\), .*\(\)"):
         go([Turn(whole(NAMES), loss=over_all, epochs=1)])
     with pytest.raises(UserError, match="one number for each client"):
-        go([Probe(NAMES, lambda local, grads: local, loss=over_all)])
+        go([GradientPass(NAMES, lambda local, grads: local, loss=over_all)])
 
 
 def test_a_loss_per_example_is_refused() -> None:
-    def per_row(task: Task, local: Local, batch: Batch) -> Tensor:
+    def per_row(task: Task, local: ClientState, batch: Batch) -> Tensor:
         return per_example(task.criterion, task.model(local.params, batch.x, batch.valid, batch.keys), batch.y)
 
     with pytest.raises(UserError, match=r"shape \(6,\), and gave shape \(6, 5\); use batch.mean"):
@@ -304,13 +304,13 @@ def test_a_loss_per_example_is_refused() -> None:
         (None, "Own.turns must return a list of turns; it gave nothing"),
         (Turn(whole(NAMES), epochs=1), "must return a list of turns; it gave a single one"),
         ([Turn], r"gave the class Turn; give an object of it, Turn\(...\)"),
-        ([whole(NAMES)], "each must be one of Turn, Probe, Survey, Change"),
+        ([whole(NAMES)], "each must be one of Turn, GradientPass, DataPass, StateUpdate"),
     ],
 )
 def test_what_is_no_list_of_turns_is_refused_in_a_line(given: object, why: str) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Own(Algorithm):
-        def turns(self, local: Local, rnd: Round) -> list[Play]:
+        def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
             return given  # type: ignore[return-value]
 
     with pytest.raises(UserError, match=why):

@@ -44,7 +44,7 @@ def test_blocks_are_whole_speeches_of_a_thousand_characters_or_more():
 
 def test_roles_are_clients_and_their_last_speeches_are_for_testing(home):
     roles = [
-        {"play": "P", "role": "ONCE", "speeches": ["Alone."]},
+        {"play": "P", "role": "ONCE", "speeches": ["SingleProcess."]},
         {"play": "P", "role": "TWICE", "speeches": ["One two.", "Three."]},
         {"play": "P", "role": "OFTEN", "speeches": ["x" * 1000] * 9 + ["y" * 500]},
     ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from personafl import Evaluation, FedAvg, Machine, Simulation, StackedModel
 from personafl.core import rng
 from personafl.models import MODELS
-from personafl.sim.layout import products
+from personafl.sim.execution_plan import products
 from tests import worlds
 
 kernels = pytest.importorskip("personafl.models.kernels", reason="needs Triton", exc_type=ImportError)

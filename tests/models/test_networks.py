@@ -178,7 +178,7 @@ def test_a_stack_of_residual_or_recurrent_networks_equals_each_client_alone(kind
     together, alone = (simulation(kind, name, chunk) for chunk in (100, 1))
     together.run()
     alone.run()
-    ready = [s.ready(s.model, s.everybody) for s in (together, alone)]
+    ready = [s.deployed_models(s.model, s.everybody) for s in (together, alone)]
     for n in ready[0]:
         torch.testing.assert_close(ready[0][n], ready[1][n], rtol=1e-7, atol=1e-7)
     assert any((ready[0][n] != together.model.initial[n]).any() for n in together.model.info.parameters)
@@ -203,7 +203,7 @@ def test_an_lstm_runs_per_client_inside_the_stacked_step() -> None:
     assert not model.whole
     kinds = {type(m.original).__name__ for m in model._folded.modules() if isinstance(m, PerClient)}
     assert kinds == {"LSTM"}  # the embedding and the head are batched over clients
-    assert model.parallel and not model.recordable  # it has no dropout between its layers
+    assert model.parallel and not model.capturable  # it has no dropout between its layers
 
 
 def test_a_full_resnet_takes_a_round() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from personafl.core import rng, tree
-from personafl.core.criteria import SLOPES, cross_entropy
+from personafl.core.criteria import CRITERION_GRADIENTS, cross_entropy
 from personafl.core.types import Batch, Task
 from personafl.models import CNN, MLP, MODELS, StackedModel
 
@@ -735,7 +735,7 @@ def test_the_initial_parameters_are_the_modules():
 
 
 @pytest.mark.parametrize(
-    ("name", "parallel", "recordable"),
+    ("name", "parallel", "capturable"),
     [
         ("mlp", True, True),
         ("batch norm", True, True),
@@ -745,10 +745,10 @@ def test_the_initial_parameters_are_the_modules():
         ("attention", False, False),
     ],
 )
-def test_only_models_that_seed_no_generator_run_in_threads(name, parallel, recordable):
+def test_only_models_that_seed_no_generator_run_in_threads(name, parallel, capturable):
     make, shape, _ = ZOO[name]
     model = build(make, shape)[0]
-    assert (model.parallel, model.recordable) == (parallel, recordable)
+    assert (model.parallel, model.capturable) == (parallel, capturable)
 
 
 @pytest.mark.parametrize("size", [SIZE, 1])
@@ -838,7 +838,7 @@ class Twice(nn.Module):
 def test_gradients_by_hand_are_those_of_autograd(module, shape, names):
     model = StackedModel(module, torch.randn(2, *shape)).to(torch.device("cpu"), torch.float64)
     params, batch = stacked_minibatch(model, *shape)
-    found = model.slopes(params, names, batch, SLOPES[cross_entropy])
+    found = model.closed_form_gradients(params, names, batch, CRITERION_GRADIENTS[cross_entropy])
     assert found is not None
     loss, grads = by_autograd(model, params, names, batch)
     torch.testing.assert_close(found[0], loss, rtol=1e-13, atol=1e-13)
@@ -861,7 +861,7 @@ def test_gradients_by_hand_are_those_of_autograd(module, shape, names):
 def test_gradients_are_left_to_autograd_where_more_happens(module, shape, names):
     model = StackedModel(module, torch.randn(2, *shape)).to(torch.device("cpu"), torch.float64)
     params, batch = stacked_minibatch(model, *shape)
-    assert model.slopes(params, names, batch, SLOPES[cross_entropy]) is None
+    assert model.closed_form_gradients(params, names, batch, CRITERION_GRADIENTS[cross_entropy]) is None
 
 
 def test_what_enters_the_head_is_seen_in_a_row_of_linear_layers():

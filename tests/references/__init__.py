@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from tests.references.base import Reference
-from tests.references.baselines import FedAvg, FedAvgFT, FedPer, FedProx, FedRep, LGFedAvg, Local
-from tests.references.beside import APFL, FML, Ditto
+from tests.references.baselines import FedAvg, FedAvgFT, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 from tests.references.contributing import COPFL
 from tests.references.correcting import MOON, FedMMD, FedNova, Scaffold
 from tests.references.fusing import FLDA, FedFu
 from tests.references.inheriting import FedPHP
 from tests.references.selecting import FedDST, FedPAC, FedSelect
+from tests.references.two_models import APFL, FML, Ditto
 from tests.references.warming import FedPeWS, FedPeWSFixed
 
 REFERENCES: dict[str, type[Reference]] = {
-    "local": Local,
+    "local": LocalOnly,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedprox": FedProx,

@@ -10,7 +10,7 @@ from tests.reference import Params
 from tests.references.base import HEAD, Reference
 
 
-class Local(Reference):
+class LocalOnly(Reference):
     """Every client by itself, trained when it is sampled."""
 
     def __init__(self, module: nn.Module, federation: Federation, training: Training) -> None:

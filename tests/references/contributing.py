@@ -123,7 +123,7 @@ class COPFL(Reference):
         cohort = self.cohort(number)
         predictions = {n: self.prediction_score(n) for n in cohort}
         before = {n: self.members[n].last for n in cohort}
-        uploads = {n: self.session(n, number) for n in cohort}
+        uploads = {n: self.usual_turn(n, number) for n in cohort}
         for n in cohort:
             if self.scoring == "cowa-server":
                 gradient = self.server_score(n, uploads, before)
@@ -155,7 +155,7 @@ class COPFL(Reference):
         """What these uploads make of the model before: w + eta_g (aggregate - w), as everywhere."""
         return self.before + self.training.server_lr * (self.aggregated(uploads) - self.before)
 
-    def session(self, n: int, number: int) -> Upload:
+    def usual_turn(self, n: int, number: int) -> Upload:
         """Algorithm 2: both phases of MAMO, then PWPM; returns what the client uploads."""
         member = self.members[n]
         start = self.model_of(n)

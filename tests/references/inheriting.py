@@ -45,7 +45,7 @@ class FedPHP(Reference):
         """Algorithm 1, one round."""
         cohort, uploads = self.cohort(number), []
         for k in cohort:
-            student = self.session(k, number)
+            student = self.usual_turn(k, number)
             mu, old = self.mu(k, number), self.inherited[k]
             # theta_p <- (1 - mu_k) theta_s^k + mu_k theta_p, once, after local training; z^k counts from then on.
             self.inherited[k] = {name: (1 - mu) * student[name] + mu * old[name] for name in self.names}
@@ -54,7 +54,7 @@ class FedPHP(Reference):
             uploads.append(student)
         self.server = self.moved(self.server, self.mean(uploads, cohort))
 
-    def session(self, k: int, number: int) -> Params:
+    def usual_turn(self, k: int, number: int) -> Params:
         """theta_s^k: local training from theta_s with the kept theta_p^k as a frozen teacher."""
         teacher = dict(self.inherited[k])
 

@@ -18,7 +18,7 @@ from personafl import (
     Evaluation,
     FedAvg,
     Federation,
-    Local,
+    LocalOnly,
     Machine,
     Simulation,
     Source,
@@ -92,12 +92,12 @@ def own_rows(sim: Simulation, client: int) -> Tensor:
 
 def accuracy(sim: Simulation, client: int, images: Tensor, labels: Tensor) -> float:
     """Of a client's model on images shown one by one."""
-    mine = Client(client, sim, sim.ready(sim.model, torch.tensor([client])))
+    mine = Client(client, sim, sim.deployed_models(sim.model, torch.tensor([client])))
     right = [int(mine.predict(x[None]).argmax()) == int(y) for x, y in zip(images, labels, strict=True)]
     return sum(right) / len(right)
 
 
-METHODS = [Local(), Ditto(), DMPFLPlus(iterations=1, allocation="erk")]
+METHODS = [LocalOnly(), Ditto(), DMPFLPlus(iterations=1, allocation="erk")]
 
 
 @pytest.mark.parametrize(("channels", "as_bytes"), [(1, False), (3, True)])
@@ -148,7 +148,7 @@ def test_scores_that_are_more_than_right_or_wrong_stay_numbers() -> None:
 def test_newcomers_have_arrays_of_their_own() -> None:
     whole = federation()
     fed = dataclasses.replace(whole, num_clients=4, unseen=2)
-    sim = played(Local(), fed)
+    sim = played(LocalOnly(), fed)
     found = sim.evaluations()
     held = final.newcomers(found)
     assert found["ids"].tolist() == [0, 1, 2, 3] and held["ids"].tolist() == [4, 5]
@@ -161,7 +161,7 @@ def test_newcomers_have_arrays_of_their_own() -> None:
     for client, place in ((4, slice(0, 1)), (5, slice(1, 9))):
         rows = own_rows(sim, client)
         assert held["rows"][place].tolist() == rows.tolist()
-        model = Client(client, sim, sim.joined(sim.model, torch.tensor([client])))
+        model = Client(client, sim, sim.newcomer_models(sim.model, torch.tensor([client])))
         right = model.predict(whole.source.x[rows]).argmax(1) == whole.source.y[rows]
         assert held["scores"][place].tolist() == right.float().tolist()
 
@@ -251,7 +251,7 @@ def test_scores_lie_where_edges_say() -> None:
         mine = slice(found["edges"][client], found["edges"][client + 1])
         rows = own_rows(sim, client)
         assert found["rows"][mine].tolist() == rows.tolist()
-        model = Client(client, sim, sim.ready(sim.model, torch.tensor([client])))
+        model = Client(client, sim, sim.deployed_models(sim.model, torch.tensor([client])))
         right = model.predict(sim.federation.source.x[rows]).argmax(1) == sim.federation.source.y[rows]
         assert found["scores"][mine].tolist() == right.float().tolist()
         for d in range(2):

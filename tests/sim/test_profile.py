@@ -117,7 +117,7 @@ def test_ranks_are_reported_by_their_mean() -> None:
         lap = {"round": 0, "phase": "train", "seconds": training + waiting, "parts": parts}
         return {"seconds": training + waiting, "parts": parts, "rounds": [lap]}
 
-    found = profile.joined([report(3.0, 1.0), report(1.0, 3.0)])
+    found = profile.merged([report(3.0, 1.0), report(1.0, 3.0)])
     assert (found["seconds"], found["parts"]["training"], found["parts"]["waiting"]) == (4, 2, 2)
     assert (found["rounds"][0]["seconds"], found["rounds"][0]["parts"]["waiting"]) == (4, 2)
     assert [r["waiting"] for r in found["ranks"]] == [1, 3]

@@ -24,7 +24,7 @@ import personafl
 from personafl import ALGORITHMS, DMPFL, Algorithm, Ditto, Evaluation, FedAvg, FedPAC, Machine, Simulation
 from personafl.core.types import Params
 from personafl.sim import ranks
-from personafl.sim.ranks import Alone, balanced
+from personafl.sim.ranks import SingleProcess, balanced
 from tests import checks, worlds
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ HANGS = 1800  # seconds: no machine is that slow
 FEDERATION, MODEL = worlds.federation(), worlds.model()
 
 
-class Threaded(Alone):
+class Threaded(SingleProcess):
     """Ranks that are threads of one process; what they exchange is pickled, as between processes."""
 
     def __init__(self, rank: int, size: int, box: list[bytes], gate: threading.Barrier) -> None:
@@ -60,7 +60,7 @@ class Threaded(Alone):
         return {n: torch.stack([p[n] for p in found]).sum(0) for n in found[0]} if found else {}
 
 
-def together(size: int, work: Callable[[Alone], T]) -> list[T]:
+def together(size: int, work: Callable[[SingleProcess], T]) -> list[T]:
     """What every one of so many ranks makes of the same work."""
     box, gate = [b""] * size, threading.Barrier(size)
     out: dict[int, T] = {}
@@ -84,12 +84,12 @@ def together(size: int, work: Callable[[Alone], T]) -> list[T]:
     return [out[r] for r in range(size)]
 
 
-def simulated(algorithm: Algorithm, world: Alone | None = None, **options: Any) -> Simulation:
+def simulated(algorithm: Algorithm, world: SingleProcess | None = None, **options: Any) -> Simulation:
     evaluation = options.pop("evaluation", Evaluation(eval_every=2, draws=2, degrees=(0.5, 1.0)))
     fed = options.pop("fed", FEDERATION)
     rounds = 8 if isinstance(algorithm, DMPFL) else 4
     own = worlds.training(**({"num_rounds": rounds, "local_epochs": 1} | options))
-    sim = Simulation(fed, MODEL, algorithm, own, evaluation, machine=Machine(ranks=world or Alone()))
+    sim = Simulation(fed, MODEL, algorithm, own, evaluation, machine=Machine(ranks=world or SingleProcess()))
     sim.run()
     return sim
 
@@ -165,7 +165,7 @@ def test_three_ranks_give_the_numbers_of_one(name: str) -> None:
     algorithm = ALGORITHMS[name](**DAMPED.get(name, {}))
     alone = simulated(algorithm)
 
-    def work(world: Alone) -> Simulation:
+    def work(world: SingleProcess) -> Simulation:
         sim = simulated(algorithm, world)
         sim.collect()
         return sim
@@ -186,7 +186,7 @@ def test_three_ranks_give_the_numbers_of_one(name: str) -> None:
 def test_evaluation_is_that_of_one_rank(algorithm: Algorithm, evaluation: Evaluation) -> None:
     alone = simulated(algorithm, evaluation=evaluation)
 
-    def work(world: Alone) -> tuple[Simulation, Any]:
+    def work(world: SingleProcess) -> tuple[Simulation, Any]:
         sim = simulated(algorithm, world, evaluation=evaluation)
         return sim, sim.evaluations()
 
@@ -276,7 +276,7 @@ def begun(how, rank, port):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=port)
     sys.stdout = open(f"{how}-{rank}", "w")
     try:
-        with ranks.joined("cpu", datetime.timedelta(seconds=HANGS)) as world:
+        with ranks.process_group("cpu", datetime.timedelta(seconds=HANGS)) as world:
             played(world, how)
     except ConnectionError as e:
         print(e, flush=True)
@@ -344,7 +344,7 @@ def test_each_process_takes_a_gpu_of_its_machine(monkeypatch: pytest.MonkeyPatch
 
 def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with ranks.joined("cpu") as world:
-        assert type(world) is Alone
+    with ranks.process_group("cpu") as world:
+        assert type(world) is SingleProcess
         assert world.gather(3) == world.first(3) == [3]
     assert ranks.device_of("cuda:1") == "cuda:1"

@@ -17,7 +17,7 @@ from personafl import ALGORITHMS, DMPFL, Ditto, Evaluation, Federation, Result, 
 from personafl.core.store import HOST, Store, row_bytes
 from personafl.data.federated import LAZY_FROM, LazySplit
 from personafl.data.ragged import Ragged
-from personafl.sim import layout
+from personafl.sim import execution_plan
 from tests import worlds
 
 KEEPS = ("ditto", "scaffold", "fedpac", "fedselect", "co-pfl", "fedphp", "dm-pfl", "fedavg-ft")
@@ -77,26 +77,26 @@ def test_stacks_smaller_than_the_cohort_give_the_same_numbers(
 def test_rows_go_to_the_first_home_with_four_times_their_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpu = torch.device("cuda")
     free = {"cuda": 4000.0, "cpu": 8000.0}
-    monkeypatch.setattr(layout, "_free", lambda device: free[device.type])
-    home = [layout.housed("auto", rows, 10, gpu, None, tmp_path)[0] for rows in (100, 101, 200, 201)]
+    monkeypatch.setattr(execution_plan, "_free", lambda device: free[device.type])
+    home = [execution_plan.store_location("auto", rows, 10, gpu, None, tmp_path)[0] for rows in (100, 101, 200, 201)]
     assert home == [gpu, HOST, HOST, tmp_path]
-    assert layout.housed("auto", 201, 10, HOST, None, tmp_path)[0] == tmp_path
-    assert layout.housed("device", 400, 10, gpu, None, None)[0] == gpu
+    assert execution_plan.store_location("auto", 201, 10, HOST, None, tmp_path)[0] == tmp_path
+    assert execution_plan.store_location("device", 400, 10, gpu, None, None)[0] == gpu
     with pytest.raises(ValueError, match=r"store='device': up to 401 clients of 10 bytes, .* use auto or a folder"):
-        layout.housed("device", 401, 10, gpu, None, None)
-    temporary = layout.housed("auto", 201, 10, HOST, None, None)[0]
+        execution_plan.store_location("device", 401, 10, gpu, None, None)
+    temporary = execution_plan.store_location("auto", 201, 10, HOST, None, None)[0]
     assert isinstance(temporary, Path) and temporary.is_dir()
 
 
 def test_what_is_left_of_a_limit_is_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, gib = torch.device("cuda"), 2**30
-    monkeypatch.setattr(layout, "_used", lambda device: 0.5 * gib)
-    monkeypatch.setattr(layout, "_free", lambda device: 100.0 * gib)
-    home, room = layout.housed("auto", 10, gib // 40, gpu, 2.5, None)
+    monkeypatch.setattr(execution_plan, "_used", lambda device: 0.5 * gib)
+    monkeypatch.setattr(execution_plan, "_free", lambda device: 100.0 * gib)
+    home, room = execution_plan.store_location("auto", 10, gib // 40, gpu, 2.5, None)
     assert home == gpu
     assert room == pytest.approx(0.8 * (2.5 - 0.5 - 0.25) * gib)
     with pytest.raises(ValueError, match=r"memory=0.4: 0.50 GiB are in use before the first round; allow more"):
-        layout.housed("auto", 10, 10, gpu, 0.4, None)
+        execution_plan.store_location("auto", 10, 10, gpu, 0.4, None)
 
 
 def test_a_run_expects_the_clients_its_stages_come_across() -> None:
@@ -206,8 +206,10 @@ def test_nothing_of_a_stack_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None
 def test_results_of_workers_do_not_pile_up() -> None:
     """A reader that stops after the first result has let few others be begun."""
     begun = []
-    plan = layout.Layout(1, 2, 1)
-    found = layout.each(plan, worlds.model(), torch.arange(1000), lambda _, ids: begun.append(ids), lambda ids: ids)
+    plan = execution_plan.ExecutionPlan(1, 2, 1)
+    found = execution_plan.each(
+        plan, worlds.model(), torch.arange(1000), lambda _, ids: begun.append(ids), lambda ids: ids
+    )
     next(found)
     found.close()  # type: ignore[attr-defined]
     assert len(begun) <= 4 * 2 + 1
@@ -238,7 +240,7 @@ algorithm = ALGORITHMS[name](**({"iterations": 1} if name == "dm-pfl" else {}))
 machine = Machine(memory=limit and limit / 2**30)
 sim = Simulation(fed, model, algorithm, training, Evaluation(shift="none"), machine=machine)
 sim.run()
-print(json.dumps({"peak": memory("VmHWM:"), "limit": limit, "chunk": sim.layout.chunk}))
+print(json.dumps({"peak": memory("VmHWM:"), "limit": limit, "chunk": sim.plan.chunk}))
 """
 
 

@@ -9,11 +9,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from personafl import ALGORITHMS, DMPFL, Algorithm, Ditto, Evaluation, FedAvg, FedRep, Local, Simulation, StackedModel
+from personafl import (
+    ALGORITHMS,
+    DMPFL,
+    Algorithm,
+    Ditto,
+    Evaluation,
+    FedAvg,
+    FedRep,
+    LocalOnly,
+    Simulation,
+    StackedModel,
+)
 from personafl.core import tree
 from personafl.core.types import Stage
 from personafl.sim.accounting import add, total
-from personafl.sim.layout import PASS, Layout, choose
+from personafl.sim.execution_plan import PASS, ExecutionPlan, choose
 from tests import worlds
 
 
@@ -54,7 +65,7 @@ def test_clients_run_one_per_thread_with_the_same_result(module: nn.Module) -> N
     model = StackedModel(module, worlds.federation("cnn").source.x[:2])
     assert not model.stacks and model.parallel
     one, two = (worlds.simulation(Ditto(), "cnn", join_ratio=1.0, num_rounds=3, model=model) for _ in range(2))
-    one.layout, two.layout = Layout(1, 1, 1), Layout(1, 2, 1)
+    one.plan, two.plan = ExecutionPlan(1, 1, 1), ExecutionPlan(1, 2, 1)
     one.run()
     two.run()
     assert torch.get_num_threads() == 1
@@ -83,12 +94,12 @@ def test_float32_stacks_agree_up_to_rounding() -> None:
 
 
 def test_accuracy_over_clients_is_the_mean_of_each_clients_own() -> None:
-    sim = worlds.simulation(Local(), evaluation=Evaluation(shift="none", eval_every=100))
+    sim = worlds.simulation(LocalOnly(), evaluation=Evaluation(shift="none", eval_every=100))
     sim.run()
     table, shift = sim.clients_table()
     assert shift is None
     found = []
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     for c in range(6):
         rows = sim.federation.examples("test", torch.tensor([c])).rows[0]
         module = sim.model.client({n: t[c] for n, t in ready.items()})
@@ -105,19 +116,22 @@ def test_evaluating_selected_clients_after_local_training() -> None:
     late = Evaluation(shift="none", eval_every=1, when="after_local", clients="selected")
     sim = worlds.simulation(FedAvg(), evaluation=late, num_rounds=1, lr=0.5, local_epochs=8)
     ids = sim.cohort(sim.schedule[0])
-    alone = worlds.simulation(Local(), num_rounds=1, lr=0.5, local_epochs=8, evaluation=Evaluation(shift="none"))
+    alone = worlds.simulation(LocalOnly(), num_rounds=1, lr=0.5, local_epochs=8, evaluation=Evaluation(shift="none"))
     sim.run()
     alone.run()
     by_client = {r["client"]: r["accuracy"] for r in alone.clients_table()[0]}
     assert sim.rows[-1]["personal"]["mean"] == pytest.approx(sum(by_client[int(c)] for c in ids) / len(ids))
-    judged, sent = sim.judged(sim.model, ids), sim.ready(sim.model, ids)  # just trained, and what the server has then
+    judged, sent = (
+        sim.evaluated_models(sim.model, ids),
+        sim.deployed_models(sim.model, ids),
+    )  # just trained, and what the server has then
     assert not torch.allclose(judged["head.weight"], sent["head.weight"])
 
 
 def test_a_keyed_sample_of_clients_can_be_scored() -> None:
     few = Evaluation(shift="donor", eval_every=100, clients=2)
     sim, again = (worlds.simulation(FedAvg(), evaluation=few) for _ in range(2))
-    assert torch.equal(sim.scored(sim.schedule[0]), again.scored(again.schedule[-1]))
+    assert torch.equal(sim.evaluated_clients(sim.schedule[0]), again.evaluated_clients(again.schedule[-1]))
     sim.run()
     assert len(sim.clients_table()[0]) == 2
 
@@ -205,7 +219,7 @@ def test_normed_models_with_dropout_stack(name: str, policy: str) -> None:
     alone.run()
     for n in together.server:
         torch.testing.assert_close(together.server[n], alone.server[n], rtol=1e-7, atol=1e-7)
-    ready = [s.ready(s.model, s.everybody) for s in (together, alone)]
+    ready = [s.deployed_models(s.model, s.everybody) for s in (together, alone)]
     for n in ready[0]:
         torch.testing.assert_close(ready[0][n], ready[1][n], rtol=1e-7, atol=1e-7)
     assert together.rows[-1]["personal"] == pytest.approx(alone.rows[-1]["personal"])
@@ -218,11 +232,11 @@ def test_frozen_parameters_are_neither_stacked_nor_sent(name: str) -> None:
     before = sim.model.module.first.weight.clone()  # type: ignore[union-attr]
     sim.run()
     frozen = {"first.weight", "first.bias"}
-    names = set(sim.server) | set(sim.store.gather(sim.everybody)) | set(sim.ready(sim.model, sim.everybody))
+    names = set(sim.server) | set(sim.store.gather(sim.everybody)) | set(sim.deployed_models(sim.model, sim.everybody))
     assert not any(n.endswith(tuple(frozen)) for n in names)
     assert torch.equal(sim.model.module.first.weight, before)  # type: ignore[union-attr]
     client = sim.model.client(
-        {n: t[0] for n, t in tree.select(sim.ready(sim.model, sim.everybody), model.info.shapes).items()}
+        {n: t[0] for n, t in tree.select(sim.deployed_models(sim.model, sim.everybody), model.info.shapes).items()}
     )
     assert torch.equal(client.first.weight, before)  # type: ignore[union-attr]
 
@@ -239,7 +253,7 @@ def test_loss_and_metric_can_be_ones_own() -> None:
     sim = worlds.simulation(FedAvg(), criterion=absolute_error, metric=near, lr=0.02, num_rounds=30)
     sim.run()
     assert sim.rows[-1]["loss"] < 0.5 * sim.rows[0]["loss"]
-    ready = sim.ready(sim.model, sim.everybody)
+    ready = sim.deployed_models(sim.model, sim.everybody)
     scores = []
     for c in range(6):
         rows = sim.federation.examples("test", torch.tensor([c])).rows[0]

@@ -30,7 +30,7 @@ from personafl import (
     FedRep,
     FedSelect,
     LGFedAvg,
-    Local,
+    LocalOnly,
     Scaffold,
     Simulation,
 )
@@ -68,7 +68,7 @@ def joined(algorithm: Algorithm, **options: Any) -> tuple[Simulation, dict[str, 
     """A finished run, and what its newcomers predict with."""
     sim = simulation(algorithm, **options)
     sim.run()
-    return sim, sim.joined(sim.model, largest_first(sim.federation, NEW))
+    return sim, sim.newcomer_models(sim.model, largest_first(sim.federation, NEW))
 
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
@@ -139,7 +139,7 @@ def test_newcomers_of_every_method_have_an_accuracy(finished: Finished) -> None:
 def test_newcomers_in_a_stack_are_newcomers_alone(finished: Finished) -> None:
     _, sim, together = finished
     for i, c in enumerate(largest_first(sim.federation, NEW).tolist()):
-        alone = sim.joined(sim.model, torch.tensor([c]))
+        alone = sim.newcomer_models(sim.model, torch.tensor([c]))
         checks.assert_agree({n: t[i : i + 1] for n, t in together.items()}, alone, 1e-10)
 
 
@@ -172,7 +172,7 @@ def test_a_newcomer_to_a_shared_head_trains_features_under_it() -> None:
 
 
 def test_a_newcomer_to_nobody_trains_the_initial_model() -> None:
-    sim, ready = joined(Local(), batch_size=64)
+    sim, ready = joined(LocalOnly(), batch_size=64)
     c = int(largest_first(sim.federation, NEW)[0])
     g = checks.gradient(dict(sim.model.initial), *checks.rows_of(sim, c))
     checks.assert_close({n: t - 0.1 * g[n] for n, t in sim.model.initial.items()}, {n: t[0] for n, t in ready.items()})
@@ -239,7 +239,7 @@ def test_a_newcomer_to_co_pfl_answers_with_all_it_trained() -> None:
 def test_newcomers_draw_batches_nobody_drew_in_training() -> None:
     """Their session has a round number of its own, behind the last."""
     sim, first = joined(FedAvgFT())
-    again = sim.joined(sim.model, largest_first(sim.federation, NEW))
+    again = sim.newcomer_models(sim.model, largest_first(sim.federation, NEW))
     checks.assert_agree(first, again)
     late = simulation(FedAvgFT())
     assert [s.number for s in late.schedule][-1] == 3  # the session is of round 4

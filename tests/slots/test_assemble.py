@@ -11,7 +11,7 @@ from torch import Tensor
 
 from personafl import COPFL, DMPFL, Algorithm, FedAvg, FedPeWS, FedPeWSFixed, FedRep, Inherit
 from personafl.core import tree
-from personafl.core.algorithm import Local
+from personafl.core.algorithm import ClientState
 from personafl.core.types import Download, Params, Payload, Round, Setup
 from personafl.slots.assemble import assembled
 from personafl.slots.contribution import Contribution
@@ -87,29 +87,29 @@ class Watchful(FedAvg):
         assert parts <= {"count", "covered"}, parts
 
     def init_server(self, params: Params) -> Params:
-        return super().init_server(params) | {"count/at": torch.zeros(())}
+        return super().init_server(params) | {"aux/at": torch.zeros(())}
 
     def init_known(self, params: Params, ids: Tensor) -> Params:
-        return {"count/of": torch.zeros(len(ids))}
+        return {"aux/of": torch.zeros(len(ids))}
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
-        return {"count/own": torch.zeros(len(ids))}
+        return {"aux/own": torch.zeros(len(ids))}
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         self._look(server, known)
-        return super().download(tree.exclude(server, ["count/at"]), known, rnd)
+        return super().download(tree.exclude(server, ["aux/at"]), known, rnd)
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         self._look(kept, down)
-        return Local(tree.values(down))
+        return ClientState(tree.values(down))
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         self._look(local.params)
         return super().upload(local, rnd)
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         self._look(kept)
-        return {"count/own": kept["count/own"] + 1}
+        return {"aux/own": kept["aux/own"] + 1}
 
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
         self._look(server, known, upload)
@@ -121,12 +121,12 @@ class Watchful(FedAvg):
 
     def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         self._look(known, upload)
-        return {"count/of": known["count/of"] + 1}
+        return {"aux/of": known["aux/of"] + 1}
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         self._look(server, sums)
-        mean = super().aggregate(tree.exclude(server, ["count/at"]), sums, rnd)
-        return mean | {"count/at": server["count/at"] + 1}
+        mean = super().aggregate(tree.exclude(server, ["aux/at"]), sums, rnd)
+        return mean | {"aux/at": server["aux/at"] + 1}
 
     def personal(self, kept: Params, down: Payload) -> Params:
         self._look(kept, down)
@@ -151,9 +151,9 @@ def test_a_method_never_sees_what_the_parts_around_it_add_and_keeps_what_is_its_
     sim = checks.played(FedPeWS(base=algorithm, warmup_share=0.25) if warm else algorithm, **SHORT)
     rounds = 3 if warm else 4  # of its own
     joins = [sum(c in sim.cohort(s).tolist() for s in sim.schedule[-rounds:]) for c in range(6)]
-    assert float(sim.server["count/at"]) == rounds
-    assert checks.everyone(sim)["count/own"].tolist() == joins
-    assert sim.known.gather(sim.everybody)["count/of"].tolist() == joins
+    assert float(sim.server["aux/at"]) == rounds
+    assert checks.everyone(sim)["aux/own"].tolist() == joins
+    assert sim.known.gather(sim.everybody)["aux/of"].tolist() == joins
 
 
 def test_together_a_stack_equals_each_client_alone(algorithm: Algorithm) -> None:
@@ -170,8 +170,8 @@ def test_together_nothing_hidden_crosses_the_network(algorithm: Algorithm) -> No
 
 def test_the_base_of_a_warm_up_has_its_slots_filled() -> None:
     sim = checks.played(TOGETHER["fedpews before dm-pfl, inherited, adaptive"], **SHORT)
-    kept, ready = checks.everyone(sim), sim.ready(sim.model, sim.everybody)
-    assert torch.equal(kept["inherited/count/sessions"] > 0, kept["count/refined"] > 0)
+    kept, ready = checks.everyone(sim), sim.deployed_models(sim.model, sim.everybody)
+    assert torch.equal(kept["inherited/aux/sessions"] > 0, kept["aux/refined"] > 0)
     assert {"base_entropy/own", "base_entropy/global"} <= ready.keys()
     by_weight = checks.played(TOGETHER["fedpews-fixed before fedavg by contribution"], **SHORT)
     assert by_weight.server["cowa/totals"].tolist()[-2] > 0  # of the last of its own rounds

@@ -20,13 +20,13 @@ from personafl import (
     FedPAC,
     FedRep,
     FedSelect,
-    Local,
+    LocalOnly,
     Simulation,
     StackedModel,
 )
 from personafl.core import tree
 from personafl.core.types import Download, Masked, Params, Round, Setup, Stage
-from personafl.sim.rehearsal import rehearse
+from personafl.sim.dry_run import estimate_cost
 from personafl.slots.assemble import assembled
 from personafl.slots.contribution import Contribution, _apart
 from tests import checks, worlds
@@ -239,7 +239,7 @@ RECOMPUTED: dict[str, Algorithm] = {
 
 
 def stepped(sim: Simulation) -> tuple[Tensor, list[Params]]:
-    """Play a round; the clients of it, and what its aggregation gives without each of them."""
+    """LocalWork a round; the clients of it, and what its aggregation gives without each of them."""
     number, ids, done = checks.rehearsed(sim)
     method, server, known = sim.algorithm, sim.server, sim.known.gather(ids)
     assert isinstance(method, Contribution)
@@ -498,14 +498,14 @@ def test_a_method_that_sends_directions_is_compared_by_what_they_stand_for() -> 
 @pytest.mark.parametrize("weights", ["cowa", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"])
 def test_who_sends_nothing_cannot_be_weighed(weights: str) -> None:
     with pytest.raises(ValueError, match=f"weights='{weights}': Local sends nothing to be weighed"):
-        worlds.simulation(Local(weights=weights))
+        worlds.simulation(LocalOnly(weights=weights))
 
 
 @pytest.mark.parametrize("weights", ["cowa", "cowa-prediction"])
 def test_the_rehearsal_of_a_sparse_method_keeps_its_mask(weights: str) -> None:
     """Without training nobody has a score; they then count alike, and what travels is what else would."""
     costs = [
-        rehearse(FedDST(weights=w), worlds.model(), worlds.training(), num_clients=6, examples=14)
+        estimate_cost(FedDST(weights=w), worlds.model(), worlds.training(), num_clients=6, examples=14)
         for w in (weights, "uniform")
     ]
     assert costs[0].down_bytes == costs[1].down_bytes + 8 * 0.5 * number_and_name("cowa/share")

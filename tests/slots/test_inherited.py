@@ -51,7 +51,7 @@ def test_the_inherited_model_is_complete_and_mixes_trained_ones(base) -> None:
         now = tree.under(sim.store.gather(ids), PREFIX)
         for n in sim.model.info.shapes:
             torch.testing.assert_close(now[n], (1 - mu) * done.local.params[n] + mu * before[n])
-    ready = sim.ready(sim.model, ids)
+    ready = sim.deployed_models(sim.model, ids)
     checks.assert_agree(ready, tree.select(now, sim.model.info.shapes))
 
 

@@ -14,12 +14,12 @@ from personafl import Ditto, FedAvg, Inherit, config
 from personafl.cli import app
 from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Answers
 from personafl.core.types import Model, Params, Payload, Round, Sweep
-from personafl.slots.wrapper import Part
+from personafl.slots.wrapper import MethodWrapper
 from tests import worlds
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquaredSizes(Part):
+class SquaredSizes(MethodWrapper):
     """Clients count by the square of their number of examples."""
 
     prefix: ClassVar[str] = "squared"
@@ -68,7 +68,7 @@ def test_weights_of_ones_own_reach_the_mean() -> None:
     plain = sims[0].algorithm.summands(
         {"w": torch.tensor([[1.0], [0.0]])}, torch.tensor([3.0, 1.0]), Round(sims[0].schedule[0], 0.1)
     )
-    assert float(plain["w"].sum() / plain["count/weight"].sum()) == 0.75
+    assert float(plain["w"].sum() / plain["aux/weight"].sum()) == 0.75
     examples = torch.tensor([3.0, 1.0])
     counted = sims[1].algorithm.weigh({}, {}, {}, examples, Round(sims[1].schedule[0], 0.1))
     assert counted.tolist() == [9.0, 1.0]  # so the mean of 1 and 0 would be 9 / 10
@@ -94,7 +94,7 @@ def test_inference_of_ones_own_joins_both_models() -> None:
     sim = worlds.simulation(Ditto(inference="mean"), num_rounds=2)
     sim.run()
     ids = torch.tensor([0, 5])
-    ready = sim.ready(sim.model, ids)
+    ready = sim.deployed_models(sim.model, ids)
     x = sim.federation.source.x[:4].expand(2, -1, -1)
     own = sim.model({n: t for n, t in ready.items() if "/" not in n}, x)
     common = sim.model({n.removeprefix("global/"): t for n, t in ready.items() if n.startswith("global/")}, x)

@@ -18,7 +18,7 @@ from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedselect import FedSelect
 from personafl.algorithms.fml import FML
 from personafl.algorithms.fusing import FLDA, FedFu
-from personafl.algorithms.local_only import Local
+from personafl.algorithms.local_only import LocalOnly
 from personafl.algorithms.moon import MOON, FedMMD
 from personafl.algorithms.scaffold import Scaffold
 from personafl.core.algorithm import Algorithm
@@ -48,12 +48,12 @@ __all__ = [
     "FedRep",
     "FedSelect",
     "LGFedAvg",
-    "Local",
+    "LocalOnly",
     "Scaffold",
 ]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    "local": Local,
+    "local": LocalOnly,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedprox": FedProx,

@@ -14,15 +14,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.beside import Beside
+from personafl.algorithms.two_models import TwoModels
 from personafl.core import cost, tree
-from personafl.core.algorithm import Local, Play, Probe, setting
+from personafl.core.algorithm import ClientState, GradientPass, LocalWork, setting
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(Beside):
+class APFL(TwoModels):
     """FedAvg, and beside it a private model; a client answers with their mixture."""
 
     evaluates: ClassVar[str] = "alpha times the private model plus 1 - alpha times the global one"
@@ -36,36 +36,36 @@ class APFL(Beside):
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         like = next(iter(params.values()))
-        alpha = {"count/alpha": torch.full((), self.alpha, dtype=like.dtype, device=like.device)}
+        alpha = {"aux/alpha": torch.full((), self.alpha, dtype=like.dtype, device=like.device)}
         return super().init_clients(params, ids) | tree.stack(alpha, len(ids))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
-        def adapt(now: Local, grads: Params) -> Local:
-            alpha = (now.params["count/alpha"] - rnd.lr * grads["count/alpha"]).clamp(0, 1)
-            return replace(now, params=now.params | {"count/alpha": alpha})
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        def adapt(now: ClientState, grads: Params) -> ClientState:
+            alpha = (now.params["aux/alpha"] - rnd.lr * grads["aux/alpha"]).clamp(0, 1)
+            return replace(now, params=now.params | {"aux/alpha": alpha})
 
         both = self.both(self._losses)
-        learn = Probe(["count/alpha"], adapt, first=True, loss=self._mixed, flops=3 * cost.forward_pass(self.info))
+        learn = GradientPass(["aux/alpha"], adapt, first=True, loss=self._mixed, flops=3 * cost.forward_pass(self.info))
         return [learn, both] if self.learn_alpha else [both]
 
     def _mixture(self, params: Params, common: Params) -> Params:
         """vbar; running statistics are the private model's."""
-        private, alpha = tree.under(params, "personal"), params["count/alpha"]
+        private, alpha = tree.under(params, "personal"), params["aux/alpha"]
         mixed = {}
         for n in self.info.parameters:
             share = tree.column(alpha, private[n])
             mixed[n] = share * private[n] + (1 - share) * common[n]
         return private | mixed
 
-    def _mixed(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _mixed(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         fixed = {n: local.params[n].detach() for n in self.info.parameters}
         return task.loss(self._mixture(local.params, fixed), batch)
 
-    def _losses(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _losses(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         return task.loss(local.params, batch) + self._mixed(task, local, batch)
 
     def personal(self, kept: Params, down: Payload) -> Params:
         return self._mixture(kept, tree.values(down))
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         return self._mixture(local.params, local.params)

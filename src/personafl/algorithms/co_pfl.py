@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Change, Local, Play, choose, setting
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, StateUpdate, choose, setting
 from personafl.core.errors import UserError
 from personafl.core.optim import Adam
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round
@@ -81,7 +81,7 @@ class COPFL(Algorithm):
     # State
 
     def init_server(self, params: Params) -> Params:
-        return super().init_server(params) | {"count/union": torch.zeros((), device=next(iter(params.values())).device)}
+        return super().init_server(params) | {"aux/union": torch.zeros((), device=next(iter(params.values())).device)}
 
     def init_coverage(self, params: Params) -> Params:
         kind = torch.bool if self.server_rule == "literal" else None  # there a position is averaged over all or stays
@@ -91,7 +91,7 @@ class COPFL(Algorithm):
         model = tree.stack({n: params[n] for n in self.info.parameters}, len(ids))
         nothing = {n: torch.zeros_like(t, dtype=torch.bool) for n, t in model.items()}
         mine = tree.prefixed(model, "own") | tree.prefixed(nothing, "mask")
-        mine["count/seen"] = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
+        mine["aux/seen"] = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
         if rule := self._rule():
             for side in SIDES:
                 mine |= tree.prefixed(rule.init(model), f"moments-{side}")
@@ -99,45 +99,45 @@ class COPFL(Algorithm):
 
     # A round
 
-    def _joined(self, kept: Params, down: Payload) -> Params:
+    def _own_model(self, kept: Params, down: Payload) -> Params:
         """w_0 at shared positions, p_n at personal ones."""
         received, own = tree.values(down), tree.under(kept, "own")
         model = {n: torch.where(m, own[n], received[n]) for n, m in tree.under(kept, "mask").items()}
-        return model | tree.select(kept, self._stays())
+        return model | tree.select(kept, self.stays_on_client())
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
-        model = self._joined(kept, down)
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
+        model = self._own_model(kept, down)
         fixed = {n: t for n, t in kept.items() if n.startswith(("mask/", "moments-"))}
-        return Local(model, fixed | tree.prefixed(tree.select(model, self.info.parameters), "begin"))
+        return ClientState(model, fixed | tree.prefixed(tree.select(model, self.info.parameters), "begin"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         rule = self._rule()
         memory = {side: f"moments-{side}" if rule else "" for side in SIDES}
-        shared = self.session(self._shared, optimizer=rule, memory=memory["shared"])
+        shared = self.usual_turn(self._shared, optimizer=rule, memory=memory["shared"])
         if rnd.number == 0 or not self.select_share:  # nobody has anything personal yet
             return [shared]
-        personal = self.session(self._personal, optimizer=rule, memory=memory["personal"], stream="personal")
+        personal = self.usual_turn(self._personal, optimizer=rule, memory=memory["personal"], stream="personal")
         if self.phases == "sequential":
             return [personal, shared]
-        return [personal, Change(self._set_aside), shared, Change(self._rejoined)]
+        return [personal, StateUpdate(self._set_aside), shared, StateUpdate(self._rejoined)]
 
-    def _personal(self, local: Local) -> Moves:
+    def _personal(self, local: ClientState) -> Moves:
         return tree.under(local.fixed, "mask")
 
-    def _shared(self, local: Local) -> Moves:
+    def _shared(self, local: ClientState) -> Moves:
         return {n: ~m for n, m in tree.under(local.fixed, "mask").items()}
 
-    def _set_aside(self, local: Local) -> Local:
+    def _set_aside(self, local: ClientState) -> ClientState:
         trained = tree.prefixed(tree.select(local.params, self.info.parameters), "aside")
         return replace(local, params=local.params | tree.under(local.fixed, "begin"), fixed=local.fixed | trained)
 
-    def _rejoined(self, local: Local) -> Local:
+    def _rejoined(self, local: ClientState) -> ClientState:
         aside, mask = tree.under(local.fixed, "aside"), tree.under(local.fixed, "mask")
         return replace(
             local, params=local.params | {n: torch.where(m, aside[n], local.params[n]) for n, m in mask.items()}
         )
 
-    def _selected(self, local: Local) -> Params:
+    def _selected(self, local: ClientState) -> Params:
         """PWPM: the masks from now on, grown by the shared positions that moved most."""
         mask, begin = tree.under(local.fixed, "mask"), tree.under(local.fixed, "begin")
         moved = {n: (begin[n] - local.params[n]).abs() for n in mask}
@@ -158,17 +158,17 @@ class COPFL(Algorithm):
             return masks.top_k(moved.masked_fill(~top, -torch.inf), room)
         return masks.top_k(moved.masked_fill(mask, -torch.inf), room)
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         shared = {n: Masked(local.params[n], ~m) for n, m in self._selected(local).items()}
         return dict(super().upload(local, rnd)) | shared
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         mask = self._selected(local)
         new = tree.prefixed({n: local.params[n] for n in mask}, "own") | tree.prefixed(mask, "mask")
-        new["count/seen"] = torch.ones_like(kept["count/seen"])
-        return kept | tree.select(local.params, self._stays()) | new | self._moments(kept, local, mask)
+        new["aux/seen"] = torch.ones_like(kept["aux/seen"])
+        return kept | tree.select(local.params, self.stays_on_client()) | new | self._moments(kept, local, mask)
 
-    def _moments(self, kept: Params, local: Local, mask: Params) -> Params:
+    def _moments(self, kept: Params, local: ClientState, mask: Params) -> Params:
         """Both sides' moments for the next session."""
         before = tree.under(local.fixed, "mask")
         personal = torch.stack([tree.flat(m).any(1) for m in before.values()]).any(0)  # [C] a side of nothing made no
@@ -188,40 +188,40 @@ class COPFL(Algorithm):
         one = torch.ones_like(weights)
         sharing = {f"sharing/{n}": m * tree.column(one, m) for n, m in tree.masks(upload).items()}
         sums = super().summands(upload, weights, rnd) | means.covered(upload, weights)
-        return sums | sharing | {"count/clients": one}
+        return sums | sharing | {"aux/clients": one}
 
     def _shared_by_all(self, sums: Params) -> Params:
-        return {n: sums[f"sharing/{n}"] == sums["count/clients"] for n in self.info.parameters}
+        return {n: sums[f"sharing/{n}"] == sums["aux/clients"] for n in self.info.parameters}
 
     def coverage(self, sums: Params) -> Params:
         return super().coverage(sums) if self.server_rule == "renormalised" else self._shared_by_all(sums)
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         new: Params = {}
-        kept_by_some = torch.zeros((), device=server["count/union"].device)
+        kept_by_some = torch.zeros((), device=server["aux/union"].device)
         for n, everybody in self._shared_by_all(sums).items():
             mean, held = means.mean(n, sums, server[n])
             kept_by_some = kept_by_some + (~everybody).sum()
             use = held if self.server_rule == "renormalised" else everybody
             new[n] = torch.where(use, self.approach(server[n], mean), server[n])
         size = sum(new[n].numel() for n in new)
-        return server | new | {"count/union": (kept_by_some / size).to(server["count/union"])}
+        return server | new | {"aux/union": (kept_by_some / size).to(server["aux/union"])}
 
     def notes(self, server: Params) -> dict[str, float]:
-        return {"union_of_masks": float(server["count/union"])}
+        return {"union_of_masks": float(server["aux/union"])}
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
-        return super().download(tree.exclude(server, ["count/union"]), known, rnd)
+        return super().download(tree.exclude(server, ["aux/union"]), known, rnd)
 
     # Prediction
 
     def personal(self, kept: Params, down: Payload) -> Params:
         """(g_n, p_n) of its last session, or p_n with the server's newest shared part; w_0 before any session."""
-        joined = self._joined(kept, down)
+        joined = self._own_model(kept, down)
         if self.answers == "server":
             return joined
         own = tree.under(kept, "own")
-        return joined | choose(kept["count/seen"], own, tree.select(joined, own))
+        return joined | choose(kept["aux/seen"], own, tree.select(joined, own))
 
     def evaluated(self, when: str) -> str:
         own = super().evaluated(when)

@@ -12,15 +12,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from personafl.algorithms.beside import Beside
+from personafl.algorithms.two_models import TwoModels
 from personafl.core import tree
-from personafl.core.algorithm import Local, Play, setting
+from personafl.core.algorithm import ClientState, LocalWork, setting
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Beside):
+class Ditto(TwoModels):
     """FedAvg on the global model, and beside it a personal one that stays near."""
 
     evaluates: ClassVar[str] = "the client's personal model"
@@ -31,14 +31,16 @@ class Ditto(Beside):
         if self.proximal_weight < 0:
             raise UserError(f"proximal_weight={self.proximal_weight}: must not be negative")
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         received = tree.values(down)
-        return Local(params=received | kept, fixed=tree.prefixed(tree.select(received, self.info.parameters), "anchor"))
+        return ClientState(
+            params=received | kept, fixed=tree.prefixed(tree.select(received, self.info.parameters), "anchor")
+        )
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         return [self.both(self._losses)]
 
-    def _losses(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _losses(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         """The global solver's loss, and the personal solver's with its pull."""
         personal, anchor = tree.under(local.params, "personal"), tree.under(local.fixed, "anchor")
         pull = tree.squared_distance(tree.select(personal, anchor), anchor)

@@ -23,9 +23,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.masked import MaskedTraining
+from personafl.algorithms.masked_training import MaskedTraining
 from personafl.core import tree
-from personafl.core.algorithm import Local, Play, Turn, setting
+from personafl.core.algorithm import ClientState, LocalWork, Turn, setting
 from personafl.core.errors import UserError
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.sparse import masks, means
@@ -93,7 +93,7 @@ class DMPFL(MaskedTraining):
         """A client begins with the global mask and the weights there."""
         w_c = {n: tree.masked(params[n], m) for n, m in m_g.items()}
         refined = torch.zeros((), dtype=torch.int32, device=next(iter(params.values())).device)
-        common = tree.prefixed(w_c, "personal") | tree.prefixed(m_g, "mask") | {"count/refined": refined}
+        common = tree.prefixed(w_c, "personal") | tree.prefixed(m_g, "mask") | {"aux/refined": refined}
         return tree.stack(common, len(ids))
 
     def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
@@ -109,10 +109,10 @@ class DMPFL(MaskedTraining):
         m_g = tree.under(server, "mask")
         refined = torch.tensor(self._refined(rnd), dtype=torch.int32, device=next(iter(server.values())).device)
         shared: Payload = {n: t for n, t in server.items() if not n.startswith("mask/")}
-        return Download(shared=shared | {n: Masked(server[n], m) for n, m in m_g.items()} | {"count/refined": refined})
+        return Download(shared=shared | {n: Masked(server[n], m) for n, m in m_g.items()} | {"aux/refined": refined})
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
-        m_g, statistics = tree.masks(down), tree.select(kept, self._stays())
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
+        m_g, statistics = tree.masks(down), tree.select(kept, self.stays_on_client())
         if rnd.phase == "global":
             theta, held = self._common_weights(down), m_g
         else:
@@ -121,7 +121,7 @@ class DMPFL(MaskedTraining):
             held = tree.under(kept, "mask")
         fixed = tree.prefixed(held, "mask") | tree.prefixed(m_g, "global")
         received = tree.select(tree.values(down), self.info.shapes)
-        return Local(received | statistics | theta, fixed | {"count/refined": tree.values(down)["count/refined"]})
+        return ClientState(received | statistics | theta, fixed | {"aux/refined": tree.values(down)["aux/refined"]})
 
     def _common_weights(self, down: Payload) -> Params:
         return {n: t.values for n, t in down.items() if isinstance(t, Masked)}
@@ -130,9 +130,9 @@ class DMPFL(MaskedTraining):
         """The masked weights of theta_c, Eq. 4; with `reset`, zero at personal positions not yet refined."""
         m_c, w_c = tree.under(kept, "mask"), tree.under(kept, "personal")
         stale = (
-            kept["count/refined"] < tree.values(down)["count/refined"]
+            kept["aux/refined"] < tree.values(down)["aux/refined"]
             if reset
-            else torch.zeros_like(kept["count/refined"], dtype=torch.bool)
+            else torch.zeros_like(kept["aux/refined"], dtype=torch.bool)
         )
         theta = {}
         for n, t in down.items():
@@ -141,21 +141,21 @@ class DMPFL(MaskedTraining):
                 theta[n] = torch.where(t.mask & m_c[n], t.values, torch.where(t.mask, 0, own))
         return theta
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         if rnd.phase == "personal":
             return self._refine(rnd)
         if rnd.phase == "newcomer":  # a mask of its own, then Algorithm 3
-            return [self.readjustment(self.readjust_share), self.session(self._own_positions, active=self.masks_of)]
-        return self.masked_session(rnd, readjusts=rnd.phase == "masks")
+            return [self.readjustment(self.readjust_share), self.usual_turn(self._own_positions, active=self.masks_of)]
+        return self.masked_turns(rnd, readjusts=rnd.phase == "masks")
 
-    def _own_positions(self, local: Local) -> Moves:
+    def _own_positions(self, local: ClientState) -> Moves:
         m_g = tree.under(local.fixed, "global")
         return {n: m & ~m_g[n] for n, m in self.masks_of(local).items()}
 
-    def _refine(self, rnd: Round) -> list[Play]:
+    def _refine(self, rnd: Round) -> list[LocalWork]:
         """Train personal positions only; biases and shared weights stand still."""
         if self.personal_share == "sampled":
-            return [self.session(self._own_positions, active=self.masks_of)]
+            return [self.usual_turn(self._own_positions, active=self.masks_of)]
         # The rounds of the phase at once, at the rates those rounds would have had.
         training = self.setup.training
         plan = phases(training.num_rounds, self.iterations)
@@ -163,7 +163,7 @@ class DMPFL(MaskedTraining):
         share = length * training.cohort(self.setup.num_clients) / self.setup.num_clients  # expected sessions
         total = share * (1 if training.local_steps else training.local_epochs)
         pieces = [1.0] * int(total) + ([total % 1] if total % 1 > 1e-9 else [])
-        turns: list[Play] = []
+        turns: list[LocalWork] = []
         for i, piece in enumerate(pieces):
             rate = training.rate(rnd.number + int(i * length / total))
             steps = max(1, round(piece * training.local_steps))
@@ -171,22 +171,22 @@ class DMPFL(MaskedTraining):
             turns.append(replace(usual, steps=steps) if training.local_steps else replace(usual, epochs=piece))
         return turns
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         held = self.masks_of(local)
         out: Payload = dict(super().upload(local, rnd))
         return out | {n: Masked(local.params[n], m, known=rnd.phase == "global") for n, m in held.items()}
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
-        kept = kept | tree.select(local.params, self._stays())
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
+        kept = kept | tree.select(local.params, self.stays_on_client())
         if rnd.phase == "global":
             return kept
         m_c = self.masks_of(local)
         w_c = tree.select(local.params, m_c)
         own = tree.prefixed(w_c, "personal") | tree.prefixed(m_c, "mask")
-        return kept | own | {"count/refined": local.fixed["count/refined"]}
+        return kept | own | {"aux/refined": local.fixed["aux/refined"]}
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        sums = super().summands(upload, weights, rnd) | {"count/clients": torch.ones_like(weights)}
+        sums = super().summands(upload, weights, rnd) | {"aux/clients": torch.ones_like(weights)}
         if rnd.phase == "global":
             return sums
         vote = torch.ones_like(weights) if self.votes == "counted" else weights
@@ -199,7 +199,7 @@ class DMPFL(MaskedTraining):
         if rnd.phase == "global":
             return server | mean | {n: torch.where(m, mean[n], server[n]) for n, m in m_g.items()}
         new: Params = {}
-        voters = sums["count/clients" if self.votes == "counted" else "count/weight"]
+        voters = sums["aux/clients" if self.votes == "counted" else "aux/weight"]
         for n, budget in self.budget().items():
             votes = sums[f"votes/{n}"]
             mean_n, held = means.mean(n, sums, server[n])
@@ -218,11 +218,11 @@ class DMPFL(MaskedTraining):
 
     def personal(self, kept: Params, down: Payload) -> Params:
         received = tree.select(tree.values(down), self.info.shapes)
-        return received | tree.select(kept, self._stays()) | self._theta(kept, down, reset=self.reset_personal)
+        return received | tree.select(kept, self.stays_on_client()) | self._theta(kept, down, reset=self.reset_personal)
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         """Refining the global model leaves theta_c as it is until the refined weights are sent."""
-        return self.personal(kept, down) if rnd.phase == "global" else super().trained(kept, local, down, rnd)
+        return self.personal(kept, down) if rnd.phase == "global" else super().after_training(kept, local, down, rnd)
 
 
 @dataclass(frozen=True, kw_only=True)

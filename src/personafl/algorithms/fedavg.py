@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, choose, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, choose, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Params, Payload, Round, Stage
 
@@ -54,22 +54,22 @@ class FedAvgFT(Algorithm):
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         untuned = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
-        return tree.stack(params, len(ids)) | {"count/tuned": untuned}
+        return tree.stack(params, len(ids)) | {"aux/tuned": untuned}
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
-        statistics = tree.select(kept, self._stays())
-        return Local(params=tree.values(down) | statistics)
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
+        statistics = tree.select(kept, self.stays_on_client())
+        return ClientState(params=tree.values(down) | statistics)
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         epochs = self.finetune_epochs if rnd.phase == "finetune" and self.finetune_epochs else None
-        return [self.session(whole(self.info.parameters), epochs)]
+        return [self.usual_turn(whole(self.info.parameters), epochs)]
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         if rnd.phase == "finetune":
-            return local.params | {"count/tuned": torch.ones_like(kept["count/tuned"])}
-        return kept | tree.select(local.params, self._stays())
+            return local.params | {"aux/tuned": torch.ones_like(kept["aux/tuned"])}
+        return kept | tree.select(local.params, self.stays_on_client())
 
     def personal(self, kept: Params, down: Payload) -> Params:
         own = tree.select(kept, self.info.shapes)
-        received = tree.values(down) | tree.select(kept, self._stays())
-        return choose(kept["count/tuned"], own, tree.select(received, own))
+        received = tree.values(down) | tree.select(kept, self.stays_on_client())
+        return choose(kept["aux/tuned"], own, tree.select(received, own))

@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.masked import MaskedTraining
+from personafl.algorithms.masked_training import MaskedTraining
 from personafl.core import tree
-from personafl.core.algorithm import Local, Play
+from personafl.core.algorithm import ClientState, LocalWork
 from personafl.core.types import Download, Masked, Params, Payload, Round, Stage
 from personafl.sparse import masks, means
 
@@ -45,13 +45,13 @@ class FedDST(MaskedTraining):
         dense: Payload = dict(tree.without(server, "mask"))
         return Download(shared=dense | {n: Masked(server[n], m) for n, m in mask.items()})
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
-        return Local(params=tree.values(down) | kept, fixed=tree.prefixed(tree.masks(down), "mask"))
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
+        return ClientState(params=tree.values(down) | kept, fixed=tree.prefixed(tree.masks(down), "mask"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
-        return self.masked_session(rnd)
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        return self.masked_turns(rnd)
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         mine = self.masks_of(local)
         known = not self.readjusted(rnd)  # then the mask is the one just received
         return dict(super().upload(local, rnd)) | {n: Masked(local.params[n], m, known) for n, m in mine.items()}

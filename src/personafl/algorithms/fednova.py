@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, own_loss, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, own_loss, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Params, Payload, Round, Task
 
@@ -50,14 +50,14 @@ class FedNova(Algorithm):
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         return super().download(tree.without(server, "momentum"), known, rnd)
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         sent = tree.values(down)
-        return Local(params=sent | kept, fixed=tree.prefixed(tree.select(sent, self.info.parameters), "received"))
+        return ClientState(params=sent | kept, fixed=tree.prefixed(tree.select(sent, self.info.parameters), "received"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
-        return [self.session(whole(self.info.parameters), loss=self._near if self.proximal_weight else own_loss)]
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        return [self.usual_turn(whole(self.info.parameters), loss=self._near if self.proximal_weight else own_loss)]
 
-    def _near(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _near(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         received = tree.under(local.fixed, "received")
         pull = tree.squared_distance(tree.select(local.params, received), received)
         return task.loss(local.params, batch) + self.proximal_weight / 2 * pull
@@ -77,22 +77,22 @@ class FedNova(Algorithm):
             moved += velocity
         return torch.tensor(lengths, dtype=torch.float64)[steps.long()]
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         assert local.steps is not None
         received = tree.under(local.fixed, "received")
         like = next(iter(received.values()))
         a = self._length(local.steps, rnd.lr * self.proximal_weight).to(like)
         d = {n: (w - local.params[n]) / tree.column(a, w) for n, w in received.items()}
-        out = dict(super().upload(local, rnd)) | dict(d) | {"count/a": a}
-        return out | {"count/tau": self._length(local.steps, 0.0).to(like)} if self.proximal_weight else out
+        out = dict(super().upload(local, rnd)) | dict(d) | {"aux/a": a}
+        return out | {"aux/tau": self._length(local.steps, 0.0).to(like)} if self.proximal_weight else out
 
     def updates(self, server: Params, upload: Payload) -> Params:
         sent = tree.values(upload)
-        return {n: sent[n] * tree.column(sent["count/a"], sent[n]) for n in self.info.parameters}
+        return {n: sent[n] * tree.column(sent["aux/a"], sent[n]) for n in self.info.parameters}
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
-        total = sums["count/weight"]
-        tau = sums["count/tau" if self.proximal_weight else "count/a"] / total
+        total = sums["aux/weight"]
+        tau = sums["aux/tau" if self.proximal_weight else "aux/a"] / total
         rate, beta = self.setup.training.server_lr, self.server_momentum
         model = tree.without(server, "momentum")
         mean = super().aggregate(tree.exclude(model, self.info.parameters), sums, rnd)  # running statistics

@@ -20,7 +20,7 @@ from torch.nn.functional import one_hot
 
 from personafl.algorithms import simplex
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, Survey, choose, own_loss, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, DataPass, LocalWork, choose, own_loss, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Params, Payload, Round, Task, per_example
 
@@ -58,12 +58,12 @@ class FedPAC(Algorithm):
     def init_known(self, params: Params, ids: Tensor) -> Params:
         head = {n: torch.zeros_like(t) for n, t in tree.select(params, self.own_head()).items()}
         given = torch.zeros((), dtype=torch.bool, device=next(iter(head.values())).device)
-        return tree.stack(head | {"count/given": given}, len(ids))
+        return tree.stack(head | {"aux/given": given}, len(ids))
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         head = tree.select(params, self.own_head())
         joined = torch.zeros((), dtype=torch.bool, device=next(iter(head.values())).device)
-        mine = tree.stack(tree.prefixed(head, "own") | {"count/joined": joined}, len(ids))
+        mine = tree.stack(tree.prefixed(head, "own") | {"aux/joined": joined}, len(ids))
         return super().init_clients(params, ids) | mine
 
     def welcome(self) -> str:
@@ -73,10 +73,10 @@ class FedPAC(Algorithm):
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         first = tree.stack(tree.under(server, "first"), tree.rows(known))
-        head: Payload = dict(choose(known["count/given"], tree.select(known, first), first))
+        head: Payload = dict(choose(known["aux/given"], tree.select(known, first), first))
         return Download(shared=dict(tree.without(server, "first")), own=head)
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         sent = tree.values(down)
         count, (classes, size) = tree.rows(kept), (self.info.outputs, self.features())
         like = next(iter(sent.values()))
@@ -84,23 +84,23 @@ class FedPAC(Algorithm):
         sums["sum"] = like.new_zeros(count, classes, size)
         fixed = tree.prefixed(sums, "before") | tree.prefixed(sums, "after")
         fixed |= {n: t for n, t in sent.items() if n.startswith("prototype/")}
-        return Local(tree.select(sent, self.info.shapes) | tree.select(kept, self._stays()), fixed)
+        return ClientState(tree.select(sent, self.info.shapes) | tree.select(kept, self.stays_on_client()), fixed)
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         head = [n for n in self.info.parameters if n in self.info.head]
         body = [n for n in self.info.parameters if n not in self.info.head]
         rate = self.head_lr or None
         if rnd.phase == "newcomer":
-            return [self.session(whole(head), lr=rate)]
+            return [self.usual_turn(whole(head), lr=rate)]
         loss = self._aligned if rnd.number and self.alignment_weight else own_loss
         return [
-            Survey(self._by_class, self._noted("before")),
-            self.session(whole(head), self.head_epochs, lr=rate),
-            self.session(whole(body), loss=loss),
-            Survey(self._by_class, self._noted("after")),
+            DataPass(self._by_class, self._noted("before")),
+            self.usual_turn(whole(head), self.head_epochs, lr=rate),
+            self.usual_turn(whole(body), loss=loss),
+            DataPass(self._by_class, self._noted("after")),
         ]
 
-    def _by_class(self, task: Task, local: Local, batch: Batch) -> Params:
+    def _by_class(self, task: Task, local: ClientState, batch: Batch) -> Params:
         """Per class the number of examples and the sums of their features and of the features' squared lengths."""
         z, _ = task.model.features(local.params, batch.x, batch.valid)
         member = one_hot(batch.y, self.info.outputs).to(z.dtype)  # [C, B, K]
@@ -109,19 +109,19 @@ class FedPAC(Algorithm):
         square = (member * z.square().sum(-1, keepdim=True)).sum(1)
         return {"count": member.sum(1), "sum": member.transpose(1, 2) @ z, "square": square}
 
-    def _noted(self, when: str) -> Callable[[Local, Params], Local]:
-        def update(local: Local, sums: Params) -> Local:
+    def _noted(self, when: str) -> Callable[[ClientState, Params], ClientState]:
+        def update(local: ClientState, sums: Params) -> ClientState:
             like = local.fixed[f"{when}/sum"]
             return replace(local, fixed=local.fixed | tree.prefixed({n: t.to(like) for n, t in sums.items()}, when))
 
         return update
 
-    def _means(self, local: Local, when: str) -> Params:
+    def _means(self, local: ClientState, when: str) -> Params:
         """mu_k and n_k."""
         found = tree.under(local.fixed, when)
         return {"mean": found["sum"] / found["count"].clamp(min=1).unsqueeze(2), "count": found["count"]}
 
-    def _aligned(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _aligned(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         z, out = task.model.features(local.params, batch.x, batch.valid, batch.keys)
         have = local.fixed["prototype/have"].unsqueeze(2)
         prototype = torch.where(have, local.fixed["prototype/mean"], self._means(local, "before")["mean"])
@@ -129,7 +129,7 @@ class FedPAC(Algorithm):
         away = (z - target).square().mean(-1)
         return batch.mean(per_example(task.criterion, out, batch.y) + self.alignment_weight * away)
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         before, seen = tree.under(local.fixed, "before"), self._means(local, "before")
         n = before["count"].sum(1).clamp(min=1)
         p = before["count"] / n.unsqueeze(1)  # [C, K]
@@ -138,11 +138,11 @@ class FedPAC(Algorithm):
         mine = {"stat/h": h, "stat/variance": variance} | tree.prefixed(self._means(local, "after"), "prototype")
         return dict(super().upload(local, rnd)) | dict(mine)
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         if rnd.phase != "newcomer":
             return super().keep(kept, local, rnd)
         head = tree.prefixed(tree.select(local.params, self.info.head), "own")
-        return super().keep(kept, local, rnd) | head | {"count/joined": torch.ones_like(kept["count/joined"])}
+        return super().keep(kept, local, rnd) | head | {"aux/joined": torch.ones_like(kept["aux/joined"])}
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         sent = tree.values(upload)
@@ -163,14 +163,14 @@ class FedPAC(Algorithm):
         sent = tree.values(upload)
         mix = mixture(sent["stat/h"].flatten(1), sent["stat/variance"]).to(sent["stat/h"])  # [C, C]
         heads = {n: torch.einsum("ij,j...->i...", mix, sent[n]) for n in self.info.head}
-        return known | heads | {"count/given": torch.ones_like(known["count/given"])}
+        return known | heads | {"aux/given": torch.ones_like(known["aux/given"])}
 
     # Prediction
 
     def personal(self, kept: Params, down: Payload) -> Params:
         given = super().personal(kept, down)
         own = tree.under(kept, "own")
-        return given | choose(kept["count/joined"], own, tree.select(given, own))
+        return given | choose(kept["aux/joined"], own, tree.select(given, own))
 
     def common(self, down: Payload) -> Params | None:
         return None

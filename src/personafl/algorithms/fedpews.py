@@ -22,7 +22,7 @@ from torch import Tensor
 
 from personafl.algorithms.warmup import Gated, WarmUp
 from personafl.core import rng, tree
-from personafl.core.algorithm import Local, Turn, setting, whole
+from personafl.core.algorithm import ClientState, Turn, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.optim import SGD
 from personafl.core.types import Batch, Download, Masked, Params, Payload, Round, Setup, Task
@@ -59,7 +59,7 @@ class FedPeWS(WarmUp):
         scores = tree.under(self.init_clients(params, ids), self.prefix)
         return super().newcomer(params, down, ids) | self.own(scores)
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         local = super().start(kept, down, rnd)
         if rnd.phase != "warm-up":
             return local
@@ -73,7 +73,7 @@ class FedPeWS(WarmUp):
     def _turn(self, usual: Turn) -> Turn:
         weights = super()._turn(usual)
         names = [f"score/{layer.weight}" for layer in self.hidden]
-        scores = self.session(
+        scores = self.usual_turn(
             whole(names),
             loss=self._scored,
             lr=self.score_lr,
@@ -82,10 +82,10 @@ class FedPeWS(WarmUp):
         )
         return replace(scores, then=weights)
 
-    def _odds(self, local: Local) -> Params:
+    def _odds(self, local: ClientState) -> Params:
         return {n: s.sigmoid() for n, s in tree.under(local.params, "score").items()}
 
-    def _draw(self, local: Local, keys: Tensor) -> tuple[Params, Params]:
+    def _draw(self, local: ClientState, keys: Tensor) -> tuple[Params, Params]:
         """Unit probabilities, and which units are on."""
         odds, on = {}, {}
         for i, layer in enumerate(self.hidden):
@@ -94,10 +94,10 @@ class FedPeWS(WarmUp):
             on[layer.weight] = rng.uniform(stream, layer.shape[0]) < odds[layer.weight].detach().double()
         return odds, on
 
-    def _units(self, local: Local, keys: Tensor) -> Params:
+    def _units(self, local: ClientState, keys: Tensor) -> Params:
         return self._draw(local, keys)[1]
 
-    def _scored(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _scored(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         """Procedure I: the drawn subnetwork's loss, straight through to the scores, less the distance to the others."""
         odds, on = self._draw(local, batch.keys)
         through = {n: on[n].to(p.dtype) + p - p.detach() for n, p in odds.items()}
@@ -105,7 +105,7 @@ class FedPeWS(WarmUp):
         apart = tree.squared_distance(odds, tree.under(self.mine(local.fixed), "others"))
         return replace(task, model=gated).loss(local.params, batch) - self.diversity_weight * apart
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         out = super().upload(local, rnd)
         if rnd.phase != "warm-up":
             return out
@@ -113,7 +113,7 @@ class FedPeWS(WarmUp):
         change = {n: local.params[f"score/{n}"].sigmoid() - t for n, t in last.items()}
         return out | dict(self.own(tree.prefixed(change, "change")))
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         new = super().keep(kept, local, rnd)
         return (
             new | self.own(tree.prefixed(tree.under(local.params, "score"), "score")) if rnd.phase == "warm-up" else new
@@ -187,15 +187,15 @@ class FedPeWSFixed(WarmUp):
         own: Payload = {n: Masked(whole_ones[n].expand_as(m), m) for n, m in inside.items()}
         return Download({n: t for n, t in down.shared.items() if n not in own}, own)
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         out = super().upload(local, rnd)
         if rnd.phase != "warm-up":
             return out
         return {n: replace(t, known=True) if isinstance(t, Masked) else t for n, t in out.items()}
 
-    def _units(self, local: Local, keys: Tensor) -> Params:
+    def _units(self, local: ClientState, keys: Tensor) -> Params:
         return self._odds(local)
 
-    def _odds(self, local: Local) -> Params:
+    def _odds(self, local: ClientState) -> Params:
         """Truth values: on or off in every step."""
         return tree.under(self.mine(local.fixed), "unit")

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
@@ -29,14 +29,14 @@ class FedProx(Algorithm):
         if self.proximal_weight < 0:
             raise UserError(f"proximal_weight={self.proximal_weight}: must not be negative")
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         received = tree.select(tree.values(down), self.info.parameters)
-        return Local(params=tree.values(down) | kept, fixed=tree.prefixed(received, "anchor"))
+        return ClientState(params=tree.values(down) | kept, fixed=tree.prefixed(received, "anchor"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
-        return [self.session(whole(self.info.parameters), loss=self._near)]
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        return [self.usual_turn(whole(self.info.parameters), loss=self._near)]
 
-    def _near(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _near(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         anchor = tree.under(local.fixed, "anchor")
         pull = tree.squared_distance(tree.select(local.params, anchor), anchor)
         return task.loss(local.params, batch) + self.proximal_weight / 2 * pull

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Round, Stage
 
@@ -42,14 +42,14 @@ class FedRep(Algorithm):
         last = Stage(number=len(rounds), phase="head", who="all", up=False, in_paper=False)
         return [*rounds, last] if self.final_head_epochs else rounds
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         head = [n for n in self.info.parameters if n in self.info.head]
         body = [n for n in self.info.parameters if n not in self.info.head]
         if rnd.phase == "newcomer":
-            return [self.session(whole(head), self.head_epochs or None)]
+            return [self.usual_turn(whole(head), self.head_epochs or None)]
         if rnd.phase == "head":
-            return [self.session(whole(head), self.final_head_epochs)]
+            return [self.usual_turn(whole(head), self.final_head_epochs)]
         return [
-            self.session(whole(head), self.head_epochs or None),
-            self.session(whole(body), self.body_epochs or None),
+            self.usual_turn(whole(head), self.head_epochs or None),
+            self.usual_turn(whole(body), self.body_epochs or None),
         ]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, choose, setting
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, choose, setting
 from personafl.core.errors import UserError
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.sparse import masks, means
@@ -75,7 +75,7 @@ class FedSelect(Algorithm):
         model, weights = tree.select(params, self.info.shapes), tree.select(params, self._weights())
         seen = torch.zeros((), dtype=torch.bool, device=next(iter(model.values())).device)
         mine = tree.prefixed(model, "own") | tree.prefixed(weights, "snapshot") | self._nothing(params)
-        return tree.stack(mine | {"count/seen": seen}, len(ids))
+        return tree.stack(mine | {"aux/seen": seen}, len(ids))
 
     def welcome(self) -> str:
         return "newcomer"
@@ -87,30 +87,30 @@ class FedSelect(Algorithm):
         own: Payload = {n: Masked(server[n].expand_as(m), ~m) for n, m in mine.items()}
         return Download(shared=dict(tree.exclude(server, own)), own=own)
 
-    def _joined(self, kept: Params, down: Payload) -> Params:
+    def _own_model(self, kept: Params, down: Payload) -> Params:
         """Own values at personal positions, the received ones elsewhere."""
         own, mask = tree.under(kept, "own"), tree.under(kept, "mask")
         received = {n: own[n] for n in self.info.buffers} | tree.select(tree.values(down), self.info.shapes)
         return received | {n: torch.where(m, own[n], received[n]) for n, m in mask.items()}
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         fixed = {n: t for n, t in kept.items() if n.startswith(("mask/", "snapshot/"))}
-        return Local(params=self._joined(kept, down), fixed=fixed)
+        return ClientState(params=self._own_model(kept, down), fixed=fixed)
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         training = self.setup.training
         length = {"epochs": None} if training.local_steps else {"epochs": 1.0}
-        shared = self.session(self._shared, **length)
-        personal = self.session(lambda now: tree.under(now.fixed, "mask"), stream="personal", **length)
+        shared = self.usual_turn(self._shared, **length)
+        personal = self.usual_turn(lambda now: tree.under(now.fixed, "mask"), stream="personal", **length)
         # Before the first selection nobody has anything personal.
         one = [personal, shared] if rnd.number > self.select_interval and self.select_share else [shared]
         return list(one * (1 if training.local_steps else training.local_epochs))
 
-    def _shared(self, local: Local) -> Moves:
+    def _shared(self, local: ClientState) -> Moves:
         mask = tree.under(local.fixed, "mask")
         return {n: ~mask[n] if n in mask else None for n in self.info.parameters}
 
-    def _selected(self, local: Local, rnd: Round) -> Params:
+    def _selected(self, local: ClientState, rnd: Round) -> Params:
         """The masks from now on."""
         mask = tree.under(local.fixed, "mask")
         if not self._selects(rnd):
@@ -123,15 +123,15 @@ class FedSelect(Algorithm):
             out[n] = m | masks.top_k(moved, torch.where(room, more, 0))
         return out
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         before = tree.under(local.fixed, "mask")
         out: Payload = dict(super().upload(local, rnd))
         out |= {n: Masked(local.params[n], ~m, known=True) for n, m in before.items()}
         return out | dict(tree.prefixed(self._selected(local, rnd), "mask")) if self._selects(rnd) else out
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         new = tree.prefixed(tree.select(local.params, self.info.shapes), "own")
-        new |= tree.prefixed(self._selected(local, rnd), "mask") | {"count/seen": torch.ones_like(kept["count/seen"])}
+        new |= tree.prefixed(self._selected(local, rnd), "mask") | {"aux/seen": torch.ones_like(kept["aux/seen"])}
         if self._selects(rnd):
             new |= tree.prefixed(tree.select(local.params, self._weights()), "snapshot")
         return kept | new
@@ -150,7 +150,7 @@ class FedSelect(Algorithm):
         return super().aggregate(tree.exclude(server, new), sums, rnd) | new
 
     def personal(self, kept: Params, down: Payload) -> Params:
-        return choose(kept["count/seen"], tree.under(kept, "own"), self._joined(kept, down))
+        return choose(kept["aux/seen"], tree.under(kept, "own"), self._own_model(kept, down))
 
     def common(self, down: Payload) -> Params | None:
         return None if self.info.buffers else super().common(down)

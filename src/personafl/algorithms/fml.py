@@ -15,16 +15,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from personafl.algorithms.beside import Beside
+from personafl.algorithms.two_models import TwoModels
 from personafl.core import tree
-from personafl.core.algorithm import Local, Play, setting
+from personafl.core.algorithm import ClientState, LocalWork, setting
 from personafl.core.criteria import divergence
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Round, Task, per_example
 
 
 @dataclass(frozen=True, kw_only=True)
-class FML(Beside):
+class FML(TwoModels):
     """Only the meme travels; each client keeps the private model that learns from it."""
 
     evaluates: ClassVar[str] = "the client's private model"
@@ -38,10 +38,10 @@ class FML(Beside):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name}={getattr(self, name)}: must be in [0, 1]")
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         return [self.both(self._mutual)]
 
-    def _mutual(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _mutual(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         meme = task.model(local.params, batch.x, batch.valid, batch.keys)
         private = task.model(tree.under(local.params, "personal"), batch.x, batch.valid, batch.keys)
         ce_meme, ce_private = (per_example(task.criterion, out, batch.y) for out in (meme, private))

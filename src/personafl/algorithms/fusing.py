@@ -18,9 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.beside import Beside
+from personafl.algorithms.two_models import TwoModels
 from personafl.core import optim, tree
-from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
 
@@ -60,19 +60,19 @@ class FedFu(Algorithm):
     def init_server(self, params: Params) -> Params:
         return super().init_server(params) | self._begin(next(iter(params.values())))
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         model = tree.values(down) | kept
-        return Local(params=model, fixed=tree.prefixed(tree.select(model, self.info.shapes), "received"))
+        return ClientState(params=model, fixed=tree.prefixed(tree.select(model, self.info.shapes), "received"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         names = [n for n in local.params if n.startswith("fusion/")]
         size = self.features()
         work = 3 * 2 * 2 * size * size if self.fusion == "conv" else 3 * 3 * size
         moving = whole([*self.info.parameters, *names])
         rule = optim.default(self.setup.training, joint_clip=True)  # the fusion is a part of the model
-        return [self.session(moving, loss=self._loss, optimizer=rule, teachers=1, flops=work)]
+        return [self.usual_turn(moving, loss=self._loss, optimizer=rule, teachers=1, flops=work)]
 
-    def _loss(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _loss(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         with torch.no_grad():
             z_g, _ = task.model.features(tree.under(local.fixed, "received"), batch.x, batch.valid)
         _, out = task.model.features(
@@ -102,7 +102,7 @@ class FedFu(Algorithm):
             None if super().common(down) is None else self._with_received(model, tree.select(model, self.info.shapes))
         )
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         return self._with_received(local.params, tree.under(local.fixed, "received"))
 
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -114,7 +114,7 @@ class FedFu(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FLDA(Beside):
+class FLDA(TwoModels):
     """FedAvg's model and a private one, mixed example by example by a private gate; all three learn together."""
 
     evaluates: ClassVar[str] = "the gate's mixture of the global and the private model"
@@ -124,11 +124,11 @@ class FLDA(Beside):
         gate = {"gate/weight": like.new_zeros(self.features()), "gate/bias": like.new_zeros(())}
         return super().init_clients(params, ids) | tree.stack(gate, len(ids))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         names = self.info.parameters
         moving = [*names, *(f"personal/{n}" for n in names), "gate/weight", "gate/bias"]
         rule = optim.default(self.setup.training, joint_clip=True)  # one loss trains all three
-        return [self.session(whole(moving), loss=self._loss, optimizer=rule, flops=3 * 2 * self.features())]
+        return [self.usual_turn(whole(moving), loss=self._loss, optimizer=rule, flops=3 * 2 * self.features())]
 
     def _mixed(
         self, model: Model, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None
@@ -141,14 +141,14 @@ class FLDA(Beside):
         sides = [log(gate).unsqueeze(2) + shared.log_softmax(-1), log(-gate).unsqueeze(2) + private.log_softmax(-1)]
         return torch.logsumexp(torch.stack(sides), 0)
 
-    def _loss(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _loss(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         out = self._mixed(task.model, local.params, batch.x, batch.valid, batch.keys)
         return batch.mean(per_example(task.criterion, out, batch.y))
 
     def personal(self, kept: Params, down: Payload) -> Params:
         return tree.values(down) | kept
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         return dict(local.params)
 
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Local: every client trains alone. The baseline no federation should lose to.
+"""LocalOnly: every client trains alone. The baseline no federation should lose to.
 
 Choice: a client trains only in rounds that select it, so that its budget is that of the other methods.
 """
@@ -13,7 +13,7 @@ from personafl.core.types import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Algorithm):
+class LocalOnly(Algorithm):
     """Nothing travels; each client keeps the model it trained."""
 
     evaluates: ClassVar[str] = "the client's own model"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task, per_example
 from personafl.slots.mmd import mmd
@@ -38,30 +38,30 @@ class MOON(Algorithm):
             )
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
-        seen = {"count/seen": torch.zeros((), dtype=torch.bool, device=next(iter(params.values())).device)}
+        seen = {"aux/seen": torch.zeros((), dtype=torch.bool, device=next(iter(params.values())).device)}
         own = tree.stack(tree.prefixed(params, "previous") | seen, len(ids))
         return super().init_clients(params, ids) | own
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
-        model = tree.values(down) | tree.select(kept, self._stays())
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
+        model = tree.values(down) | tree.select(kept, self.stays_on_client())
         fixed = tree.prefixed(model, "received") | tree.prefixed(tree.under(kept, "previous"), "previous")
-        return Local(params=model, fixed=fixed | {"count/seen": kept["count/seen"]})
+        return ClientState(params=model, fixed=fixed | {"aux/seen": kept["aux/seen"]})
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
-        return [self.session(whole(self.info.parameters), loss=self._contrast, teachers=2)]
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        return [self.usual_turn(whole(self.info.parameters), loss=self._contrast, teachers=2)]
 
-    def _contrast(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _contrast(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         z, out = task.model.features(local.params, batch.x, batch.valid, batch.keys)
         with torch.no_grad():
             z_glob, _ = task.model.features(tree.under(local.fixed, "received"), batch.x, batch.valid)
             z_prev, _ = task.model.features(tree.under(local.fixed, "previous"), batch.x, batch.valid)
         near, far = (torch.cosine_similarity(z, other, dim=-1) / self.temperature for other in (z_glob, z_prev))
-        term = torch.where(local.fixed["count/seen"].unsqueeze(1), torch.nn.functional.softplus(far - near), 0)
+        term = torch.where(local.fixed["aux/seen"].unsqueeze(1), torch.nn.functional.softplus(far - near), 0)
         return batch.mean(per_example(task.criterion, out, batch.y) + self.contrast_weight * term)
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         previous = tree.prefixed(tree.select(local.params, self.info.shapes), "previous")
-        return super().keep(kept, local, rnd) | previous | {"count/seen": torch.ones_like(kept["count/seen"])}
+        return super().keep(kept, local, rnd) | previous | {"aux/seen": torch.ones_like(kept["aux/seen"])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +77,14 @@ class FedMMD(Algorithm):
         if self.discrepancy_weight < 0:
             raise UserError(f"discrepancy_weight={self.discrepancy_weight}: must not be negative")
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         model = tree.values(down) | kept
-        return Local(params=model, fixed=tree.prefixed(model, "received"))
+        return ClientState(params=model, fixed=tree.prefixed(model, "received"))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
-        return [self.session(whole(self.info.parameters), loss=self._matched, teachers=1)]
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        return [self.usual_turn(whole(self.info.parameters), loss=self._matched, teachers=1)]
 
-    def _matched(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _matched(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         h, out = task.model.features(local.params, batch.x, batch.valid, batch.keys)
         with torch.no_grad():
             h_g, _ = task.model.features(tree.under(local.fixed, "received"), batch.x, batch.valid)

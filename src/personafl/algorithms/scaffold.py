@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, OptimizerName, Params, Payload, Round, Setup, Task
 
@@ -48,35 +48,35 @@ class Scaffold(Algorithm):
         zero = {f"own/{n}": torch.zeros_like(params[n]) for n in self.info.parameters}
         return super().init_clients(params, ids) | tree.stack(zero, len(ids))
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         sent = tree.values(down)
         model = tree.select(sent, self.info.shapes)
         fixed = tree.prefixed(tree.select(sent, self.info.parameters), "received")
         fixed |= tree.prefixed(tree.under(sent, "control"), "control") | tree.prefixed(tree.under(kept, "own"), "own")
-        return Local(params=model | tree.select(kept, self._stays()), fixed=fixed)
+        return ClientState(params=model | tree.select(kept, self.stays_on_client()), fixed=fixed)
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
-        return [self.session(whole(self.info.parameters), loss=self._corrected)]
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        return [self.usual_turn(whole(self.info.parameters), loss=self._corrected)]
 
-    def _corrected(self, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _corrected(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         """The gradient of <c - c_i, y> is the correction of the local step."""
         c, own = tree.under(local.fixed, "control"), tree.under(local.fixed, "own")
         drift = [tree.flat((c[n] - own[n]) * local.params[n]).sum(1) for n in c]
         return task.loss(local.params, batch) + torch.stack(drift).sum(0)
 
-    def _new_control(self, local: Local, rnd: Round) -> Params:
+    def _new_control(self, local: ClientState, rnd: Round) -> Params:
         """Option II: c_i - c + (x - y) / (K eta)."""
         assert local.steps is not None
         c, own, x = (tree.under(local.fixed, p) for p in ("control", "own", "received"))
         scale = 1 / (local.steps.to(next(iter(x.values())).device).double() * rnd.lr)
         return {n: own[n] - c[n] + (x[n] - local.params[n]) * tree.column(scale, c[n]).to(c[n].dtype) for n in c}
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         new, own = self._new_control(local, rnd), tree.under(local.fixed, "own")
         change = tree.prefixed({n: new[n] - own[n] for n in new}, "control")
         return dict(super().upload(local, rnd)) | dict(change)
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         return super().keep(kept, local, rnd) | tree.prefixed(self._new_control(local, rnd), "own")
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:

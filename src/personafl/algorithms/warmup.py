@@ -18,7 +18,7 @@ from torch import Tensor
 
 from personafl.algorithms.fedavg import FedAvg
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, own_loss, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Turn, own_loss, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import (
     Batch,
@@ -35,12 +35,12 @@ from personafl.core.types import (
     Training,
 )
 from personafl.slots.assemble import assembled, require_common
-from personafl.slots.wrapper import Part
+from personafl.slots.wrapper import MethodWrapper
 from personafl.sparse import means, units
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmUp(Part):
+class WarmUp(MethodWrapper):
     """Subnetworks for the first rounds, then another method."""
 
     prefix: ClassVar[str] = "warm"
@@ -112,7 +112,7 @@ class WarmUp(Part):
         if not first:
             return later
         hand_over = (
-            [Stage(number=first, phase="hand-over", who="all", up=False, judged=False)] if self._base_keeps else []
+            [Stage(number=first, phase="hand-over", who="all", up=False, evaluated=False)] if self._base_keeps else []
         )
         return [*(Stage(number=t, phase="warm-up") for t in range(first)), *hand_over, *later]
 
@@ -139,7 +139,7 @@ class WarmUp(Part):
         """The clients' mean unit probabilities before anybody trained; nothing where units are fixed."""
         return {}
 
-    def _units(self, local: Local, keys: Tensor) -> Params:
+    def _units(self, local: ClientState, keys: Tensor) -> Params:
         """Which units of each hidden layer are on, `[C, units]` bool."""
         raise NotImplementedError
 
@@ -154,37 +154,37 @@ class WarmUp(Part):
         theta = tree.prefixed(tree.under(mine, "theta"), "theta") if rnd.phase == "warm-up" else {}
         return Download(shared=dict(model | self.own(theta | {"on": on})))
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         if rnd.phase not in ("warm-up", "hand-over"):
             return super().start(kept, down, self._later(rnd))
         sent = self.theirs_of(down)
         lends = rnd.phase == "warm-up" and self._lends
-        local = self.base.start({}, sent, rnd) if lends else Local(params=tree.values(sent))
+        local = self.base.start({}, sent, rnd) if lends else ClientState(params=tree.values(sent))
         mine = self.mine(kept) | self.mine(tree.values(down))
         return replace(local, fixed=local.fixed | self.own(mine))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         if rnd.phase == "hand-over":
             return []
         if rnd.phase != "warm-up":
             return super().turns(local, self._later(rnd))
         plays = self.base.turns(local, rnd) if self._lends else []
         lent = plays[0] if len(plays) == 1 and isinstance(plays[0], Turn) else None
-        return [self._turn(lent or self.session(whole(self.info.parameters)))]
+        return [self._turn(lent or self.usual_turn(whole(self.info.parameters)))]
 
     def _turn(self, usual: Turn) -> Turn:
         """The usual turn on the subnetwork that is on in each step."""
         return replace(usual, loss=partial(self._gated, usual.loss), active=self._active)
 
-    def _active(self, local: Local) -> Params:
+    def _active(self, local: ClientState) -> Params:
         """How much of each tensor is on, for its cost."""
         return units.densities(self.layers, self._odds(local))
 
-    def _odds(self, local: Local) -> Params:
+    def _odds(self, local: ClientState) -> Params:
         """With which probability the units of each hidden layer are on, `[C, units]`."""
         raise NotImplementedError
 
-    def _gated(self, loss: Loss, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _gated(self, loss: Loss, task: Task, local: ClientState, batch: Batch) -> Tensor:
         """The loss of the subnetwork that is on in this step."""
         drawn = self._units(local, batch.keys)
         on = {n: u.to(batch.x.dtype) for n, u in drawn.items()}
@@ -194,7 +194,7 @@ class WarmUp(Part):
             local = replace(local, params=local.params | still)
         return loss(replace(task, model=Gated(task.model, self.layers, on)), local, batch)
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         if rnd.phase != "warm-up":
             return super().upload(local, self._later(rnd))
         assert local.keys is not None
@@ -202,7 +202,7 @@ class WarmUp(Part):
         dense: Payload = dict(tree.select(local.params, self.info.shapes))
         return dense | {n: Masked(local.params[n], m) for n, m in mask.items()}
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         if rnd.phase == "warm-up":
             return kept
         if rnd.phase == "hand-over":
@@ -233,7 +233,7 @@ class WarmUp(Part):
                 mean, held = means.mean(n, sums, x)
                 new[n] = torch.where(held, self.approach(x, mean), x)  # a unit off everywhere keeps its weights
             else:
-                new[n] = self.approach(x, (sums[n] / sums["count/weight"]).to(x.dtype))
+                new[n] = self.approach(x, (sums[n] / sums["aux/weight"]).to(x.dtype))
         over = rnd.number == self.warmup - 1
         return server | self.own(tree.prefixed(new, "x")) | (self.base.init_server(new) if over else {})
 
@@ -260,10 +260,10 @@ class WarmUp(Part):
         warm = f"{self.prefix}/on" in common
         return model(common, x, valid) if warm else super().common_answer(model, common, x, valid)
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         if rnd.phase in ("warm-up", "hand-over"):
             return self._warm(down) | tree.select(local.params, self.info.shapes)
-        return super().trained(kept, local, down, self._later(rnd))
+        return super().after_training(kept, local, down, self._later(rnd))
 
 
 class Gated:

@@ -55,7 +55,7 @@ from personafl.core.types import (
 
 
 @dataclass(frozen=True)
-class Local:
+class ClientState:
     """A stack of clients at work."""
 
     params: Params  # [C, ...] what can be trained, and running statistics
@@ -68,11 +68,11 @@ class Local:
 Masks = Mapping[str, Tensor]
 """Name to active positions, `[C, ...]` bool; or to their share, `[C]`, where only what they cost is asked."""
 
-Loss = Callable[[Task, Local, Batch], Tensor]
+Loss = Callable[[Task, ClientState, Batch], Tensor]
 """Each client's loss on its minibatch: `[C]`."""
 
 
-def own_loss(task: Task, local: Local, batch: Batch) -> Tensor:
+def own_loss(task: Task, local: ClientState, batch: Batch) -> Tensor:
     """The task's loss of the model without prefix: what most methods minimise."""
     return task.loss(local.params, batch)
 
@@ -86,14 +86,16 @@ class Turn:
     epochs, each turn beginning with the next whole one; those of another `stream` have their own.
     """
 
-    moves: Moves | Callable[[Local], Moves]
+    moves: Moves | Callable[[ClientState], Moves]
     loss: Loss = own_loss
     epochs: float = 0.0
     steps: int = 0  # minibatches, where epochs are not what is counted
     least: int = 0  # minibatches, where a fraction of an epoch would round to fewer
     lr: float | None = None  # None: the round's
     optimizer: Optimizer | None = None  # None: that of `Algorithm.training_at`
-    active: Masks | Callable[[Local], Masks] = field(default_factory=dict)  # what the model runs under, for its cost
+    active: Masks | Callable[[ClientState], Masks] = field(
+        default_factory=dict
+    )  # what the model runs under, for its cost
     teachers: int = 0  # further models the loss only runs forward, for its cost
     flops: float = 0.0  # of one example outside the model, for its cost
     stream: str = "batches"
@@ -102,34 +104,34 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Probe:
+class GradientPass:
     """The gradient on one minibatch of its own, handed to `update`, which may change the local state."""
 
     names: Sequence[str]
-    update: Callable[[Local, Params], Local]
+    update: Callable[[ClientState, Params], ClientState]
     first: bool = False  # on the minibatch the next turn begins with, instead of one of its own
     loss: Loss = own_loss
-    active: Masks | Callable[[Local], Masks] = field(default_factory=dict)
+    active: Masks | Callable[[ClientState], Masks] = field(default_factory=dict)
     flops: float = 0.0  # of one example outside the tensors named, for its cost
 
 
 @dataclass(frozen=True)
-class Survey:
+class DataPass:
     """A pass over the client's training data without training: sums of what is measured, handed to `update`."""
 
-    measure: Callable[[Task, Local, Batch], Params]  # per-client terms `[C, ...]` of each minibatch
-    update: Callable[[Local, Params], Local]
+    measure: Callable[[Task, ClientState, Batch], Params]  # per-client terms `[C, ...]` of each minibatch
+    update: Callable[[ClientState, Params], ClientState]
     models: int = 1  # how many forward passes it takes, for its cost
 
 
 @dataclass(frozen=True)
-class Change:
+class StateUpdate:
     """A change of the local state between turns."""
 
-    update: Callable[[Local], Local]
+    update: Callable[[ClientState], ClientState]
 
 
-Play = Turn | Probe | Survey | Change
+LocalWork = Turn | GradientPass | DataPass | StateUpdate
 """What a session of local work can consist of."""
 
 
@@ -260,13 +262,13 @@ class Algorithm:
             )
         return self.info.features
 
-    def _stays(self) -> frozenset[str]:
+    def stays_on_client(self) -> frozenset[str]:
         local_statistics = self.info.buffers if self.info.policy == "local" else frozenset()
         return self.private() | local_statistics
 
     def travels(self) -> frozenset[str]:
         """The names that `upload` sends: the model's but for what stays; of what a method adds, what it says."""
-        return frozenset(self.info.shapes) - self._stays()
+        return frozenset(self.info.shapes) - self.stays_on_client()
 
     def schedule(self) -> list[Stage]:
         """The stages of a run: by default every round trains a sample of the clients."""
@@ -274,11 +276,11 @@ class Algorithm:
 
     def init_server(self, params: Params) -> Params:
         """The server's state before the first round, given the common initial model."""
-        return tree.exclude(params, self._stays())
+        return tree.exclude(params, self.stays_on_client())
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         """What clients keep before they first take part, given the common initial model: `[C, ...]`."""
-        return tree.stack(tree.select(params, self._stays()), len(ids))
+        return tree.stack(tree.select(params, self.stays_on_client()), len(ids))
 
     def init_known(self, params: Params, ids: Tensor) -> Params:
         """What the server knows of clients before they first take part: `[C, ...]`, by default nothing."""
@@ -294,7 +296,7 @@ class Algorithm:
 
     def welcome(self) -> str:
         """The phase of the session a newcomer plays, nothing where it takes the model as it is."""
-        return "newcomer" if self._stays() else ""
+        return "newcomer" if self.stays_on_client() else ""
 
     # A round
 
@@ -302,27 +304,29 @@ class Algorithm:
         """What the cohort receives, from the server's state and its rows of these clients: by default the state."""
         return Download(shared=dict(server))
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         """The local model(s) before training."""
-        return Local(params=tree.values(down) | kept)
+        return ClientState(params=tree.values(down) | kept)
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         """Local work, in order."""
         own = [n for n in self.info.parameters if n in self.private()]
-        return [self.session(whole(own if rnd.phase == "newcomer" and own else self.info.parameters))]
+        return [self.usual_turn(whole(own if rnd.phase == "newcomer" and own else self.info.parameters))]
 
-    def session(self, moves: Moves | Callable[[Local], Moves], epochs: float | None = None, **changes: Any) -> Turn:
+    def usual_turn(
+        self, moves: Moves | Callable[[ClientState], Moves], epochs: float | None = None, **changes: Any
+    ) -> Turn:
         """A turn of the usual length: the recipe's local epochs or steps, or this many epochs."""
         training = self.setup.training
         if epochs is None and training.local_steps:
             return Turn(moves=moves, **({"steps": training.local_steps} | changes))
         return Turn(moves=moves, epochs=training.local_epochs if epochs is None else epochs, **changes)
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         """What travels back."""
         return dict(tree.select(local.params, self.travels()))
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         """What the client stores until it is next asked, under the names it had before."""
         return kept | tree.select(local.params, kept)
 
@@ -339,10 +343,10 @@ class Algorithm:
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         """Per-client terms `[C, ...]` of the sums the server works with; `weights` `[C]` are what clients count.
 
-        Here and elsewhere what is no part of a model has a name under `count/`, which no parameter has.
+        Here and elsewhere what is no part of a model has a name under `aux/`, which no parameter has.
         """
         sent = tree.values(upload)
-        return {n: t * tree.column(weights, t).to(t.dtype) for n, t in sent.items()} | {"count/weight": weights}
+        return {n: t * tree.column(weights, t).to(t.dtype) for n, t in sent.items()} | {"aux/weight": weights}
 
     def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         """What the server knows of these clients from now on, under the names it had before."""
@@ -350,14 +354,14 @@ class Algorithm:
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""
-        return {n: self.approach(old, (sums[n] / sums["count/weight"]).to(old.dtype)) for n, old in server.items()}
+        return {n: self.approach(old, (sums[n] / sums["aux/weight"]).to(old.dtype)) for n, old in server.items()}
 
     def coverage(self, sums: Params) -> Params:
         """How much of all clients' weight stands behind each position of the means just taken, in [0, 1].
 
         Of tensors of which clients send some positions only; of truth values, where it is all or nothing.
         """
-        total = sums["count/weight"].clamp(min=torch.finfo(torch.float64).tiny)
+        total = sums["aux/weight"].clamp(min=torch.finfo(torch.float64).tiny)
         return {n: t / total for n, t in tree.under(sums, "covered").items()}
 
     def notes(self, server: Params) -> dict[str, float]:
@@ -380,7 +384,7 @@ class Algorithm:
         sent = tree.values(down)
         return tree.select(sent, self.info.shapes) if sent.keys() >= self.info.shapes.keys() else None
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         """The client's model right after local training, for evaluation before aggregation."""
         return tree.select(local.params, self.info.shapes)
 

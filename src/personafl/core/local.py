@@ -11,10 +11,20 @@ import torch
 from torch import Tensor
 
 from personafl.core import batches, cost, optim, rng, tree
-from personafl.core.algorithm import Algorithm, Change, Local, Loss, Play, Probe, Survey, Turn, own_loss
-from personafl.core.criteria import SLOPES
+from personafl.core.algorithm import (
+    Algorithm,
+    ClientState,
+    DataPass,
+    GradientPass,
+    LocalWork,
+    Loss,
+    StateUpdate,
+    Turn,
+    own_loss,
+)
+from personafl.core.criteria import CRITERION_GRADIENTS
+from personafl.core.cuda_graphs import CapturedTurn, GraphCache, capacity, copy, same, shapes
 from personafl.core.errors import UserError
-from personafl.core.replay import Recorder, Reel, capacity, copy, same, shapes
 from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, Task, Training
 
 Clock = Callable[[str], AbstractContextManager[None]]
@@ -43,11 +53,11 @@ class Outcome:
 
     kept: Params
     upload: Payload
-    local: Local
+    local: ClientState
     work: Work
 
 
-def session(
+def client_round(
     algorithm: Algorithm,
     task: Task,
     data: Examples,
@@ -56,60 +66,62 @@ def session(
     rnd: Round,
     *,
     train: bool = True,
-    recorder: Recorder | None = None,
+    graph_cache: GraphCache | None = None,
     clock: Clock = untimed,
 ) -> Outcome:
     """The client's side of a round, for a stack of clients sorted by size, largest first.
 
-    Without `train` nothing is computed but the cost: hooks, payloads and masks are real. On a GPU a `recorder`
+    Without `train` nothing is computed but the cost: hooks, payloads and masks are real. On a GPU a `graph_cache`
     replays what was played before.
     """
     payload = tree.received(down, len(data.ids))
     local = algorithm.start(kept, payload, rnd)
     turns, training = _listed(algorithm, algorithm.turns(local, rnd)), algorithm.training_at(rnd.stage)
-    local, work = play(task, local, turns, data, training, rnd, train=train, recorder=recorder, clock=clock)
+    local, work = run_local_work(
+        task, local, turns, data, training, rnd, train=train, graph_cache=graph_cache, clock=clock
+    )
     upload = algorithm.upload(local, rnd) if rnd.stage.up else {}
     return Outcome(algorithm.keep(kept, local, rnd), upload, local, work)
 
 
-def _listed(algorithm: Algorithm, turns: object) -> Sequence[Play]:
+def _listed(algorithm: Algorithm, turns: object) -> Sequence[LocalWork]:
     """What a method's `turns` gave, if the loop can play it."""
     name = algorithm.called
     if not isinstance(turns, (list, tuple)):
-        kind = "a single one" if isinstance(turns, Play) else "nothing" if turns is None else repr(turns)
+        kind = "a single one" if isinstance(turns, LocalWork) else "nothing" if turns is None else repr(turns)
         raise UserError(f"{name}.turns must return a list of turns; it gave {kind}")
     for turn in turns:
         if isinstance(turn, type):
             raise UserError(f"{name}.turns gave the class {turn.__name__}; give an object of it, {turn.__name__}(...)")
-        if not isinstance(turn, Play):
-            kinds = ", ".join(c.__name__ for c in get_args(Play))
+        if not isinstance(turn, LocalWork):
+            kinds = ", ".join(c.__name__ for c in get_args(LocalWork))
             raise UserError(f"{name}.turns gave {turn!r}; each must be one of {kinds}")
     return turns
 
 
-def play(
+def run_local_work(
     task: Task,
-    local: Local,
-    turns: Sequence[Play],
+    local: ClientState,
+    turns: Sequence[LocalWork],
     data: Examples,
     training: Training,
     rnd: Round,
     *,
     train: bool = True,
-    recorder: Recorder | None = None,
+    graph_cache: GraphCache | None = None,
     clock: Clock = untimed,
-) -> tuple[Local, Work]:
-    """Play a list of turns over a stack of clients; without `train`, only count what it would cost."""
-    at_work = _Session(task, local, data, training, rnd, train, recorder, clock)
+) -> tuple[ClientState, Work]:
+    """LocalWork a list of turns over a stack of clients; without `train`, only count what it would cost."""
+    at_work = _Session(task, local, data, training, rnd, train, graph_cache, clock)
     for turn in turns:
         match turn:
             case Turn():
                 at_work.train(turn)
-            case Probe():
-                at_work.probe(turn)
-            case Survey():
-                at_work.survey(turn)
-            case Change():
+            case GradientPass():
+                at_work.gradient_pass(turn)
+            case DataPass():
+                at_work.data_pass(turn)
+            case StateUpdate():
                 at_work.local = turn.update(at_work.local)
     return at_work.finished()
 
@@ -120,16 +132,16 @@ class _Session:
     def __init__(
         self,
         task: Task,
-        local: Local,
+        local: ClientState,
         data: Examples,
         training: Training,
         rnd: Round,
         train: bool,
-        recorder: Recorder | None,
+        graph_cache: GraphCache | None,
         clock: Clock,
     ) -> None:
         self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
-        self.recorder, self.clock = recorder, clock
+        self.graph_cache, self.clock = graph_cache, clock
         self.count, self.dtype = len(data.ids), floating(local.params)
         self.local = replace(local, ids=data.ids, keys=tree.sent(self._stream("draws"), data.rows.device))
         self.steps: dict[str, Tensor] = {}  # [C] behind each client, per stream
@@ -138,7 +150,7 @@ class _Session:
         self.loss = torch.zeros(self.count, dtype=torch.float64, device=data.rows.device)
         self.state: dict[optim.Optimizer, Params] = {}  # moments live from turn to turn, not from round to round
 
-    def finished(self) -> tuple[Local, Work]:
+    def finished(self) -> tuple[ClientState, Work]:
         steps = sum(self.steps.values(), self._none())
         return replace(self.local, steps=steps), Work(self.flops, self.dense, self.loss, steps.double())
 
@@ -164,7 +176,7 @@ class _Session:
         self.steps[turn.stream] = before + plan.steps
         self.epochs[turn.stream] = epoch + -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
 
-    def _moving(self, parts: list[Turn], plan: batches.Plan) -> list[_Part]:
+    def _moving(self, parts: list[Turn], plan: batches.Plan) -> list[_MinibatchUpdate]:
         """What is done with each minibatch, one after the other; nothing where nothing is to move."""
         moves = [part.moves(self.local) if callable(part.moves) else part.moves for part in parts]
         for part, names in zip(parts, moves, strict=True):
@@ -174,7 +186,7 @@ class _Session:
         moving = {n for names in moves for n in names}
         self.local = replace(self.local, params=self.local.params | self._writable(moving))
         return [
-            _Part(
+            _MinibatchUpdate(
                 part.loss,
                 names,
                 self._rule(part),
@@ -185,13 +197,13 @@ class _Session:
             if names
         ]
 
-    def _update(self, parts: Sequence[_Part], local: Local) -> _Update:
+    def _update(self, parts: Sequence[_MinibatchUpdate], local: ClientState) -> _Update:
         return _Update([_Steps(self.task, local, part) for part in parts])
 
-    def _replayed(self, parts: list[_Part], plan: batches.Plan, noise: Tensor) -> bool:
-        """Play the plan from a recording, where there is one."""
-        recorder, data = self.recorder, self.data
-        if recorder is None or data.x.device != plan.rows.device or not plan.active:
+    def _replayed(self, parts: list[_MinibatchUpdate], plan: batches.Plan, noise: Tensor) -> bool:
+        """LocalWork the plan from a recording, where there is one."""
+        graph_cache, data = self.graph_cache, self.data
+        if graph_cache is None or data.x.device != plan.rows.device or not plan.active:
             return False
         rules = tuple((same(p.loss), p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts)
         held = tuple(shapes(t) for t in (self.local.params, self.local.fixed, *(p.state for p in parts)))
@@ -199,18 +211,18 @@ class _Session:
         key = (self.task.model, self.task.criterion, rules, held, sizes)
         split = [p.moves for p in parts], [p.state for p in parts]
 
-        def make(local: Local, masks: list[Moves], states: list[Params], rates: list[Tensor]) -> _Update:
+        def make(local: ClientState, masks: list[Moves], states: list[Params], rates: list[Tensor]) -> _Update:
             own = zip(parts, masks, states, rates, strict=True)
             return self._update([replace(p, moves=m, state=s, lr=r) for p, m, s, r in own], local)
 
-        reel = recorder.reel(key, lambda pool: Reel(pool, self.local, *split, data, plan, self.dtype, make))
+        reel = graph_cache.reel(key, lambda pool: CapturedTurn(pool, self.local, *split, data, plan, self.dtype, make))
         if reel is None:
             return False
         reel.load(self.local, *split, [float(p.lr) for p in parts], plan, noise)
         try:
             reel.run(plan.active)
         except RuntimeError as e:
-            recorder.refuse(key, e)
+            graph_cache.refuse(key, e)
             return False
         moved = {n for p in parts for n in p.moves} | self._writable(()).keys()
         copy({n: self.local.params[n] for n in moved}, reel.local.params)
@@ -233,7 +245,7 @@ class _Session:
         self.local = replace(self.local, fixed=self.local.fixed | tree.prefixed(fresh | found, turn.memory))
         return fresh | found
 
-    def probe(self, turn: Probe) -> None:
+    def gradient_pass(self, turn: GradientPass) -> None:
         """The gradient on one minibatch of every client, for the turn's update to use."""
         stream, epoch = ("batches", self.epochs.get("batches", self._none())) if turn.first else ("probe", self._none())
         plan = batches.plan(self.data, self.training.batch_size, self._stream(stream), steps=1, first=epoch)
@@ -249,7 +261,7 @@ class _Session:
         self.local = turn.update(self.local, dict(zip(leaves, grads, strict=True)))
 
     @torch.no_grad()
-    def survey(self, turn: Survey) -> None:
+    def data_pass(self, turn: DataPass) -> None:
         """Sums over each client's training data, for the turn's update to use."""
         work = turn.models * cost.forward_pass(self.task.model.info) * self.data.count.double()
         self.flops += work
@@ -275,7 +287,7 @@ class _Session:
         mine = {n: t for n, t in self.local.params.items() if n in names or n.rpartition("/")[2] in statistics}
         return {n: t.clone(memory_format=torch.contiguous_format) for n, t in mine.items()}
 
-    def _charge(self, turn: Turn | Probe, names: Collection[str], plan: batches.Plan, *, regrow: bool) -> None:
+    def _charge(self, turn: Turn | GradientPass, names: Collection[str], plan: batches.Plan, *, regrow: bool) -> None:
         active = turn.active(self.local) if callable(turn.active) else turn.active
         info = self.task.model.info
         masked, full = cost.step(info, names, active, self.count, regrow=regrow)
@@ -291,14 +303,14 @@ def _chain(turn: Turn) -> Iterator[Turn]:
         yield from _chain(turn.then)
 
 
-def _prefix(local: Local, k: int) -> Local:
+def _prefix(local: ClientState, k: int) -> ClientState:
     """The first `k` clients of a stack."""
     ids, keys = (None if t is None else t[:k] for t in (local.ids, local.keys))
-    return Local(tree.take(local.params, slice(k)), tree.take(local.fixed, slice(k)), ids=ids, keys=keys)
+    return ClientState(tree.take(local.params, slice(k)), tree.take(local.fixed, slice(k)), ids=ids, keys=keys)
 
 
 @dataclass(frozen=True)
-class _Part:
+class _MinibatchUpdate:
     """One of the updates a turn makes on each minibatch."""
 
     loss: Loss
@@ -325,10 +337,10 @@ class _Update:
 class _Steps:
     """Optimiser steps over the active prefix of a stack; the views are made anew only when it shrinks."""
 
-    def __init__(self, task: Task, local: Local, part: _Part) -> None:
+    def __init__(self, task: Task, local: ClientState, part: _MinibatchUpdate) -> None:
         self.task, self.local, self.part = task, local, part
         self.active = -1
-        self.slope = SLOPES.get(task.criterion) if part.loss is own_loss else None
+        self.slope = CRITERION_GRADIENTS.get(task.criterion) if part.loss is own_loss else None
 
     def _shrink(self, k: int) -> None:
         self.active = k
@@ -342,17 +354,17 @@ class _Steps:
         """One step of the first `k` clients; their losses `[k]`."""
         if k != self.active:
             self._shrink(k)
-        loss, grads = self._by_hand(batch) or self._by_autograd(batch)
+        loss, grads = self._in_closed_form(batch) or self._by_autograd(batch)
         with torch.no_grad():
             self.part.rule.step(self.now.params, grads, self.slots, self.masks, self.part.lr)
         return loss
 
-    def _by_hand(self, batch: Batch) -> tuple[Tensor, Params] | None:
+    def _in_closed_form(self, batch: Batch) -> tuple[Tensor, Params] | None:
         """Losses and gradients where those of the criterion and of the model are known in closed form."""
-        slopes = getattr(self.task.model, "slopes", None)
-        if slopes is None or self.slope is None:
+        closed_form_gradients = getattr(self.task.model, "closed_form_gradients", None)
+        if closed_form_gradients is None or self.slope is None:
             return None
-        found: tuple[Tensor, Params] | None = slopes(self.now.params, self.leaves, batch, self.slope)
+        found: tuple[Tensor, Params] | None = closed_form_gradients(self.now.params, self.leaves, batch, self.slope)
         return found
 
     def _by_autograd(self, batch: Batch) -> tuple[Tensor, Params]:

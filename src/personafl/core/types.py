@@ -72,7 +72,7 @@ class Batch:
         return values.sum(1) / self.count.clamp(min=1).to(values.dtype)
 
 
-Slope = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+CriterionGradient = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 """Outputs `[C, B, K]` to each client's mean loss `[C]`, and the gradient of their sum by the outputs."""
 
 
@@ -258,7 +258,7 @@ class Stage:
     down: bool = True  # whether the server sends anything
     up: bool = True  # whether the clients do
     in_paper: bool = True  # whether the papers' way of counting traffic sees this stage
-    judged: bool = True  # whether it may be followed by an evaluation
+    evaluated: bool = True  # whether it may be followed by an evaluation
 
 
 @dataclass(frozen=True)

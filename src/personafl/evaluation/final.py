@@ -114,7 +114,7 @@ def _small(scores: Tensor) -> Tensor:
     return scores.to(torch.uint8) if bool(((scores == 0) | (scores == 1)).all()) else scores
 
 
-def joined(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluation, *, per_sample: bool) -> Arrays:
+def concatenated(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluation, *, per_sample: bool) -> Arrays:
     """The arrays of a run from those of its clients, in any order."""
     clients = sorted(clients, key=lambda c: int(c["ids"][0]))
     out = {n: np.concatenate([c[n] for c in clients]) for n in clients[0]}

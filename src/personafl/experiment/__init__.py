@@ -1,9 +1,9 @@
 """From a recipe to results: the parts put together, and the run folder."""
 
-from personafl.experiment.folder import checked
-from personafl.experiment.machine import chosen_device, cpu, environment
-from personafl.experiment.making import federation, model, note_clients, resolved, simulation, source
+from personafl.experiment.build import federation, model, note_clients, resolved, simulation, source
+from personafl.experiment.environment import chosen_device, cpu, environment
 from personafl.experiment.results import Client, MethodResult, Result
+from personafl.experiment.run_folder import checked
 from personafl.experiment.running import run
 
 __all__ = [

@@ -25,8 +25,8 @@ from personafl.core.types import Params
 from personafl.data import Federation, Source
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
-from personafl.experiment.folder import SPLIT, begin, claimed
-from personafl.experiment.making import federation, simulation, source
+from personafl.experiment.build import federation, simulation, source
+from personafl.experiment.run_folder import SPLIT, begin, claimed
 from personafl.models import StackedModel
 from personafl.sim import profile
 from personafl.sim.machine import Machine
@@ -89,7 +89,7 @@ class MethodResult:
             raise UserError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
         if sim.placement.owners is not None and sim.ranks.rank not in (0, int(sim.placement.owners[id])):
             raise UserError(f"client {id}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
-        ready = sim.ready if id < sim.federation.num_clients else sim.joined
+        ready = sim.deployed_models if id < sim.federation.num_clients else sim.newcomer_models
         (deployed,) = sim.each(torch.tensor([id]), ready)
         return Client(id, sim, deployed)
 
@@ -110,7 +110,7 @@ class MethodResult:
         for name, store in (("clients", sim.store), ("known", sim.known)):  # what they keep; what the server knows
             if store.home != folder / "store" / name:
                 store.save(state / f"{name}.safetensors")
-        path = dataclasses.asdict(sim.layout) | {"module_per_client": sim.model.whole, "store": _housed(sim)}
+        path = dataclasses.asdict(sim.plan) | {"module_per_client": sim.model.whole, "store": _store_summary(sim)}
         (state / "engine.json").write_text(json.dumps(path) + "\n")
         (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
         self.save_profile(folder)
@@ -129,7 +129,7 @@ def _numbered(name: str, names: tuple[str, ...]) -> int:
     raise UserError(f"client {name!r}: no such client; {known}{', ...' if len(names) > 20 else ''}")
 
 
-def _housed(sim: Simulation) -> Row:
+def _store_summary(sim: Simulation) -> Row:
     """Where rows of clients are kept, of how many, and how much that is."""
     homes = {s.home for s in (sim.store, sim.known)}
     disk = any(isinstance(h, Path) for h in homes)

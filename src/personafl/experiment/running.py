@@ -17,13 +17,13 @@ from personafl.core.errors import UserError
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final
-from personafl.experiment.folder import begin, checked, claimed
-from personafl.experiment.machine import chosen_device, environment
-from personafl.experiment.making import model, resolved, simulation, source
+from personafl.experiment.build import model, resolved, simulation, source
+from personafl.experiment.environment import chosen_device, environment
 from personafl.experiment.results import MethodResult, Result, write_reports
+from personafl.experiment.run_folder import begin, checked, claimed
 from personafl.models import StackedModel
-from personafl.sim import layout, profile, ranks
-from personafl.sim.layout import temporary
+from personafl.sim import execution_plan, profile, ranks
+from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Row, Simulation
 
@@ -64,7 +64,7 @@ def run(
     elif overrides:
         raise UserError("overrides go with a path, a name or a dict, not with a finished Recipe")
     place = ranks.device_of(chosen_device(device))
-    with layout.threads(threads or torch.get_num_threads()), ranks.joined(place) as world:
+    with execution_plan.threads(threads or torch.get_num_threads()), ranks.process_group(place) as world:
         folder = None if out is None or world.rank else checked(out)
         asked = recipe
         data = world.in_turn(lambda: source(asked))
@@ -97,7 +97,7 @@ def _play(
     place: str,
     home: Path | None,
     watch: Watch | None,
-    world: ranks.Alone,
+    world: ranks.SingleProcess,
     clock: profile.NoClock,
     store: str,
     memory: float | None,
@@ -143,7 +143,7 @@ def _play(
         with clock("files"):
             found.save(home)
     if spent := clock.report():
-        found = replace(found, profile=profile.joined(world.gather(spent)))
+        found = replace(found, profile=profile.merged(world.gather(spent)))
         if home is not None:
             found.save_profile(home)
     return found

@@ -33,7 +33,7 @@ from torch.utils.flop_counter import flop_registry
 
 from personafl.core import rng
 from personafl.core.errors import UserError
-from personafl.core.types import Arithmetic, Batch, BufferPolicy, Layer, ModelInfo, Params, Slope
+from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, Layer, ModelInfo, Params
 from personafl.models.layers import (
     BATCH_NORMS,
     CONVS,
@@ -82,8 +82,8 @@ class StackedModel:
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
         )
         called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
-        self.parallel, self.recordable = not any(m.random for m in called), not called
-        self._by_hand = self._last_linears(example)
+        self.parallel, self.capturable = not any(m.random for m in called), not called
+        self._in_closed_form = self._last_linears(example)
         features, outputs = self._measure_head(example)
         self.info = dataclasses.replace(self.info, features=features, outputs=outputs)
 
@@ -104,19 +104,19 @@ class StackedModel:
         return out
 
     @torch.no_grad()
-    def slopes(
-        self, params: Params, names: Collection[str], batch: Batch, slope: Slope
+    def closed_form_gradients(
+        self, params: Params, names: Collection[str], batch: Batch, slope: CriterionGradient
     ) -> tuple[Tensor, Params] | None:
         """Losses `[C]` and the gradients of these parameters, by hand: autograd takes longer than a small minibatch.
 
         None where that is not possible. It is where the output is what linear layers in a row give, and these
         parameters are theirs.
         """
-        if batch.x.is_cuda or not self._by_hand.issuperset(names):
+        if batch.x.is_cuda or not self._in_closed_form.issuperset(names):
             return None
         out, ran = self._taped(params, batch.x, batch.valid, batch.keys)
         if ran is None:
-            self._by_hand = frozenset()
+            self._in_closed_form = frozenset()
             return None
         loss, grad = slope(out, batch)
         wanted = [False, *(n in names for n in ran.names)]

@@ -21,7 +21,7 @@ from personafl.data.shift import Shift
 from personafl.evaluation import final, metrics
 from personafl.evaluation.evaluate import on_host, scores
 from personafl.models.stacked import StackedModel
-from personafl.sim.layout import products
+from personafl.sim.execution_plan import products
 from personafl.sim.placement import Placement
 from personafl.sim.sampling import largest_first
 
@@ -168,7 +168,7 @@ class Evaluator:
 
         with self.placement.clock("evaluation"):
             clients = self._of_each(ids, work)
-        found = final.joined(clients, shift, asked, per_sample=self.per_sample)
+        found = final.concatenated(clients, shift, asked, per_sample=self.per_sample)
         return found | final.who(self.federation, found["ids"])
 
     def newcomers(self, held: final.Arrays) -> Row:

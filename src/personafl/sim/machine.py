@@ -9,7 +9,7 @@ import torch
 
 from personafl.data.federated import Place
 from personafl.sim.profile import NoClock
-from personafl.sim.ranks import Alone
+from personafl.sim.ranks import SingleProcess
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,5 @@ class Machine:
     memory: float | None = None  # GiB the process may hold on the device, or in main memory where it trains there
     capture: bool = True  # capture training steps as CUDA graphs
     through_wire: bool = False  # pack and unpack every payload
-    ranks: Alone = field(default_factory=Alone)  # the processes that share the work
+    ranks: SingleProcess = field(default_factory=SingleProcess)  # the processes that share the work
     clock: NoClock = field(default_factory=NoClock)  # told what the work consists of

@@ -12,7 +12,7 @@ from personafl.core import tree
 from personafl.core.store import HOST, Store
 from personafl.core.types import Payload
 from personafl.sim.profile import NoClock
-from personafl.sim.ranks import Alone, balanced
+from personafl.sim.ranks import SingleProcess, balanced
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Placement:
     """The rank of each client: always the same one where something is kept of clients, else dealt anew by work."""
 
     def __init__(
-        self, ranks: Alone, clock: NoClock, steps: Callable[[Tensor], Tensor], clients: int, *, owned: bool
+        self, ranks: SingleProcess, clock: NoClock, steps: Callable[[Tensor], Tensor], clients: int, *, owned: bool
     ) -> None:
         """`steps` are the minibatches of an epoch of these clients, which is what their work goes by."""
         self.ranks, self.clock, self.steps = ranks, clock, steps

@@ -121,7 +121,7 @@ class Clock(NoClock):
         return {"seconds": sum(self._parts.values()), "parts": dict(self._parts), "rounds": list(self._rounds)}
 
 
-def joined(reports: Sequence[Row]) -> Row:
+def merged(reports: Sequence[Row]) -> Row:
     """The report of a run from those of its ranks: their means, and each rank's own parts."""
     if len(reports) == 1:
         return reports[0]

@@ -1,7 +1,7 @@
 """Several processes for one simulation: who plays which client, and how they put their parts together.
 
 Every rank draws the same cohorts, plays its own clients and ends a round with the same server. One process alone
-is `Alone`: it has no process group and sends nothing.
+is `SingleProcess`: it has no process group and sends nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LostError(ConnectionError):
     """Another rank is gone, or silent for too long."""
 
 
-class Alone:
+class SingleProcess:
     """One process."""
 
     rank = 0
@@ -53,7 +53,7 @@ class Alone:
         return mine
 
 
-class Ranks(Alone):
+class Ranks(SingleProcess):
     """The processes of a group, as one of them sees it."""
 
     def __init__(self, device: torch.device) -> None:
@@ -129,13 +129,13 @@ def device_of(name: str) -> str:
 
 
 @contextmanager
-def joined(device: str, patience: datetime.timedelta = PATIENCE) -> Iterator[Alone]:
+def process_group(device: str, patience: datetime.timedelta = PATIENCE) -> Iterator[SingleProcess]:
     """The ranks `torchrun` started, joined while this lasts; one alone without it.
 
     They speak over gloo, and over NCCL where each has a GPU of its own.
     """
     if launched() == 1 or not dist.is_available():
-        yield Alone()
+        yield SingleProcess()
         return
     place = torch.device(device)
     if place.type == "cuda":

@@ -17,9 +17,9 @@ from torch import Tensor
 from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import steps_per_epoch
+from personafl.core.cuda_graphs import GraphCache
 from personafl.core.errors import UserError
-from personafl.core.local import session
-from personafl.core.replay import Recorder
+from personafl.core.local import client_round
 from personafl.core.store import Store, row_bytes
 from personafl.core.types import (
     Criterion,
@@ -39,13 +39,13 @@ from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, image_transforms, metrics
 from personafl.evaluation.evaluate import deployed
 from personafl.models.stacked import StackedModel
-from personafl.sim import layout, network, sampling
+from personafl.sim import execution_plan, sampling, wire_transfer
 from personafl.sim.accounting import Spent, Stack, Totals, add, finite_mean, total
 from personafl.sim.evaluator import Evaluator, since_left
 from personafl.sim.machine import Machine
 from personafl.sim.placement import Placement
 from personafl.sim.profile import NoClock
-from personafl.sim.ranks import Alone
+from personafl.sim.ranks import SingleProcess
 from personafl.slots.assemble import assembled
 
 P = TypeVar("P")
@@ -93,8 +93,8 @@ class Simulation:
         examples = int(federation.sizes("train")[: federation.num_clients].sum())
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
-        captures = self.machine.capture and self.device.type == "cuda" and self.model.recordable
-        self.recorder = Recorder() if captures else None
+        captures = self.machine.capture and self.device.type == "cuda" and self.model.capturable
+        self.graph_cache = GraphCache() if captures else None
 
         self.server = self.algorithm.init_server(self.model.initial)
         self.schedule = self.algorithm.schedule()
@@ -107,17 +107,19 @@ class Simulation:
             self.evaluation,
             self.placement,
             self.each,
-            self.layout.activations,
+            self.plan.activations,
         )
         self.played = 0  # stages behind us
         self.totals = Totals()
         self.rows: list[Row] = []
-        self.trained: tuple[Tensor, Params] | None = None  # the last cohort before aggregation, where that is scored
+        self.trained_cohort: tuple[Tensor, Params] | None = (
+            None  # the last cohort before aggregation, where that is scored
+        )
         self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
         self.shift = shift or self._shift()
 
     @property
-    def ranks(self) -> Alone:
+    def ranks(self) -> SingleProcess:
         """The processes that share the work."""
         return self.machine.ranks
 
@@ -139,13 +141,13 @@ class Simulation:
         kept, known = fresh(one), unknown(one)
         rows = self.touched()
         each = row_bytes(kept) + row_bytes(known)
-        home, room = layout.housed(where.store, rows, each, self.device, where.memory, where.spill)
+        home, room = execution_plan.store_location(where.store, rows, each, self.device, where.memory, where.spill)
         homes = (home / "clients", home / "known") if isinstance(home, Path) else (home, home)
         self.store = Store(fresh, homes[0], device=self.device, expected=rows)
         self.known = Store(unknown, homes[1], device=self.device, expected=rows)
         held = sum(t.numel() * t.element_size() for t in (*kept.values(), *known.values()))
         sizes = self.federation.sizes("train")
-        self.layout = layout.choose(
+        self.plan = execution_plan.choose(
             self.model,
             self.training,
             self.device,
@@ -178,30 +180,30 @@ class Simulation:
         """The clients of a stage, largest first: a function of seed and round, the same for every method."""
         return sampling.cohort(self.federation, self.training, stage)
 
-    def scored(self, stage: Stage) -> Tensor:
+    def evaluated_clients(self, stage: Stage) -> Tensor:
         """The clients that are evaluated after a stage."""
-        if self.trained is not None:
-            return self.trained[0]
+        if self.trained_cohort is not None:
+            return self.trained_cohort[0]
         which = self.evaluation.clients
         if which == "selected":
             behind = self.schedule[: self.played] or [stage]
-            return self.cohort(next(s for s in reversed(behind) if s.who != "nobody" and s.judged))
+            return self.cohort(next(s for s in reversed(behind) if s.who != "nobody" and s.evaluated))
         return sampling.evaluated(self.federation, self.training, sys.maxsize if which == "all" else which)
 
     def each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
         """Apply work without training to stacks of these clients, in their order."""
-        return self._stacks(self.layout.sweep_threads, ids, work, lambda part: part)
+        return self._stacks(self.plan.sweep_threads, ids, work, lambda part: part)
 
     def _stacks(
         self, threads: int, ids: Tensor, work: Callable[[StackedModel, P], T], prepare: Callable[[Tensor], P]
     ) -> Iterator[T]:
-        plan = dataclasses.replace(self.layout, threads=threads)
-        with layout.products(self.training.precision):
-            yield from layout.each(plan, self.model, ids, work, prepare)
+        plan = dataclasses.replace(self.plan, threads=threads)
+        with execution_plan.products(self.training.precision):
+            yield from execution_plan.each(plan, self.model, ids, work, prepare)
 
     def alone(self) -> AbstractContextManager[None]:
         """One thread for what is computed outside of stacks too: no number may depend on how many there are."""
-        return layout.threads(self.layout.operations)
+        return execution_plan.threads(self.plan.operations)
 
     def _steps(self, ids: Tensor) -> Tensor:
         """Minibatches of an epoch of these clients."""
@@ -217,7 +219,7 @@ class Simulation:
     # A round
 
     def step(self) -> Row:
-        """Play the next stage."""
+        """LocalWork the next stage."""
         with self.alone():
             return self._step()
 
@@ -242,7 +244,7 @@ class Simulation:
         def work(model: StackedModel, given: tuple[Tensor, Download]) -> Stack:
             return self._client_side(model, *given, rnd)
 
-        for part in self._stacks(self.layout.threads, mine, work, prepare):
+        for part in self._stacks(self.plan.threads, mine, work, prepare):
             spent.add(part)
             if stage.up and not together:
                 with self.clock("aggregation"):
@@ -252,9 +254,9 @@ class Simulation:
                 parts.append(part)
         if stage.up and len(ids):
             self._aggregate(ids, parts, sums, rnd)
-        judged = len(ids) > 0 and self._judged_next()
+        judged = len(ids) > 0 and self._evaluated_next()
         if judged:
-            self.trained = ids, tree.join(p.trained for p in parts) if parts else {}
+            self.trained_cohort = ids, tree.join(p.trained for p in parts) if parts else {}
         self.played += 1
         found: Row = {}
         if self._due(self.played - 1):
@@ -304,10 +306,10 @@ class Simulation:
     def _due(self, place: int) -> bool:
         """Whether the stage at this place of the schedule is followed by an evaluation."""
         stage = self.schedule[place]
-        often = stage.judged and (stage.number + 1) % self.evaluation.eval_every == 0
+        often = stage.evaluated and (stage.number + 1) % self.evaluation.eval_every == 0
         return often or place + 1 == len(self.schedule)
 
-    def _judged_next(self) -> bool:
+    def _evaluated_next(self) -> bool:
         """Whether the cohort of the present stage is the one of the next evaluation after local training."""
         if self.evaluation.when != "after_local":
             return False
@@ -323,26 +325,28 @@ class Simulation:
             data = self._training_data(ids)
         wire = self.machine.through_wire
         with clock("wire"):
-            received = network.delivered(down, len(ids), self.device) if wire else down
+            received = wire_transfer.delivered(down, len(ids), self.device) if wire else down
         with clock("store"):
             kept = self.store.gather(ids)
         with clock("training"):
-            done = session(self.algorithm, task, data, kept, received, rnd, recorder=self.recorder, clock=clock)
+            done = client_round(
+                self.algorithm, task, data, kept, received, rnd, graph_cache=self.graph_cache, clock=clock
+            )
         with clock("wire"):
             upload = done.upload
             if wire and rnd.stage.up:
-                upload = network.returned(upload, received, len(ids), self.device)
+                upload = wire_transfer.returned(upload, received, len(ids), self.device)
             traffic = cost.traffic(rnd.stage, down, upload, len(ids))
         with clock("store"):
             self.store.scatter(ids, done.kept)
         before: list[Tensor] = []
         trained: Params = {}
-        if self._judged_next():
+        if self._evaluated_next():
             with clock("evaluation"):
                 payload = tree.received(received, len(ids))
                 came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, lambda: data)
                 before = self.evaluator.on_test(model, came, ids)
-                own = self.algorithm.trained(done.kept, done.local, payload, rnd)
+                own = self.algorithm.after_training(done.kept, done.local, payload, rnd)
                 trained = deployed(self.algorithm, task, own, payload, lambda: data)
         return Stack(ids, traffic, done.work, upload, before, trained)
 
@@ -366,7 +370,7 @@ class Simulation:
     #
     # `scored` says who is evaluated, `judged` with what: with what they predict with (`ready`), or, where
     # `evaluation.when` is "after_local", with what the last cohort came to by its training (`trained`), before the
-    # server's next model. `_judged_next` tells a cohort at work that it is this one.
+    # server's next model. `_evaluated_next` tells a cohort at work that it is this one.
 
     @property
     def now(self) -> Round:
@@ -374,14 +378,14 @@ class Simulation:
         stage = self.schedule[max(self.played - 1, 0)]
         return Round(stage, self.algorithm.rate(stage), predicting=True)
 
-    def ready(self, model: StackedModel, ids: Tensor) -> Params:
+    def deployed_models(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients predict with now."""
         task = dataclasses.replace(self.task, model=model)
         down = tree.received(self.download(ids, self.now), len(ids))
         own = self.algorithm.personal(self.store.gather(ids), down)
         return deployed(self.algorithm, task, own, down, lambda: self.federation.examples("train", ids))
 
-    def joined(self, model: StackedModel, ids: Tensor) -> Params:
+    def newcomer_models(self, model: StackedModel, ids: Tensor) -> Params:
         """What newcomers predict with: what they are given, after the session their method has for them."""
         task = dataclasses.replace(self.task, model=model)
         data = self._training_data(ids)
@@ -391,15 +395,15 @@ class Simulation:
         if phase := self.algorithm.welcome():
             stage = Stage(number=self.schedule[-1].number + 1, phase=phase, who="all", up=False)
             rnd = Round(stage, self.algorithm.rate(self.schedule[-1]))
-            kept = session(self.algorithm, task, data, kept, down, rnd).kept
+            kept = client_round(self.algorithm, task, data, kept, down, rnd).kept
         received = tree.received(down, len(ids))
         return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, lambda: data)
 
-    def judged(self, model: StackedModel, ids: Tensor) -> Params:
+    def evaluated_models(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients are scored with: what they predict with, or what their last training gave."""
-        if self.trained is None:
-            return self.ready(model, ids)
-        have, rows = self.trained
+        if self.trained_cohort is None:
+            return self.deployed_models(model, ids)
+        have, rows = self.trained_cohort
         place = {c: i for i, c in enumerate(self.placement.mine(have).tolist())}
         return tree.take(rows, torch.tensor([place[c] for c in ids.tolist()], device=self.device))
 
@@ -420,8 +424,8 @@ class Simulation:
 
     def _evaluated(self, before: list[Tensor]) -> Row:
         """The same; with `before`, scores on arrival, also what clients gained since they last left."""
-        ids = self.scored(self.now.stage)
-        row, own = self.evaluator.after_round(ids, self.judged, self.common())
+        ids = self.evaluated_clients(self.now.stage)
+        row, own = self.evaluator.after_round(ids, self.evaluated_models, self.common())
         if before:
             gained, left = since_left(ids, before, own, self.left)
             self.left |= left
@@ -431,14 +435,16 @@ class Simulation:
     def evaluations(self) -> final.Arrays:
         """The scores of all scored clients under all that was asked for; `evaluation/final.py` has the names."""
         with self.alone():
-            return self.evaluator.at_end(self.scored(self.now.stage), self.judged, self.shift, self.joined)
+            return self.evaluator.at_end(
+                self.evaluated_clients(self.now.stage), self.evaluated_models, self.shift, self.newcomer_models
+            )
 
     def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""
         if not self.federation.unseen:
             return None
         with self.alone():
-            held = self.evaluator.of_newcomers(self.joined) if found is None else final.newcomers(found)
+            held = self.evaluator.of_newcomers(self.newcomer_models) if found is None else final.newcomers(found)
             return self.evaluator.newcomers(held)
 
     def clients_table(self, found: final.Arrays | None = None) -> tuple[list[Row], Row | None]:
@@ -450,7 +456,7 @@ class Simulation:
     # A run
 
     def run(self, on_round: Callable[[Row], None] | None = None) -> None:
-        """Play what is left of the schedule."""
+        """LocalWork what is left of the schedule."""
         while self.played < len(self.schedule):
             row = self.step()
             if on_round is not None:

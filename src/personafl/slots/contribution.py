@@ -33,14 +33,14 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, Survey
+from personafl.core.algorithm import Algorithm, ClientState, DataPass, LocalWork
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Masked, Model, Params, Payload, Round, Sweep, Task, per_example
-from personafl.slots.wrapper import Part
+from personafl.slots.wrapper import MethodWrapper
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution(Part):
+class Contribution(MethodWrapper):
     """A method whose clients count by contribution."""
 
     prefix: ClassVar[str] = "cowa"
@@ -120,7 +120,7 @@ class Contribution(Part):
             own[f"coverage/{n}"] = Masked(weight.expand_as(rows), rows & tree.column(inside, rows))
         return Download(down.shared | tree.prefixed(shared, self.prefix), down.own | tree.prefixed(own, self.prefix))
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         local, sent = super().start(kept, down, rnd), tree.values(down)
         begin = {n: local.params[n] for n in self.shared()}
         masks = tree.masks(down)
@@ -147,32 +147,32 @@ class Contribution(Part):
             out[n] = torch.where(s > 0, torch.where(had[n], rest, apart), w)
         return out
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         plays = super().turns(local, rnd)
-        return [Survey(self._others_loss, self._noted), *plays] if self.prediction and rnd.stage.up else plays
+        return [DataPass(self._others_loss, self._noted), *plays] if self.prediction and rnd.stage.up else plays
 
-    def _others_loss(self, task: Task, local: Local, batch: Batch) -> Params:
+    def _others_loss(self, task: Task, local: ClientState, batch: Batch) -> Params:
         others = tree.under(self.mine(local.fixed), "others")
         out = task.model(local.params | others, batch.x, batch.valid)
         loss = batch.mean(per_example(task.criterion, out, batch.y))
         return {"loss": loss * batch.count, "count": batch.count}
 
-    def _noted(self, local: Local, sums: Params) -> Local:
+    def _noted(self, local: ClientState, sums: Params) -> ClientState:
         return replace(local, fixed=local.fixed | self.own({"loss": sums["loss"] / sums["count"]}))
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         out, mine = super().upload(local, rnd), self.mine(local.fixed)
         score = mine["loss"] if self.prediction else torch.zeros_like(mine["loss"])
         if self.gradient and not self.at_server:
             score = score + self._turned(mine, self._updates(local, out), self._positions(local, out))
         return out | self.own({"score": score})
 
-    def _positions(self, local: Local, upload: Payload) -> Params:
+    def _positions(self, local: ClientState, upload: Payload) -> Params:
         """The positions each client shares: those it uploads."""
         masks = tree.masks(upload)
         return {n: masks.get(n, torch.ones_like(local.params[n], dtype=torch.bool)) for n in self.shared()}
 
-    def _updates(self, local: Local, upload: Payload) -> Params:
+    def _updates(self, local: ClientState, upload: Payload) -> Params:
         """delta_n: the model before the session minus the model after it, where the client shares it."""
         begin = tree.under(self.mine(local.fixed), "begin")
         where = self._positions(local, upload)
@@ -192,7 +192,7 @@ class Contribution(Part):
             compared[n] = torch.where(seen, update[n], 0)
         return torch.where(first | (share >= 1) if self.literal else first, 1.0, _apart(compared, moved))
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         new = super().keep(kept, local, rnd)
         if not rnd.stage.up:
             return new

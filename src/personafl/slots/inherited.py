@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from personafl.core import cost, tree
-from personafl.core.algorithm import Algorithm, Local, Loss, Play, Turn, choose, own_loss
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Turn, choose, own_loss
 from personafl.core.criteria import divergence
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Task, per_example
 from personafl.slots.mmd import mmd
-from personafl.slots.wrapper import Part
+from personafl.slots.wrapper import MethodWrapper
 
 _MOST = 0.9  # of the HPM that a session may keep under Mu-A
 TRANSFERS = ("mmd", "kd", "l2", "prox")
@@ -66,7 +66,7 @@ class Inherit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inherited(Part):
+class Inherited(MethodWrapper):
     """A method whose clients each keep an inherited private model."""
 
     prefix: ClassVar[str] = "inherited"
@@ -79,7 +79,7 @@ class Inherited(Part):
     def _begin(self, params: Params, ids: Tensor) -> Params:
         model = tree.select(params, self.info.shapes)
         sessions = torch.zeros((), dtype=torch.int32, device=next(iter(model.values())).device)
-        mine = model | {"count/sessions": sessions}
+        mine = model | {"aux/sessions": sessions}
         if self.slot.answers != "inherited":
             mine |= tree.prefixed(model, "last")
         return self.own(tree.stack(mine, len(ids)))
@@ -91,11 +91,11 @@ class Inherited(Part):
     def welcome(self) -> str:
         return self.base.welcome() or "newcomer"
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         local = super().start(kept, down, rnd)
         return replace(local, fixed=local.fixed | self.own(self.mine(kept)))
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         plays = super().turns(local, rnd)
         return [self._taught(p) if isinstance(p, Turn) and self.slot.weight else p for p in plays]
 
@@ -106,7 +106,7 @@ class Inherited(Part):
         then = None if turn.then is None else self._taught(turn.then)
         return replace(turn, loss=partial(self._loss, turn.loss), flops=turn.flops + extra, then=then)
 
-    def _loss(self, loss: Loss, task: Task, local: Local, batch: Batch) -> Tensor:
+    def _loss(self, loss: Loss, task: Task, local: ClientState, batch: Batch) -> Tensor:
         share, transfer = self.slot.weight, self.slot.transfer
         teacher = tree.select(self.mine(local.fixed), self.info.shapes)
         if transfer == "prox":
@@ -138,15 +138,15 @@ class Inherited(Part):
             return out, out
         return model.features(params, batch.x, batch.valid, keys)
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         mine = self.mine(kept)
-        trained, before = tree.select(local.params, self.info.shapes), mine["count/sessions"]
+        trained, before = tree.select(local.params, self.info.shapes), mine["aux/sessions"]
         mu = self._momentum(before, rnd)
         new = {}
         for n, t in trained.items():
             share = tree.column(mu, t).to(t.dtype)
             new[n] = (1 - share) * t + share * mine[n]
-        new["count/sessions"] = before + 1
+        new["aux/sessions"] = before + 1
         if self.slot.answers != "inherited":
             new |= tree.prefixed(trained, "last")
         assert local.steps is not None
@@ -170,10 +170,10 @@ class Inherited(Part):
         if self.slot.answers == "inherited":
             return inherited
         base = tree.select(super().personal(kept, down), self.info.shapes)
-        last = choose(mine["count/sessions"] > 0, tree.under(mine, "last"), base)
+        last = choose(mine["aux/sessions"] > 0, tree.under(mine, "last"), base)
         return last if self.slot.answers == "personalised" else inherited | tree.prefixed(last, "last")
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         return self.personal(kept, down)
 
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:

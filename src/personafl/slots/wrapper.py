@@ -2,7 +2,7 @@
 
 By default every hook is the inner method's, save that a part deploys and predicts by its own `personal` and `answer`.
 What a part adds has names under its own prefix, which the inner method never sees: its state, its payload entries,
-its sums. In `Local` a part adds to `fixed` only, for what is in `params` may be uploaded.
+its sums. In `ClientState` a part adds to `fixed` only, for what is in `params` may be uploaded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import FROM_TRAINING, Algorithm, Local, Play
+from personafl.core.algorithm import FROM_TRAINING, Algorithm, ClientState, LocalWork
 from personafl.core.types import Download, Model, Params, Payload, Round, Stage, Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Algorithm):
+class MethodWrapper(Algorithm):
     """All hooks of `base`, to be overridden where the part differs."""
 
     prefix: ClassVar[str]
@@ -89,16 +89,16 @@ class Part(Algorithm):
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         return self.base.download(self.theirs(server), self.theirs(known), rnd)
 
-    def start(self, kept: Params, down: Payload, rnd: Round) -> Local:
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         return self.base.start(self.theirs(kept), self.theirs_of(down), rnd)
 
-    def turns(self, local: Local, rnd: Round) -> list[Play]:
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         return self.base.turns(local, rnd)
 
-    def upload(self, local: Local, rnd: Round) -> Payload:
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
         return self.base.upload(local, rnd)
 
-    def keep(self, kept: Params, local: Local, rnd: Round) -> Params:
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         return kept | self.base.keep(self.theirs(kept), local, rnd)
 
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
@@ -125,8 +125,8 @@ class Part(Algorithm):
     def common(self, down: Payload) -> Params | None:
         return self.base.common(self.theirs_of(down))
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
-        return self.base.trained(self.theirs(kept), local, self.theirs_of(down), rnd)
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
+        return self.base.after_training(self.theirs(kept), local, self.theirs_of(down), rnd)
 
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return self.base.answer(model, own, x, valid)

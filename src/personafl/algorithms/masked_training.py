@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Play, Probe, Turn, setting
+from personafl.core.algorithm import Algorithm, ClientState, GradientPass, LocalWork, Turn, setting
 from personafl.core.errors import UserError
 from personafl.core.types import Moves, Params, Round
 from personafl.sparse import allocation, masks, schedules
@@ -63,10 +63,10 @@ class MaskedTraining(Algorithm):
     def init_coverage(self, params: Params) -> Params:
         return {n: torch.ones_like(params[n]) for n in self.budget()}
 
-    def masks_of(self, local: Local) -> Params:
+    def masks_of(self, local: ClientState) -> Params:
         return tree.under(local.fixed, "mask")
 
-    def moves_of(self, local: Local) -> Moves:
+    def moves_of(self, local: ClientState) -> Moves:
         """All that may move: masked weights at their positions, everything else whole."""
         held = self.masks_of(local)
         return {n: held.get(n) for n in self.info.parameters}
@@ -77,10 +77,10 @@ class MaskedTraining(Algorithm):
         due = schedules.due(rnd.number, self.readjust_interval)
         return schedules.cosine(self.readjust_share, rnd.number, end) if due else 0.0
 
-    def masked_session(self, rnd: Round, *, readjusts: bool = True) -> list[Play]:
+    def masked_turns(self, rnd: Round, *, readjusts: bool = True) -> list[LocalWork]:
         """A usual session under the masks, in whose course they are readjusted when that is due."""
         training, share = self.setup.training, self.readjusted(rnd)
-        usual = self.session(self.moves_of, active=self.masks_of)
+        usual = self.usual_turn(self.moves_of, active=self.masks_of)
         if not readjusts or not share:
             return [usual]
         if self.readjust_when == "after_training":
@@ -94,12 +94,12 @@ class MaskedTraining(Algorithm):
         first: list[Turn] = [before] if before.epochs or before.steps else []
         return [*first, self.readjustment(share), after]
 
-    def readjustment(self, share: float) -> Probe:
+    def readjustment(self, share: float) -> GradientPass:
         """Prune and regrow a share of every client's mask, by the dense gradient on a minibatch of its own."""
-        return Probe(list(self.budget()), self._readjusted(share), active=self.masks_of)
+        return GradientPass(list(self.budget()), self._readjusted(share), active=self.masks_of)
 
-    def _readjusted(self, share: float) -> Callable[[Local, Params], Local]:
-        def update(local: Local, grads: Params) -> Local:
+    def _readjusted(self, share: float) -> Callable[[ClientState, Params], ClientState]:
+        def update(local: ClientState, grads: Params) -> ClientState:
             new = {
                 n: masks.readjust(m, local.params[n], grads[n], share, scope=self.regrow_scope)
                 for n, m in self.masks_of(local).items()

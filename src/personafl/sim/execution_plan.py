@@ -47,7 +47,7 @@ PASS = 2.0**30  # bytes of activations of a pass without training that do, if al
 
 
 @dataclass(frozen=True)
-class Layout:
+class ExecutionPlan:
     """How clients lie over the machine. A sweep is a pass over data without training."""
 
     chunk: int  # clients per stack
@@ -68,7 +68,7 @@ def choose(
     kept: int = 0,
     room: float = 0.0,
     threads: int = 1,
-) -> Layout:
+) -> ExecutionPlan:
     """The layout for clients with these numbers of examples; `chunk` fixes the clients per stack.
 
     `kept` are the bytes a client comes with, `room` those that all stacks together may take up (0: a share of what
@@ -79,7 +79,7 @@ def choose(
     everything = 1 if model.parallel else threads
     if device.type == "cpu" and not model.stacks and not chunk:
         fit = _fitting(model, training, device, sizes, kept, room) if room else threads
-        return Layout(1, min(threads, fit) if model.parallel else 1, 1, operations=everything)
+        return ExecutionPlan(1, min(threads, fit) if model.parallel else 1, 1, operations=everything)
     info = model.info
     batch = min(training.batch_size, int(sizes.max()))
     chunk = chunk or _fitting(model, training, device, sizes, kept, room)
@@ -87,7 +87,7 @@ def choose(
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
     in_training, in_sweeps = (1 if flops < SMALL else threads for flops in (step, sweep))
-    return Layout(chunk, 1, in_training, in_sweeps, everything, min(PASS, room / 4) if room else PASS)
+    return ExecutionPlan(chunk, 1, in_training, in_sweeps, everything, min(PASS, room / 4) if room else PASS)
 
 
 def _fitting(
@@ -128,7 +128,7 @@ def _used(device: torch.device) -> float:
         return 0.0
 
 
-def housed(
+def store_location(
     store: str | Path, rows: int, each: int, device: torch.device, memory: float | None, spill: Path | None
 ) -> tuple[torch.device | Path, float]:
     """Where so many rows of so many bytes are kept, and what is left of a limit in GiB for stacks (0: no limit).
@@ -168,7 +168,7 @@ def temporary() -> Path:
 
 
 def each(
-    layout: Layout,
+    plan: ExecutionPlan,
     model: StackedModel,
     ids: Tensor,
     work: Callable[[StackedModel, P], T],
@@ -178,10 +178,10 @@ def each(
 
     `prepare` runs in the calling thread, `work` perhaps in others.
     """
-    chunks = (prepare(ids[i : i + layout.chunk]) for i in range(0, len(ids), layout.chunk))
-    for_products = layout.threads if layout.operations == 1 else 0
-    with threads(layout.operations):
-        if layout.workers == 1 or len(ids) <= layout.chunk:
+    chunks = (prepare(ids[i : i + plan.chunk]) for i in range(0, len(ids), plan.chunk))
+    for_products = plan.threads if plan.operations == 1 else 0
+    with threads(plan.operations):
+        if plan.workers == 1 or len(ids) <= plan.chunk:
             for part in chunks:
                 with model.threaded(for_products):
                     done = work(model, part)
@@ -192,12 +192,12 @@ def each(
             with model.borrowed() as mine, mine.threaded(for_products):
                 return work(mine, part)
 
-        own = (layout.operations,)  # PyTorch's setting is partly per thread
-        with ThreadPoolExecutor(layout.workers, initializer=torch.set_num_threads, initargs=own) as pool:
+        own = (plan.operations,)  # PyTorch's setting is partly per thread
+        with ThreadPoolExecutor(plan.workers, initializer=torch.set_num_threads, initargs=own) as pool:
             ahead: deque[Future[T]] = deque()
             for part in chunks:
                 ahead.append(pool.submit(job, part))
-                if len(ahead) > 4 * layout.workers:  # results wait in memory
+                if len(ahead) > 4 * plan.workers:  # results wait in memory
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()

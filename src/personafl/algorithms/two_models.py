@@ -8,12 +8,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Local, Loss, Turn, whole
+from personafl.core.algorithm import Algorithm, ClientState, Loss, Turn, whole
 from personafl.core.types import Params, Payload, Round
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside(Algorithm):
+class TwoModels(Algorithm):
     """The shared model travels as in FedAvg; the personal one, from the same start, stays."""
 
     newcomers: ClassVar[str] = "the global model as its personal one, after a session of its own"
@@ -27,10 +27,10 @@ class Beside(Algorithm):
     def both(self, loss: Loss) -> Turn:
         """A usual session that moves both models; they share no parameter, so one step is a step of each."""
         names = self.info.parameters
-        return self.session(whole([*names, *(f"personal/{n}" for n in names)]), loss=loss)
+        return self.usual_turn(whole([*names, *(f"personal/{n}" for n in names)]), loss=loss)
 
     def personal(self, kept: Params, down: Payload) -> Params:
         return tree.under(kept, "personal")
 
-    def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         return tree.under(local.params, "personal")

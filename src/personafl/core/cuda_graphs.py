@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import batches
-from personafl.core.algorithm import Local
+from personafl.core.algorithm import ClientState
 from personafl.core.types import Batch, Examples, Moves, Params
 
-REELS = 8  # kept at a time; each holds its stacks once more
+CAPTURED = 8  # kept at a time; each holds its stacks once more
 GRAPHS = 64  # of a reel
 
 
@@ -34,32 +34,32 @@ class Update(Protocol):
     def __call__(self, batch: Batch, k: int) -> Tensor: ...
 
 
-Make = Callable[[Local, list[Moves], list[Params], list[Tensor]], Update]
+Make = Callable[[ClientState, list[Moves], list[Params], list[Tensor]], Update]
 """An update over these buffers: the stack, and for each part of a turn its masks, its moments and its rate."""
 
 
-class Recorder:
+class GraphCache:
     """The reels of one model on one GPU."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[Hashable, Reel | None] = OrderedDict()
+        self._seen: OrderedDict[Hashable, CapturedTurn | None] = OrderedDict()
         self._refused: set[Hashable] = set()
         self._pool = torch.cuda.graph_pool_handle()
 
-    def reel(self, key: Hashable, make: Callable[[Any], Reel]) -> Reel | None:
+    def reel(self, key: Hashable, make: Callable[[Any], CapturedTurn]) -> CapturedTurn | None:
         """The reel of a turn; None the first time it is seen, and where it cannot be recorded."""
         if key in self._refused:
             return None
         if key not in self._seen:
             self._seen[key] = None
-            while len(self._seen) > 4 * REELS:
+            while len(self._seen) > 4 * CAPTURED:
                 self._seen.popitem(last=False)
             return None
         self._seen.move_to_end(key)
         found = self._seen[key]
         if found is None:
             found = self._seen[key] = make(self._pool)
-            for old in [k for k, r in self._seen.items() if r is not None][:-REELS]:
+            for old in [k for k, r in self._seen.items() if r is not None][:-CAPTURED]:
                 self._seen[old] = None
         return found
 
@@ -68,7 +68,7 @@ class Recorder:
         return sum(len(reel.graphs) for reel in self._seen.values() if reel is not None)
 
     def refuse(self, key: Hashable, reason: Exception) -> None:
-        """Play this turn unrecorded from now on."""
+        """LocalWork this turn unrecorded from now on."""
         self._refused.add(key)
         self._seen.pop(key, None)
         warnings.warn(f"a training step cannot be recorded as a CUDA graph, it runs slower: {reason}", stacklevel=2)
@@ -91,13 +91,13 @@ def capacity(steps: int) -> int:
     return 1 << max(steps - 1, 15).bit_length()
 
 
-class Reel:
+class CapturedTurn:
     """The buffers and the graphs of a turn."""
 
     def __init__(
         self,
         pool: Any,
-        local: Local,
+        local: ClientState,
         moves: Sequence[Moves],
         states: Sequence[Params],
         data: Examples,
@@ -107,7 +107,7 @@ class Reel:
     ) -> None:
         assert local.keys is not None
         device, count = plan.rows.device, len(data.ids)
-        self.local = Local(_blank(local.params), _blank(local.fixed), ids=None, keys=local.keys.clone())
+        self.local = ClientState(_blank(local.params), _blank(local.fixed), ids=None, keys=local.keys.clone())
         self.masks = [{n: None if m is None else torch.empty_like(m) for n, m in part.items()} for part in moves]
         self.states = [_blank(s) for s in states]
         self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in moves]
@@ -122,7 +122,7 @@ class Reel:
 
     def load(
         self,
-        local: Local,
+        local: ClientState,
         moves: Sequence[Moves],
         states: Sequence[Params],
         rates: Sequence[float],
@@ -146,7 +146,7 @@ class Reel:
         self.loss.zero_()
 
     def run(self, active: Sequence[int]) -> None:
-        """Play the steps of a plan."""
+        """LocalWork the steps of a plan."""
         for k, run in itertools.groupby(active):
             for _ in run:
                 if k in self.graphs:

@@ -8,7 +8,7 @@ import torch
 
 from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
-from personafl.core.local import Work, session
+from personafl.core.local import Work, client_round
 from personafl.core.types import Download, Examples, Params, Round, Setup, Stage, Task, Training
 from personafl.evaluation import metrics
 from personafl.models.stacked import StackedModel
@@ -49,7 +49,7 @@ class _Client:
         """The hooks of a stage; what it costs the client."""
         algorithm, rnd = self.algorithm, Round(stage, self.algorithm.rate(stage))
         sent = algorithm.download(self.server, self.known, rnd) if stage.down else Download()
-        done = session(algorithm, self.task, self.data, self.kept, sent, rnd, train=False)
+        done = client_round(algorithm, self.task, self.data, self.kept, sent, rnd, train=False)
         self.kept = done.kept
         if stage.up:
             examples = torch.tensor([float(self.examples)], dtype=torch.float64)
@@ -75,7 +75,9 @@ def check(algorithm: Algorithm, model: StackedModel, training: Training, num_cli
     client.deploy(first)
 
 
-def rehearse(algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int) -> Cost:
+def estimate_cost(
+    algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int
+) -> Cost:
     """The expected cost to a client with this many training examples, drawn as often as the join ratio says.
 
     Masks that training would move stay as they begin. That changes no cost where their size is fixed; the units of

@@ -31,7 +31,7 @@ from personafl.data.shift import Shift
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
-from personafl.sim import rehearsal
+from personafl.sim import dry_run
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Simulation, check_data
 
@@ -205,7 +205,7 @@ def resolved(
     check_data(feds[seeds[0]], recipe.training, recipe.evaluation)
     network = model(recipe, data)
     for method in recipe.algorithms:
-        rehearsal.check(method.algorithm, network, recipe.training, feds[seeds[0]].num_clients)
+        dry_run.check(method.algorithm, network, recipe.training, feds[seeds[0]].num_clients)
     _check_scoring(recipe, network, data)
     return recipe, feds
 
