@@ -18,6 +18,12 @@ from tests.memory import misalign_files
 torch.set_num_threads(1)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests are about the CPU unless those marked `gpu` are asked for; so are the processes they start."""
+    if config.getoption("markexpr") in ("", "not slow and not gpu", "slow"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _misaligned_files() -> Iterator[None]:
     by = int(os.environ.get("PERSONAFL_TEST_MISALIGNED", "0"))

@@ -67,6 +67,6 @@ def misalign_files(patch: pytest.MonkeyPatch, by: int) -> None:
     def loaded(path: Any, device: str = "cpu") -> dict[str, Tensor]:
         return {n: move(t) if t.device.type == "cpu" else t for n, t in load_file(path, device=device).items()}
 
-    for module in ("personafl.experiment.results", "personafl.data.own"):
+    for module in ("personafl.experiment.results", "personafl.data.custom"):
         patch.setattr(f"{module}.load_file", loaded)
     patch.setattr("personafl.core.store.safe_open", lambda *given: _File(safe_open(*given), move))

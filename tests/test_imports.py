@@ -56,7 +56,7 @@ def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
     named = {re.split(r"[<>=\[]", d)[0] for d in declared}
-    called = {"pillow": "PIL", "scikit-learn": "sklearn"}
+    called = {"pillow": "PIL", "scikit-learn": "sklearn", "tomli-w": "tomli_w"}
     known = {called.get(d, d) for d in named} | {"personafl", "triton"} | sys.stdlib_module_names  # torch has triton
     for file in sorted(ROOT.rglob("*.py")):
         found = {n.split(".")[0] for n in imports(file)}

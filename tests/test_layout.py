@@ -18,20 +18,22 @@ PACKAGE = ROOT / "src" / "personafl"
 # Tests that belong to no one source file, and why.
 ACROSS = {
     "algorithms/test_contract.py": "what every registered method owes the engine",
+    "algorithms/test_optimizer_settings.py": "settings every method takes from the recipe or has of its own",
     "algorithms/test_refusals.py": "what the settings of all methods refuse",
     "data/test_papers.py": "the papers' splits: loaders, partitions and federation together",
     "models/test_networks.py": "all networks of the registry",
+    "slots/test_registry.py": "fillings of one's own, in every registry",
     "test_docs.py": "docs/ against the code",
     "test_examples.py": "examples/",
     "test_gpu.py": "the same numbers on another device, whatever computes them",
     "test_imports.py": "imports of all files",
     "test_layout.py": "this one",
+    "test_machine.py": "the same numbers whatever the machine, its threads and its memory",
     "test_references.py": "every method against tests/references/",
 }
 # Tests whose names do not say which file they are for; to be renamed or divided.
 TO_BE_RENAMED = {
     "algorithms/test_baselines.py",
-    "data/test_loaders.py",
     "sim/test_evaluators.py",
     "sim/test_scale.py",
     "sim/test_unseen.py",
@@ -44,7 +46,7 @@ def files() -> list[Path]:
 
 
 def sources(test: Path) -> list[Path]:
-    """The files a test may be for: `sim/test_layout.py` for `sim/execution_plan.py` or the package `sim/layout`.
+    """The files a test may be for: `sim/test_ranks.py` for `sim/ranks.py` or the package `sim/ranks`.
 
     A package's own file has its test beside it or within, as `data/partition/test_partition.py`; tools have no package.
     """

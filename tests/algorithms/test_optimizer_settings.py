@@ -74,7 +74,7 @@ def test_a_base_has_its_own_optimiser_once_the_warm_up_is_over() -> None:
     heavy.step()
     heavy.step()
     for recipe in (0.0, 0.9):
-        method = FedPeWS(base=FedAvg(momentum=0.5), momentum=0.0, warmup_share=0.5, **ALL_ON)
+        method = FedPeWS(base=FedAvg(momentum=0.5), momentum=0.0, weights="examples", warmup_share=0.5, **ALL_ON)
         warm = played(method, num_rounds=4, momentum=recipe)
         for n, t in heavy.server.items():
             torch.testing.assert_close(warm.server[n], t, rtol=1e-11, atol=1e-11)  # float64, summed in another order

@@ -84,7 +84,7 @@ class Watchful(FedAvg):
 
     def _look(self, *states: Mapping[str, object]) -> None:
         parts = {n.partition("/")[0] for state in states for n in state if "/" in n}
-        assert parts <= {"count", "covered"}, parts
+        assert parts <= {"aux", "covered"}, parts
 
     def init_server(self, params: Params) -> Params:
         return super().init_server(params) | {"aux/at": torch.zeros(())}

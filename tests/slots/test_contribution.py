@@ -497,7 +497,7 @@ def test_a_method_that_sends_directions_is_compared_by_what_they_stand_for() -> 
 
 @pytest.mark.parametrize("weights", ["cowa", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"])
 def test_who_sends_nothing_cannot_be_weighed(weights: str) -> None:
-    with pytest.raises(ValueError, match=f"weights='{weights}': Local sends nothing to be weighed"):
+    with pytest.raises(ValueError, match=f"weights='{weights}': LocalOnly sends nothing to be weighed"):
         worlds.simulation(LocalOnly(weights=weights))
 
 

@@ -81,7 +81,8 @@ class COPFL(Algorithm):
     # State
 
     def init_server(self, params: Params) -> Params:
-        return super().init_server(params) | {"aux/union": torch.zeros((), device=next(iter(params.values())).device)}
+        like = next(iter(params.values()))
+        return super().init_server(params) | {"aux/union": torch.zeros((), dtype=torch.float64, device=like.device)}
 
     def init_coverage(self, params: Params) -> Params:
         kind = torch.bool if self.server_rule == "literal" else None  # there a position is averaged over all or stays
@@ -198,7 +199,7 @@ class COPFL(Algorithm):
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         new: Params = {}
-        kept_by_some = torch.zeros((), device=server["aux/union"].device)
+        kept_by_some = torch.zeros_like(server["aux/union"])
         for n, everybody in self._shared_by_all(sums).items():
             mean, held = means.mean(n, sums, server[n])
             kept_by_some = kept_by_some + (~everybody).sum()
