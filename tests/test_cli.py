@@ -94,7 +94,7 @@ def test_summary_has_the_agreed_names(call, tmp_path: Path) -> None:
         "algorithm", "label", "seed", "rounds", "evaluated_model", "settings", "environment", "accuracy", "shift",
         "communication", "compute", "time", "hashes",
     }  # fmt: skip
-    assert set(s["environment"]) == {"device", "hardware", "torch", "version", "commit"}
+    assert set(s["environment"]) == {"device", "hardware", "threads", "torch", "version", "commit"}
     assert set(s["accuracy"]) == {"personal", "global"}
     assert set(s["accuracy"]["personal"]) == {"mean", "std", "weighted", "p10", "worst"}
     assert set(s["shift"]) == {"protocol", "degrees", "average"}

@@ -93,7 +93,7 @@ def _global(sim: Simulation, common: Params, ids: Tensor) -> list[Tensor]:
     else:
         sizes = [len(flat)]
     answer = sim.algorithm.common_answer
-    if flat.is_cuda:
+    if sim.device.type == "cuda":
         data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
         with products(sim.training.precision):
             row = scores(answer, sim.task, common, data, sim.layout.activations)[0]
@@ -113,7 +113,8 @@ def _in_blocks(sim: Simulation, common: Params, rows: Tensor) -> list[Tensor]:
 
     def work(model: StackedModel, part: Tensor) -> list[Tensor]:
         task = dataclasses.replace(sim.task, model=model)
-        data = Examples(source.x, source.y, padded[part], count[part], part)
+        most = int(count[part].max())  # a last block by itself has no padding
+        data = Examples(source.x, source.y, padded[part, :most], count[part], part)
         own = {n: t.expand(len(part), *t.shape[1:]) for n, t in common.items()}
         return scores(sim.algorithm.common_answer, task, own, data, sim.layout.activations)
 
