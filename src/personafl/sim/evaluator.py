@@ -114,7 +114,7 @@ class Evaluator:
             flat, sizes = torch.cat([r[: int(n)] for r, n in zip(rows, count, strict=True)]), count.tolist()
         else:
             sizes = [len(flat)]
-        if flat.is_cuda:
+        if next(iter(common.values())).is_cuda:
             data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
             with products(self.training.precision):
                 row = scores(self.algorithm.common_answer, self.task, common, data, self.activations)[0]
@@ -133,7 +133,8 @@ class Evaluator:
 
         def work(model: StackedModel, part: Tensor) -> list[Tensor]:
             task = dataclasses.replace(self.task, model=model)
-            data = Examples(source.x, source.y, padded[part], count[part], part)
+            most = int(count[part].max())  # a last block by itself has no padding
+            data = Examples(source.x, source.y, padded[part, :most], count[part], part)
             own = {n: t.expand(len(part), *t.shape[1:]) for n, t in common.items()}
             return scores(self.algorithm.common_answer, task, own, data, self.activations)
 
