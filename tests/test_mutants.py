@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,23 @@ def test_a_run_kills_what_is_tested_keeps_the_rest_and_goes_on_where_it_stopped(
     report = (tmp_path / "out/survivors.md").read_text()
     assert report.startswith("# 2 of 3 mutants survived") and "+    return x >= 0" in report
     assert "x > 0" in (tmp_path / "src/personafl/sparse/halves.py").read_text()  # the tree is as it was
+
+
+def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
+    small(tmp_path)
+    endless = (
+        "import os, time\n\n\ndef test_nothing():\n    open(os.environ['BEGUN'], 'w').close()\n    time.sleep(600)\n"
+    )
+    (tmp_path / "tests/sparse/test_halves.py").write_text(endless)
+    scratch, begun = tmp_path / "scratch", tmp_path / "begun"
+    scratch.mkdir()
+    command = [sys.executable, "tools/mutants.py", "--nearest-only", "--out", "out", "--scratch", str(scratch)]
+    environment = {**os.environ, "BEGUN": str(begun)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as run:
+        while not begun.exists() and run.poll() is None:
+            time.sleep(0.05)
+        run.terminate()
+        assert run.wait() != 0
+    assert begun.exists() and not list(scratch.iterdir())

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -86,7 +86,18 @@ TARGETS: dict[str, tuple[str, ...]] = {
 """Files under PACKAGE, the first pattern that fits, and their nearest tests. `-k` says which of the slow references and
 of the contract's tests are a file's. A file without tests is left out."""
 
-SILENT = {"stacklevel", "device", "dtype", "memory_format", "non_blocking", "metadata", "help"}
+SILENT = {
+    "stacklevel",
+    "device",
+    "dtype",
+    "memory_format",
+    "non_blocking",
+    "help",
+    "linewidth",
+    "linestyle",
+    "figsize",
+    "dpi",
+}
 """Keyword arguments that are left alone."""
 
 PLAIN = {"isinstance", "getattr", "hasattr", "setting", "field", "zip", "range"}
@@ -156,6 +167,7 @@ class Mutant:
         return "".join(difflib.unified_diff(old, new, f"a/{self.path}", f"b/{self.path}", n=2))
 
 
+@cache
 def original(path: str) -> bytes:
     return (ROOT / path).read_bytes()
 
@@ -421,6 +433,7 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
         leave = shutil.ignore_patterns(".git", ".*cache", ".venv", ".hypothesis", "__pycache__", "runs", "*.egg-info")
         for name in ("src", "tests", "docs", "examples", "benchmarks", "tools"):
             if (ROOT / name).exists():
@@ -439,7 +452,7 @@ class Tree:
     def run(self, command: list[str], limit: float) -> Run:
         """Run it in a process group of its own, all of which ends with it."""
         began = time.monotonic()
-        process = subprocess.Popen(
+        self.process = process = subprocess.Popen(
             command,
             cwd=self.folder,
             env=self.environment,
@@ -452,12 +465,17 @@ class Tree:
         except subprocess.TimeoutExpired:
             return Run(1, time.monotonic() - began, "timeout")
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self.stop()
             process.wait()
         lines = out.decode(errors="replace").strip().splitlines() or [""]
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         return Run(process.returncode, time.monotonic() - began, failed[0] if failed else lines[-1])
+
+    def stop(self) -> None:
+        """End what is running, and all that it started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def test(self, tests: list[str], ignored: list[str], limit: float) -> Run:
         options = ["-x", "-q", "--no-header", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
@@ -467,24 +485,28 @@ class Tree:
 def checked(tree: Tree, test: str, limit: float) -> float:
     """How long a test file takes without any change; it must pass."""
     run = tree.test([test], [], limit)
-    print(f"unchanged: {test} {run.said} ({run.seconds:.0f} s)", flush=True)
+    print(f"unchanged: {test} {'passed' if run.code == 0 else run.said} ({run.seconds:.0f} s)", flush=True)
     if run.code != 0:
         raise SystemExit(f"{test} does not pass without any change: {run.said}; --ignore {test} leaves it out")
     return run.seconds
 
 
-def tried(tree: Tree, mutant: Mutant, stages: list[list[str]], ignored: list[str], limit: float) -> Result:
+Stage = tuple[list[str], float]
+"""Tests, as arguments of pytest, and the seconds they may take."""
+
+
+def tried(tree: Tree, mutant: Mutant, stages: list[Stage], ignored: list[str]) -> Result:
     """What became of a mutant."""
     file, seconds, by, status = tree.folder / mutant.path, 0.0, "", "survived"
     before = file.read_bytes()
     try:
         file.write_bytes(mutant.source())
-        for tests in stages:
+        for tests, limit in stages:
             run = tree.test(tests, ignored, limit)
             seconds += run.seconds
             if run.code != 0:
                 by, status = run.said, "killed" if run.said != "timeout" else "timeout"
-                if run.code in (3, 4, 5):  # pytest's own troubles, or no test in the stage
+                if run.said != "timeout" and run.code in (3, 4, 5, -9):  # pytest's own, no test, or out of memory
                     status = "error"
                 break
     finally:
@@ -524,8 +546,9 @@ class Trees:
 
     def __init__(self, scratch: Path, jobs: int) -> None:
         self.idle: queue.Queue[Tree] = queue.Queue()
-        for i in range(jobs):
-            self.idle.put(Tree(scratch / str(i)))
+        self.all = [Tree(scratch / str(i)) for i in range(jobs)]
+        for tree in self.all:
+            self.idle.put(tree)
         self.pool = ThreadPoolExecutor(jobs)
 
     def each(self, work: Iterable[Callable[[Tree], T]]) -> Iterator[T]:
@@ -544,12 +567,16 @@ class Trees:
                 yield future.result()
         except BaseException:
             self.pool.shutdown(wait=False, cancel_futures=True)
+            for tree in self.all:
+                tree.stop()
+            self.pool.shutdown()
             raise
 
 
 def files_of(tests: Iterable[str], ignored: list[str]) -> list[str]:
     """The test files among these paths and in these folders."""
-    found = [p for t in tests for p in (sorted((ROOT / t).rglob("test_*.py")) if (ROOT / t).is_dir() else [ROOT / t])]
+    paths = [t for t in tests if t.startswith("tests")]
+    found = [p for t in paths for p in (sorted((ROOT / t).rglob("test_*.py")) if (ROOT / t).is_dir() else [ROOT / t])]
     names = dict.fromkeys(str(p.relative_to(ROOT)) for p in found)
     return [n for n in names if n not in ignored]
 
@@ -557,10 +584,10 @@ def files_of(tests: Iterable[str], ignored: list[str]) -> list[str]:
 def play(options: argparse.Namespace, mutants: list[Mutant]) -> Iterator[Result]:
     """Results as they come."""
     stages = {m.path: stages_of(m.path) + ([] if options.nearest_only else [list(BROAD)]) for m in mutants}
-    paths = [t for each in stages.values() for stage in each for t in stage if t.startswith("tests")]
+    paths = [t for each in stages.values() for stage in each for t in stage]
     with tempfile.TemporaryDirectory(prefix="mutants-", dir=options.scratch) as scratch:
         trees = Trees(Path(scratch), min(options.jobs, len(mutants)))
-        tree = trees.idle.queue[0]
+        tree = trees.all[0]
         where = tree.run([sys.executable, "-c", "import personafl; print(personafl.__file__)"], 600)
         if str(tree.folder) not in where.said:
             raise SystemExit(f"python does not take personafl from PYTHONPATH: {where.said}")
@@ -572,16 +599,19 @@ def play(options: argparse.Namespace, mutants: list[Mutant]) -> Iterator[Result]
         for test, seconds in trees.each([partial(timed, test, options.limit) for test in missing]):
             times[test] = seconds
             known.write_text(json.dumps({key: times}))
-        limit = 60 + 5 * sum(times.values())
-        yield from trees.each([partial(on, m, stages[m.path], options.ignore, limit) for m in mutants])
+
+        def limited(stage: list[str]) -> Stage:
+            return stage, 60 + 3 * sum(times[t] for t in files_of(stage, options.ignore))
+
+        yield from trees.each([partial(on, m, [*map(limited, stages[m.path])], options.ignore) for m in mutants])
 
 
 def timed(test: str, limit: float, tree: Tree) -> tuple[str, float]:
     return test, checked(tree, test, limit)
 
 
-def on(mutant: Mutant, stages: list[list[str]], ignored: list[str], limit: float, tree: Tree) -> Result:
-    return tried(tree, mutant, stages, ignored, limit)
+def on(mutant: Mutant, stages: list[Stage], ignored: list[str], tree: Tree) -> Result:
+    return tried(tree, mutant, stages, ignored)
 
 
 def digest() -> str:
@@ -607,6 +637,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=None, help="where the copies of the tree are made")
     parser.add_argument("--list", action="store_true", help="show the mutants and stop")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that nothing is left running or lying about
 
     mutants = drawn(options.only, options.seed, options.count)
     if options.list:
