@@ -25,6 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _options_of_this_run_alone() -> None:
+    """What PYTEST_ADDOPTS asks for, such as coverage, is not for a pytest that a test starts."""
+    os.environ.pop("PYTEST_ADDOPTS", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _misaligned_files() -> Iterator[None]:
     by = int(os.environ.get("PERSONAFL_TEST_MISALIGNED", "0"))
     with pytest.MonkeyPatch.context() as patch:
