@@ -83,6 +83,8 @@ CASES = [
     Case("fednova", kind="cnn", training={"server_lr": 0.6}),
     Case("moon", {"contrast_weight": 0.5, "temperature": 1.3}, kind="cnn"),
     Case("moon", training=FIVE),
+    Case("moon", {"projection": True}, training=FIVE),
+    Case("moon", {"projection": True, "contrast_weight": 0.5}, "cnn", {"server_lr": 0.6, "num_rounds": 4}),
     Case("fedmmd", {"discrepancy_weight": 0.05}, sizes=PAIRS),
     Case("fedmmd", {"discrepancy_weight": 0.03}, kind="cnn"),
     Case("fml", {"alpha": 0.8, "beta": 0.3}, kind="cnn"),

@@ -20,6 +20,7 @@ from personafl import (
     FedPer,
     FedProx,
     FedRep,
+    Inherit,
     LGFedAvg,
     Local,
     Scaffold,
@@ -28,7 +29,7 @@ from personafl.core import batches, tree
 from personafl.core.local import session
 from personafl.core.mmd import mmd
 from personafl.core.types import Batch, Round
-from tests import worlds
+from tests import checks, worlds
 
 EQUAL = (16, 16, 16, 16)  # rows of clients that all take the same number of steps
 
@@ -306,6 +307,48 @@ def test_the_discrepancy_by_a_double_loop_and_without_padding() -> None:
     assert mmd(a, a, batch).abs().max() < 1e-12
 
 
+def test_the_projection_of_moon_is_averaged_with_the_model() -> None:
+    """The MLP's eight features: two layers of 8 x 8, in the server's state, both payloads and what answers."""
+    names = {f"projection/{n}" for n in ("hidden_weight", "hidden_bias", "output_weight", "output_bias")}
+    sim = worlds.simulation(MOON(projection=True), join_ratio=1.0)
+    first = {n: sim.server[n].clone() for n in names}
+    for n, t in first.items():
+        assert t.shape == ((8, 8) if n.endswith("weight") else (8,))
+        assert 0.1 < t.abs().max() <= 8**-0.5  # as PyTorch's linear layers
+    _, ids, done = checks.rehearsed(sim)
+    sim.step()
+    size = sim.federation.sizes("train")[ids].double()
+    sent = tree.values(done.upload)
+    for n in names:
+        mean = torch.einsum("c,c...->...", size, sent[n]) / size.sum()
+        torch.testing.assert_close(sim.server[n], mean, rtol=1e-12, atol=1e-12)
+        assert not torch.equal(sim.server[n], first[n])
+        torch.testing.assert_close(checks.everyone(sim)[f"previous/{n}"][ids], sent[n])
+    x = sim.federation.source.x[:4].double()
+    w = sim.server
+    h = checks.hidden(w, x)
+    z = (h @ w["projection/hidden_weight"].T + w["projection/hidden_bias"]).relu() @ w["projection/output_weight"].T
+    expected = (z + w["projection/output_bias"]) @ w["head.weight"].T + w["head.bias"]
+    found = sim.algorithm.predict(sim.model, sim.ready(sim.model, sim.everybody), x.expand(6, *x.shape))
+    torch.testing.assert_close(found, expected.expand(6, 4, 3))
+
+
+def test_a_projection_keeps_the_contract() -> None:
+    options = {"num_rounds": 3, "local_epochs": 1}
+    checks.assert_a_stack_equals_each_client_alone(MOON(projection=True), **options)
+    checks.assert_counted_bytes_are_packed_bytes(MOON(projection=True), **options)
+    checks.assert_nothing_hidden_travels(MOON(projection=True), **options)
+
+
+def test_a_projection_costs_five_forward_passes_of_its_two_layers() -> None:
+    without, with_it = (
+        played(MOON(), num_rounds=1, join_ratio=1.0),
+        played(MOON(projection=True), num_rounds=1, join_ratio=1.0),
+    )
+    seen = 2 * sum((28, 6, 16, 10, 3, 22))  # two epochs of all clients' rows
+    assert with_it.totals.flops - without.totals.flops == seen * 5 * 2 * (2 * 64 + 8)
+
+
 def test_teachers_cost_a_forward_pass_each() -> None:
     base = played(FedAvg()).totals.flops  # three forward passes an example
     assert played(FedMMD()).totals.flops == pytest.approx(base * 4 / 3)
@@ -320,6 +363,8 @@ def test_teachers_cost_a_forward_pass_each() -> None:
         (lambda: APFL(alpha=2.0), "alpha"),
         (lambda: FML(beta=-0.1), "beta"),
         (lambda: MOON(temperature=0.0), "temperature"),
+        (lambda: MOON(projection=True, inherit=Inherit()), "projection=True: not with inherit"),
+        (lambda: MOON(projection=True, weights="cowa"), "projection=True: not with inherit or weights by contribution"),
         (lambda: FedMMD(discrepancy_weight=-1.0), "discrepancy_weight"),
         (lambda: FedAvg(weights="many"), "possible are examples, uniform"),
     ],
