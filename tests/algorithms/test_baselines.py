@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from personafl import (
@@ -21,17 +21,19 @@ from personafl import (
     FedPer,
     FedProx,
     FedRep,
+    Inherit,
     LGFedAvg,
     LocalOnly,
     Scaffold,
+    StackedModel,
     config,
 )
-from personafl.core import batches, tree
+from personafl.core import batches, tree, wire
 from personafl.core.local import client_round
 from personafl.core.optim import SGD
 from personafl.core.types import Batch, Round
 from personafl.slots.mmd import mmd
-from tests import worlds
+from tests import checks, worlds
 
 EQUAL = (16, 16, 16, 16)  # rows of clients that all take the same number of steps
 
@@ -116,6 +118,78 @@ def sim_names(sim) -> set[str]:
 def test_lg_fedavg_can_share_more_layers() -> None:
     sim = worlds.simulation(LGFedAvg(shared_layers=2))
     assert sim.server.keys() == {"layers.1.weight", "layers.1.bias", "head.weight", "head.bias"}
+
+
+def test_a_warm_start_of_lg_fedavg_is_fedavg_until_features_are_handed_over() -> None:
+    """0.5 * 6 = 3 rounds, in which whole models travel; then all clients keep the same features, and go apart."""
+    sim = worlds.simulation(LGFedAvg(warm_start=0.5), num_rounds=6)
+    plain = worlds.simulation(FedAvg(weights="uniform"), num_rounds=6)
+    plan = [(s.number, s.phase, s.who, s.up) for s in sim.schedule]
+    assert plan[:5] == [
+        (0, "fedavg", "sampled", True),
+        (1, "fedavg", "sampled", True),
+        (2, "fedavg", "sampled", True),
+        (3, "hand-over", "all", False),
+        (3, "train", "sampled", True),
+    ]
+    for _ in range(3):
+        sim.step()
+        plain.step()
+        whole = tree.without(sim.server, "start") | tree.under(sim.server, "start")
+        assert_close(plain.server, whole)
+        common = sim.common()
+        assert common is not None
+        assert_close(tree.stack(plain.server, 1), common)
+        assert_close(plain.deployed_models(plain.model, plain.everybody), sim.deployed_models(sim.model, sim.everybody))
+    assert (sim.totals.up_bytes, sim.totals.down_bytes) == (plain.totals.up_bytes, plain.totals.down_bytes)
+    sim.step()
+    assert_close(tree.stack(tree.under(sim.server, "start"), 6), sim.store.gather(sim.everybody))
+    assert sim.totals.up_bytes == plain.totals.up_bytes
+    before, sent = {n: t.clone() for n, t in sim.server.items()}, sim.totals.up_bytes
+    rnd, ids, done = checks.rehearsed(sim)
+    assert set(done.upload) == set(sim.download(ids, rnd).shared) == set(sim.model.info.head)
+    sim.step()
+    head = wire.size({n: sim.server[n] for n in sim.model.info.head})
+    assert sim.totals.up_bytes - sent == 3 * head
+    assert_close(tree.under(before, "start"), tree.under(sim.server, "start"))  # FedAvg's stay as they were
+    kept = sim.store.gather(ids)["layers.0.weight"]
+    assert not torch.equal(kept[0], kept[1])
+    assert sim.common() is None
+
+
+def test_a_newcomer_begins_with_the_features_of_the_warm_start() -> None:
+    sim = played(LGFedAvg(warm_start=0.5), num_rounds=2)
+    down = sim.algorithm.download(sim.server, {}, sim.now)
+    kept = sim.algorithm.newcomer(sim.model.initial, down, torch.tensor([6]))
+    assert_close(tree.stack(tree.under(sim.server, "start"), 1), kept)
+    assert not torch.equal(kept["layers.0.weight"][0], sim.model.initial["layers.0.weight"])
+    sim.newcomer_models(sim.model, torch.tensor([0]))  # a session of its own goes through
+
+
+@pytest.mark.parametrize("options", [{}, {"kind": "cnn"}])
+def test_a_warm_start_keeps_the_contract(options: dict[str, str]) -> None:
+    short = {"num_rounds": 4, "local_epochs": 1} | options
+    checks.assert_a_stack_equals_each_client_alone(LGFedAvg(warm_start=0.5), **short)
+    checks.assert_counted_bytes_are_packed_bytes(LGFedAvg(warm_start=0.5), **short)
+    checks.assert_nothing_hidden_travels(LGFedAvg(warm_start=0.5), **short)
+
+
+def test_statistics_that_stay_stay_in_a_warm_start_too() -> None:
+    """A batch norm below the head, its running statistics local."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    model = StackedModel(module, worlds.federation().source.x[:2], policy="local")
+    sim = worlds.simulation(LGFedAvg(warm_start=0.5), model=model, num_rounds=4)
+    plain = worlds.simulation(FedAvg(weights="uniform"), model=model, num_rounds=4)
+    for _ in range(2):
+        sim.step()
+        plain.step()
+    statistics = [n for n in model.info.shapes if n in model.info.buffers]
+    assert statistics
+    assert_close(sim.store.gather(sim.everybody), plain.store.gather(sim.everybody), statistics)
+    assert_close(plain.deployed_models(plain.model, plain.everybody), sim.deployed_models(sim.model, sim.everybody))
+    sim.run()
 
 
 def test_lg_fedavg_averages_heads_uniformly() -> None:
@@ -445,6 +519,48 @@ def test_the_discrepancy_by_a_double_loop_and_without_padding() -> None:
     assert mmd(a, a, batch).abs().max() < 1e-12
 
 
+def test_the_projection_of_moon_is_averaged_with_the_model() -> None:
+    """The MLP's eight features: two layers of 8 x 8, in the server's state, both payloads and what answers."""
+    names = {f"projection/{n}" for n in ("hidden_weight", "hidden_bias", "output_weight", "output_bias")}
+    sim = worlds.simulation(MOON(projection=True), join_ratio=1.0)
+    first = {n: sim.server[n].clone() for n in names}
+    for n, t in first.items():
+        assert t.shape == ((8, 8) if n.endswith("weight") else (8,))
+        assert 0.1 < t.abs().max() <= 8**-0.5  # as PyTorch's linear layers
+    _, ids, done = checks.rehearsed(sim)
+    sim.step()
+    size = sim.federation.sizes("train")[ids].double()
+    sent = tree.values(done.upload)
+    for n in names:
+        mean = torch.einsum("c,c...->...", size, sent[n]) / size.sum()
+        torch.testing.assert_close(sim.server[n], mean, rtol=1e-12, atol=1e-12)
+        assert not torch.equal(sim.server[n], first[n])
+        torch.testing.assert_close(checks.everyone(sim)[f"previous/{n}"][ids], sent[n])
+    x = sim.federation.source.x[:4].double()
+    w = sim.server
+    h = checks.hidden(w, x)
+    z = (h @ w["projection/hidden_weight"].T + w["projection/hidden_bias"]).relu() @ w["projection/output_weight"].T
+    expected = (z + w["projection/output_bias"]) @ w["head.weight"].T + w["head.bias"]
+    found = sim.algorithm.predict(sim.model, sim.deployed_models(sim.model, sim.everybody), x.expand(6, *x.shape))
+    torch.testing.assert_close(found, expected.expand(6, 4, 3))
+
+
+def test_a_projection_keeps_the_contract() -> None:
+    options = {"num_rounds": 3, "local_epochs": 1}
+    checks.assert_a_stack_equals_each_client_alone(MOON(projection=True), **options)
+    checks.assert_counted_bytes_are_packed_bytes(MOON(projection=True), **options)
+    checks.assert_nothing_hidden_travels(MOON(projection=True), **options)
+
+
+def test_a_projection_costs_five_forward_passes_of_its_two_layers() -> None:
+    without, with_it = (
+        played(MOON(), num_rounds=1, join_ratio=1.0),
+        played(MOON(projection=True), num_rounds=1, join_ratio=1.0),
+    )
+    seen = 2 * sum((28, 6, 16, 10, 3, 22))  # two epochs of all clients' rows
+    assert with_it.totals.flops - without.totals.flops == seen * 5 * 2 * (2 * 64 + 8)
+
+
 def test_teachers_cost_a_forward_pass_each() -> None:
     base = played(FedAvg()).totals.flops  # three forward passes an example
     assert played(FedMMD()).totals.flops == pytest.approx(base * 4 / 3)
@@ -461,6 +577,9 @@ def test_teachers_cost_a_forward_pass_each() -> None:
         (lambda: APFL(alpha=2.0), "alpha"),
         (lambda: FML(beta=-0.1), "beta"),
         (lambda: MOON(temperature=0.0), "temperature"),
+        (lambda: LGFedAvg(warm_start=1.0), r"warm_start=1.0: must be in \[0, 1\)"),
+        (lambda: MOON(projection=True, inherit=Inherit()), "projection=True: not with inherit"),
+        (lambda: MOON(projection=True, weights="cowa"), "projection=True: not with inherit or weights by contribution"),
         (lambda: FedMMD(discrepancy_weight=-1.0), "discrepancy_weight"),
         (lambda: FedAvg(weights="many"), "possible are examples, uniform"),
     ],

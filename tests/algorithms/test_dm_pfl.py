@@ -11,6 +11,7 @@ from torch import Tensor
 from personafl import DMPFL, DMPFLPlus, FedAvg, Simulation, StackedModel, Training
 from personafl.algorithms.dm_pfl import phases
 from personafl.core import tree
+from personafl.core.algorithm import ClientState
 from personafl.core.criteria import entropy
 from personafl.core.local import client_round
 from personafl.core.types import Masked, Round, Setup, Stage
@@ -18,7 +19,7 @@ from personafl.models import MODELS
 from personafl.sim.dry_run import estimate_cost
 from personafl.slots.adaptive import Adaptive
 from personafl.sparse import masks
-from tests import worlds
+from tests import checks, worlds
 
 BUSY = DMPFL(readjust_share=0.3, readjust_interval=1)
 
@@ -334,7 +335,50 @@ def test_a_rehearsal_costs_what_the_run_costs() -> None:
         assert told.down_bytes == pytest.approx(sim.totals.down_bytes / 4)
 
 
+# Regrowth
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ("inactive", [1, 1, 0, 1, 1, 0]),  # 3 comes straight back, before 4 has its place
+        ("elsewhere", [1, 1, 0, 0, 1, 1]),  # only 4 and 5 were inactive before
+        ("all", [1, 1, 0, 0, 0, 0]),  # the two largest gradients are those of 0 and 1, which are active: lost
+    ],
+)
+def test_the_scope_of_regrowth_by_hand(scope: str, expected: list[int]) -> None:
+    """Half of four active weights go, the smallest: 2 and 3. Two grow by the gradient."""
+    sim = worlds.simulation(DMPFL(regrow_scope=scope))
+    local = ClientState(
+        {"w": torch.tensor([[4.0, -3.0, 2.0, 1.0, 0.0, 0.0]])},
+        {"mask/w": torch.tensor([[True, True, True, True, False, False]])},
+    )
+    grads = {"w": torch.tensor([[9.0, 8.0, 1.0, -2.0, 3.0, 0.5]])}
+    new = sim.algorithm.readjustment(0.5).update(local, grads)  # type: ignore[attr-defined]
+    assert new.fixed["mask/w"][0].int().tolist() == expected
+    assert new.params["w"][0].tolist() == [
+        v * m for v, m in zip([4.0, -3.0, 2.0, 1.0, 0.0, 0.0], expected, strict=True)
+    ]
+
+
 # Algorithm 4
+
+
+def test_base_entropies_are_means_over_samples_not_over_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five at a time: the clients' 28, 6, 16, 10, 3 and 22 rows end with batches of 3, 1, 1, 5, 3 and 2."""
+    monkeypatch.setattr("personafl.core.batches.SWEEP", 5)
+    sim = checks.played(DMPFLPlus(readjust_share=0.3, readjust_interval=1, iterations=1), num_rounds=4, lr=0.5)
+    ready = sim.deployed_models(sim.model, sim.everybody)
+    by_batch = 0.0
+    for c in range(6):
+        x, _ = checks.rows_of(sim, c)
+        for name, model in (("own", ready), ("global", tree.under(ready, "global"))):
+            params = {n: model[n][c] for n in sim.model.info.shapes}
+            found = torch.stack([entropy(checks.outputs(params, row[None].double())[0]) for row in x])
+            assert float(ready[f"base_entropy/{name}"][c]) == pytest.approx(float(found.mean()), rel=1e-9)
+            batched = torch.stack([part.mean() for part in found.split(5)]).mean()
+            by_batch = max(by_batch, abs(float(batched / found.mean()) - 1))
+    assert by_batch > 1e-5  # the two means can be told apart, far beyond rounding
 
 
 class _Fixed:

@@ -137,12 +137,42 @@ class LGFedAvg(Parts):
     weights = "uniform"
 
     def __init__(
-        self, module: nn.Module, federation: Federation, training: Training, *, shared_layers: int = 1
+        self,
+        module: nn.Module,
+        federation: Federation,
+        training: Training,
+        *,
+        shared_layers: int = 1,
+        warm_start: float = 0.0,
     ) -> None:
         layers = list(dict.fromkeys(name.rsplit(".", 1)[0] for name, _ in module.named_parameters()))
         last = layers[-shared_layers:]
         shared = [name for name, _ in module.named_parameters() if name.rsplit(".", 1)[0] in last]
         super().__init__(module, federation, training, shared=shared)
+        self.first = round(warm_start * training.num_rounds)
+        self.whole = dict(self.initial)  # FedAvg's model, while there is one
+        self.warm = self.first > 0
+
+    def play(self, number: int) -> None:
+        """The first rounds are FedAvg's; then everybody takes its model and keeps the features."""
+        if number < self.first:
+            cohort = self.cohort(number)
+            models = [self.train(c, number, self.whole) for c in cohort]
+            self.whole = self.moved(self.whole, self.mean(models, cohort, self.names))
+            return
+        if self.warm:
+            self.warm = False
+            self.server = {n: self.whole[n] for n in self.shared}
+            self.own = [{n: self.whole[n] for n in self.private} for _ in self.clients]
+        super().play(number)
+
+    def evaluated(self, c: int, x: Tensor) -> Tensor:
+        """FedAvg's model, then own features under the newest head."""
+        return self.logits(self.whole, x) if self.warm else super().evaluated(c, x)
+
+    def common(self, x: Tensor) -> Tensor | None:
+        """FedAvg's model, then only a part of one."""
+        return self.logits(self.whole, x) if self.warm else None
 
 
 class FedPer(Parts):

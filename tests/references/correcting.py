@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from personafl.core import rng
 from personafl.core.types import Training
 from personafl.data.federated import Federation
 from tests.reference import Params
+from tests.references.base import HEAD
 from tests.references.baselines import FedAvg
 
 
@@ -103,27 +105,58 @@ class MOON(FedAvg):
         *,
         contrast_weight: float = 5.0,
         temperature: float = 0.5,
+        projection: bool = False,
     ) -> None:
         super().__init__(module, federation, training)
-        self.mu, self.tau = contrast_weight, temperature
+        self.mu, self.tau, self.projection = contrast_weight, temperature, projection
         self.previous: dict[int, Params] = {}
+        if projection:  # two linear layers, trained, sent and averaged with the model
+            d = self.initial[HEAD[0]].shape[1]
+            for i, (name, count) in enumerate({"A": d * d, "a": d, "B": d * d, "b": d}.items()):
+                u = rng.uniform(rng.key(training.seed, "projection", i), count)  # as nn.Linear: U(-1, 1) / sqrt(d)
+                self.w[name] = ((2 * u - 1) / d**0.5).view((d, d) if name.isupper() else (d,))
+
+    def projected(self, params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z and the logits: the head sees B relu(A h + a) + b instead of the features h."""
+        h, logits = self.forward({name: params[name] for name in self.names}, x)
+        if not self.projection:
+            return h, logits
+        z = torch.stack([params["B"] @ (params["A"] @ one + params["a"]).relu() + params["b"] for one in h])
+        return z, z @ params[HEAD[0]].T + params[HEAD[1]]
 
     def local(self, c: int, number: int) -> Params:
         """F + mu l_con, l_con = -log( e^{s(z,z_glob)/tau} / (e^{s(z,z_glob)/tau} + e^{s(z,z_prev)/tau}) )."""
 
         def loss(params: Params, rows: Tensor) -> Tensor:
-            z, logits = self.forward(params, self.x[rows])
-            z_glob = self.features(self.w, self.x[rows])
-            z_prev = self.features(self.previous[c], self.x[rows])
+            z, logits = self.projected(params, self.x[rows])
+            with torch.no_grad():
+                z_glob, z_prev = (self.projected(w, self.x[rows])[0] for w in (self.w, self.previous[c]))
             near = (F.cosine_similarity(z, z_glob) / self.tau).exp()
             far = (F.cosine_similarity(z, z_prev) / self.tau).exp()
             contrast = -(near / (near + far)).log()
             return F.cross_entropy(logits, self.y[rows]) + self.mu * contrast.mean()
 
+        def first(params: Params, rows: Tensor) -> Tensor:
+            return F.cross_entropy(self.projected(params, self.x[rows])[1], self.y[rows])
+
         # There is no previous model in a client's first session, and no term.
-        trained = self.train(c, number, self.w, loss=loss if c in self.previous else None)
+        trained = self.train(c, number, self.w, loss=loss if c in self.previous else first)
         self.previous[c] = trained
         return trained
+
+    def play(self, number: int) -> None:
+        """w <- w - eta_g (w - mean), the projection's too."""
+        cohort = self.cohort(number)
+        models = [self.local(c, number) for c in cohort]
+        self.w = self.moved(self.w, self.mean(models, cohort, self.w))
+
+    def common(self, x: Tensor) -> Tensor | None:
+        """The global model."""
+        return self.projected(self.w, x)[1]
+
+    def evaluated(self, c: int, x: Tensor) -> Tensor:
+        """The global model."""
+        return self.projected(self.w, x)[1]
 
 
 class FedMMD(FedAvg):
