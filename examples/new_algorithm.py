@@ -15,9 +15,7 @@ from typing import ClassVar
 import torch
 
 import personafl
-from personafl import Algorithm
-from personafl.core.algorithm import ClientState, LocalWork, setting, whole
-from personafl.core.types import Round, Stage
+from personafl.authoring import Algorithm, ClientState, LocalWork, Round, Stage, setting, whole
 
 
 @dataclass(frozen=True, kw_only=True)

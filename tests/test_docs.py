@@ -193,3 +193,13 @@ def test_files_a_page_mentions_exist(name: str) -> None:
     missing += [m for m in re.findall(r"\]\(([\w./-]+)[#)]", text) if not (PAGES / m).exists()]
     assert not missing
     assert mentioned
+
+
+@pytest.mark.parametrize("path", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda p: p.name)
+def test_prose_wraps_at_a_hundred_characters(path: Path) -> None:
+    inside = False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        whole = inside or line.lstrip().startswith("|") or " " not in line.strip()  # code, tables, one long word
+        assert whole or len(line) <= 100, f"{path.name}:{number}"

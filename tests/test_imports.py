@@ -24,6 +24,7 @@ MAY: dict[str, set[str]] = {
     "data": {"core", "data"},
     "slots": {"core", "slots"},
     "algorithms": {"core", "sparse", "slots", "algorithms"},
+    "authoring": {"core", "slots", "sparse"},
     "evaluation": {"core", "data", "evaluation"},
     "sim": {"core", "models", "data", "evaluation", "slots", "sim"},
     "config": {"algorithms", "config", "core", "data", "evaluation", "models"},

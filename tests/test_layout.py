@@ -28,6 +28,7 @@ ACROSS = {
     "test_gpu.py": "the same numbers on another device, whatever computes them",
     "test_imports.py": "imports of all files",
     "test_layout.py": "this one",
+    "test_names.py": "names over the whole package",
     "test_machine.py": "the same numbers whatever the machine, its threads and its memory",
     "test_references.py": "every method against tests/references/",
 }

@@ -18,7 +18,7 @@ from personafl.core.types import Evaluation, Examples
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES, STANDARD, corrupt, require_images, rotate
 from personafl.data.dataset import Source
 
-Change = Callable[[Tensor, Tensor], Tensor]
+ImageChange = Callable[[Tensor, Tensor], Tensor]
 """Images `[N, ...]` and their rows `[N]` to images."""
 
 
@@ -51,7 +51,7 @@ def rotated(data: Examples, degrees: float) -> Examples:
     return _changed(data, lambda x, _: rotate(x, degrees))
 
 
-def _changed(data: Examples, change: Change) -> Examples:
+def _changed(data: Examples, change: ImageChange) -> Examples:
     """Examples with images of their own, each client's behind the one's before."""
     real = torch.arange(data.rows.shape[1]) < data.count.unsqueeze(1)  # [C, M]
     real = real.to(data.rows.device)

@@ -1,0 +1,83 @@
+"""All that the author of a method needs, in one place: `docs/new-method.md` explains it.
+
+from personafl.authoring import Algorithm, ClientState, Turn, setting, whole
+"""
+
+from __future__ import annotations
+
+from personafl.core import rng, tree
+from personafl.core.algorithm import (
+    Algorithm,
+    ClientState,
+    DataPass,
+    GradientPass,
+    LocalWork,
+    Loss,
+    StateUpdate,
+    Turn,
+    choose,
+    own_loss,
+    setting,
+    whole,
+)
+from personafl.core.criteria import cross_entropy, divergence, entropy
+from personafl.core.errors import UserError
+from personafl.core.optim import SGD, Adam, Optimizer
+from personafl.core.types import (
+    Batch,
+    Criterion,
+    Download,
+    Masked,
+    Model,
+    ModelInfo,
+    Moves,
+    Params,
+    Payload,
+    Round,
+    Setup,
+    Stage,
+    Task,
+    per_example,
+)
+from personafl.slots.wrapper import MethodWrapper
+from personafl.sparse.masks import top_k
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Algorithm",
+    "Batch",
+    "ClientState",
+    "Criterion",
+    "DataPass",
+    "Download",
+    "GradientPass",
+    "LocalWork",
+    "Loss",
+    "Masked",
+    "MethodWrapper",
+    "Model",
+    "ModelInfo",
+    "Moves",
+    "Optimizer",
+    "Params",
+    "Payload",
+    "Round",
+    "Setup",
+    "Stage",
+    "StateUpdate",
+    "Task",
+    "Turn",
+    "UserError",
+    "choose",
+    "cross_entropy",
+    "divergence",
+    "entropy",
+    "own_loss",
+    "per_example",
+    "rng",
+    "setting",
+    "top_k",
+    "tree",
+    "whole",
+]
