@@ -121,7 +121,7 @@ def test_the_engine_gives_the_trace_of_the_slow_reference(name: str) -> None:
 def test_a_trace_says_how_it_was_made(name: str) -> None:
     said = section(page(name), "Golden trace")
     assert f"`python -m tests.references.golden {name}`" in said
-    listed = said[said.index("Settings: ") : said.index("```golden")]
+    listed = " ".join(said[said.index("Settings: ") : said.index("```golden")].split())
     changes = {k: f'"{v}"' if isinstance(v, str) else shown(v) for k, v in golden.SETTINGS.get(name, {}).items()}
     assert dict(re.findall(r"`(\w+) = ([^`]+)`", listed)) == changes
     assert ("the defaults" in listed) == (not changes)

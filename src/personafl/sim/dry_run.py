@@ -45,7 +45,7 @@ class _Client:
         self.server = algorithm.init_server(model.initial)
         self.kept, self.known = algorithm.init_clients(model.initial, ids), algorithm.init_known(model.initial, ids)
 
-    def play(self, stage: Stage) -> tuple[cost.Traffic, Work]:
+    def run_stage(self, stage: Stage) -> tuple[cost.Traffic, Work]:
         """The hooks of a stage; what it costs the client."""
         algorithm, rnd = self.algorithm, Round(stage, self.algorithm.rate(stage))
         sent = algorithm.download(self.server, self.known, rnd) if stage.down else Download()
@@ -71,7 +71,7 @@ def check(algorithm: Algorithm, model: StackedModel, training: Training, num_cli
     """Go through the hooks of a method's first stage and of its prediction, so that what cannot work is said early."""
     client = _Client(algorithm, model, training, num_clients, examples=2)
     first = next(s for s in client.algorithm.schedule() if s.who != "nobody")
-    client.play(first)
+    client.run_stage(first)
     client.deploy(first)
 
 
@@ -89,7 +89,7 @@ def estimate_cost(
     for stage in client.algorithm.schedule():
         if stage.who == "nobody":
             continue
-        bytes_, work = client.play(stage)
+        bytes_, work = client.run_stage(stage)
         share = often if stage.who == "sampled" else 1.0
         up, down, paper = up + share * bytes_.up, down + share * bytes_.down, paper + share * bytes_.paper
         flops += share * float(work.flops)
