@@ -75,9 +75,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "core/{parts,compose,slots}.py": ("tests/core/test_compose.py", "tests/core/test_inherited.py"),
     "core/inference.py": ("tests/algorithms/test_dm_pfl.py", "tests/core/test_compose.py"),
     "core/algorithm.py": ("tests/algorithms/test_fedavg.py", "tests/algorithms/test_fedrep.py"),
-    "core/{contribution,inherited,optim,cost,simplex,mmd,tree,criteria,local,batches,wire}.py": (
-        "tests/core/test_{stem}.py",
-    ),
+    "core/inherited.py": ("tests/core/test_inherited.py", "tests/algorithms/test_fedphp.py"),
+    "core/{contribution,optim,cost,simplex,mmd,tree,criteria,local,batches,wire}.py": ("tests/core/test_{stem}.py",),
     "data/shift.py": ("tests/data/test_shift.py",),
     "evaluation/report.py": ("tests/evaluation/test_report.py", "tests/test_cli.py"),
     "evaluation/*.py": ("tests/evaluation", "tests/sim/test_evaluators.py", "tests/data/test_shift.py"),
