@@ -135,16 +135,18 @@ class Network:
         return {name: p.grad.clone() for name, p in self.module.named_parameters() if p.grad is not None}
 
 
-class SGD:
-    """`torch.optim.SGD` behind `clip_grad_norm_`, written out: one model of one client in one session.
+class Optimiser:
+    """`torch.optim.SGD` or `Adam` behind `clip_grad_norm_`, written out: one model of one client in one session.
 
     Of a tensor under a mask only the positions in it exist. `acted` counts the steps that a setting changed.
     """
 
     def __init__(self, training: Training, acted: Counter[str] | None = None) -> None:
-        assert training.optimizer == "sgd"
-        self.momentum, self.decay, self.bound = training.momentum, training.weight_decay, training.grad_clip
+        self.adam = training.optimizer == "adam"
+        self.momentum = 0.0 if self.adam else training.momentum
+        self.decay, self.bound = training.weight_decay, training.grad_clip
         self.buffers: Params = {}
+        self.steps = Counter[str]()  # of each tensor
         self.acted = Counter[str]() if acted is None else acted
 
     def step(self, params: Params, gradient: Params, lr: float, moves: dict[str, Tensor | None]) -> Params:
@@ -167,10 +169,22 @@ class SGD:
                 carried = carried or bool(only(old, mask).any())
                 self.buffers[n] = torch.where(mask, self.momentum * old + g[n], old)
                 g[n] = only(self.buffers[n], mask)
+            if self.adam:
+                g[n] = only(self.adapted(n, g[n], mask), mask)
             out[n] = params[n] - lr * g[n]
         self.acted["weight decay"] += decayed
         self.acted["momentum"] += carried
         return out
+
+    def adapted(self, name: str, g: Tensor, mask: Tensor) -> Tensor:
+        """u <- b1 u + (1 - b1) g ; v <- b2 v + (1 - b2) g g ; u / (1 - b1^s) / (sqrt(v / (1 - b2^s)) + eps)."""
+        self.steps[name] += 1
+        moments = []
+        for moment, decay, new in (("u", 0.9, g), ("v", 0.999, g * g)):
+            old = self.buffers.get(f"{moment} {name}", torch.zeros_like(g))
+            self.buffers[f"{moment} {name}"] = torch.where(mask, decay * old + (1 - decay) * new, old)
+            moments.append(self.buffers[f"{moment} {name}"] / (1 - decay ** self.steps[name]))
+        return moments[0] / (moments[1].sqrt() + 1e-8)
 
 
 def weighted_mean(models: list[Params], sizes: list[int], names: list[str]) -> Params:
@@ -194,10 +208,10 @@ def fedavg(module: nn.Module, federation: Federation, training: Training) -> lis
     for number in range(training.num_rounds):
         models, sizes = [], []
         for c in sampled(federation, training, number):
-            rows, local, sgd = rows_of(federation, "train", c), dict(server), SGD(training)
+            rows, local, optimiser = rows_of(federation, "train", c), dict(server), Optimiser(training)
             for batch in Stream(rows, training, number, c).turn():
                 gradient = network.gradient(local, x[batch], y[batch])
-                local = sgd.step(local, gradient, rate(training, number), dict.fromkeys(local))
+                local = optimiser.step(local, gradient, rate(training, number), dict.fromkeys(local))
             models.append(local)
             sizes.append(len(rows))
         server = weighted_mean(models, sizes, list(server))
@@ -344,12 +358,12 @@ class DMPFL:
         return Stream(rows_of(self.federation, "train", c), self.training, number, c)
 
     def steps(
-        self, sgd: SGD, batches: list[Tensor], theta: Params, lr: float, moves: dict[str, Tensor | None]
+        self, optimiser: Optimiser, batches: list[Tensor], theta: Params, lr: float, moves: dict[str, Tensor | None]
     ) -> Params:
         """A step on each of these minibatches; the forward pass moves the running statistics."""
         for batch in batches:
             gradient = self.network.gradient(theta, self.x[batch], self.y[batch])
-            theta = sgd.step(theta, gradient, lr, moves) | copied(running(self.network.module))
+            theta = optimiser.step(theta, gradient, lr, moves) | copied(running(self.network.module))
         return theta
 
     # Phase 1
@@ -370,13 +384,13 @@ class DMPFL:
         """A client's part of Algorithm 1; returns what it uploads."""
         client, lr = self.clients[c], rate(self.training, number)
         # w_c takes w_g at (m_g AND m_c) and keeps its own weights elsewhere; the model is w_c * m_c: Eq. 4 again.
-        theta, stream, sgd = self.theta_c(c), self.stream(c, number), SGD(self.training, self.acted)
+        theta, stream, optimiser = self.theta_c(c), self.stream(c, number), Optimiser(self.training, self.acted)
         late = self.settings.readjust_when == "after_training"
         before, after = around_readjustment(stream) if readjust and not late else (stream.turn(), [])
-        theta = self.steps(sgd, before, theta, lr, {**dict.fromkeys(self.biases), **client.masks})
+        theta = self.steps(optimiser, before, theta, lr, {**dict.fromkeys(self.biases), **client.masks})
         if readjust:
             theta = self.readjust(c, number, theta)
-        theta = self.steps(sgd, after, theta, lr, {**dict.fromkeys(self.biases), **client.masks})
+        theta = self.steps(optimiser, after, theta, lr, {**dict.fromkeys(self.biases), **client.masks})
         client.weights = {n: theta[n].clone() for n in self.budget}
         self.own_statistics[c] = {n: theta[n] for n in self.statistics}
         return theta
@@ -444,9 +458,9 @@ class DMPFL:
         cohort = sampled(self.federation, self.training, number)
         models = []
         for c in cohort:
-            theta, sgd = self.theta_g() | self.statistics_of(c), SGD(self.training, self.acted)
+            theta, optimiser = self.theta_g() | self.statistics_of(c), Optimiser(self.training, self.acted)
             moves: dict[str, Tensor | None] = {**dict.fromkeys(self.biases), **self.m_g}
-            theta = self.steps(sgd, self.stream(c, number).turn(), theta, rate(self.training, number), moves)
+            theta = self.steps(optimiser, self.stream(c, number).turn(), theta, rate(self.training, number), moves)
             self.own_statistics[c] = {n: theta[n] for n in self.statistics}
             models.append(theta)
         sizes = [len(rows_of(self.federation, "train", c)) for c in cohort]
@@ -462,13 +476,17 @@ class DMPFL:
         if self.settings.reset_personal:  # line 3, literally: w_c <- w_g * (m_g AND m_c)
             theta |= {n: only(self.w_g[n], self.m_g[n] & m) for n, m in client.masks.items()}
         share = len(sampled(self.federation, self.training, 0)) / self.federation.num_clients  # of the rounds
-        stream, sgd, steps = self.stream(c, phase.first), SGD(self.training, self.acted), self.training.local_steps
+        stream, optimiser, steps = (
+            self.stream(c, phase.first),
+            Optimiser(self.training, self.acted),
+            self.training.local_steps,
+        )
         total = (1 if steps else self.training.local_epochs) * share * phase.length  # epochs, or sessions of K steps
         piece = 0
         while piece < total:
             lr, part = rate(self.training, phase.first + int(piece * phase.length / total)), min(1.0, total - piece)
             batches = stream.turn(steps=max(1, round(part * steps))) if steps else stream.turn(part)
-            theta = self.steps(sgd, batches, theta, lr, own)
+            theta = self.steps(optimiser, batches, theta, lr, own)
             piece += 1
         self.events["fractional epochs"] += total != int(total)
         client.weights = {n: theta[n].clone() for n in self.budget}

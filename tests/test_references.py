@@ -160,6 +160,7 @@ CASES = [
 ]
 
 OPTIMISER = {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.1, "grad_clip": 0.8, "local_steps": 5}
+ADAM = {**OPTIMISER, "optimizer": "adam", "lr": 0.02, "momentum": 0.0}
 NO_SINGLES = (16, 15, 10, 9, 4)  # training parts of 12, 11, 8, 7 and 3 rows: no minibatch of one
 
 MAMO = Case("co-pfl", {"select_share": 0.1}, training={"lr": 0.02, "momentum": 0.7, "local_steps": 5})
@@ -198,6 +199,14 @@ OPTIMISED = [
     Case(
         "dm-pfl-plus", {"readjust_share": 0.3, "readjust_interval": 1, "iterations": 1}, training={**OPTIMISER, **FOUR}
     ),
+    Case("fedavg", training=ADAM),
+    Case("ditto", training=ADAM),
+    Case("fedrep", training=ADAM),
+    Case("flda", training=ADAM),
+    Case("fedselect", {"select_interval": 1}, training={**ADAM, **FOUR}),
+    Case("fedselect", {"select_interval": 1}, training={**ADAM, **FOUR, "local_steps": 0}),
+    Case("co-pfl", {"select_share": 0.1, "moments": False}, training=ADAM),
+    Case("feddst", {"readjust_share": 0.3, "readjust_interval": 1}, training=ADAM),
 ]
 
 NORMED = [
@@ -446,7 +455,7 @@ def test_engine_answers_as_the_reference_under_the_optimiser_settings_of_a_recip
     training, acted = PLAYED[repr(case)].training, PLAYED[repr(case)].acted
     wanted = {"momentum": training.momentum, "weight decay": training.weight_decay, "clip": training.grad_clip}
     if case is MAMO:
-        assert not acted  # SGD took no step
+        assert not acted  # the recipe's took no step
     else:
         assert {what: acted[what] > 0 for what in wanted} == {what: value > 0 for what, value in wanted.items()}
         assert acted["no clip"] > 0 or not training.grad_clip  # the bound lies among the norms
@@ -479,19 +488,21 @@ def test_policies_for_running_statistics_differ(name: str) -> None:
         {"weight_decay": 0.2},
         {"grad_clip": 1.0},
         {"momentum": 0.9, "weight_decay": 0.2, "grad_clip": 1.0},
+        {"optimizer": "adam"},
+        {"optimizer": "adam", "weight_decay": 0.2, "grad_clip": 1.0},
     ],
     ids=lambda settings: "+".join(settings) or "plain",
 )
-def test_sgd_of_the_references_is_that_of_torch(settings: dict[str, float], masked: bool) -> None:
+def test_optimiser_of_the_references_is_that_of_torch(settings: dict[str, Any], masked: bool) -> None:
     """With gradients on both sides of the clip; a masked tensor moves as a shorter one of the positions in the mask."""
     g = torch.Generator().manual_seed(3)
     start = {n: torch.randn(shape, generator=g, dtype=torch.float64) for n, shape in (("w", (3, 4)), ("b", (3,)))}
     mask = torch.rand(3, 4, generator=g) < 0.5 if masked else torch.ones(3, 4, dtype=torch.bool)
     moves = {"w": mask if masked else None, "b": None}
     leaves = {"w": nn.Parameter(start["w"][mask]), "b": nn.Parameter(start["b"].clone())}
-    rule = {n: value for n, value in settings.items() if n != "grad_clip"}
-    theirs = torch.optim.SGD(leaves.values(), lr=0.1, **rule)
-    ours, params = reference.SGD(dataclasses.replace(TRAINING, **settings)), start
+    rule = {n: value for n, value in settings.items() if n not in ("grad_clip", "optimizer")}
+    theirs = (torch.optim.Adam if "optimizer" in settings else torch.optim.SGD)(leaves.values(), lr=0.1, **rule)
+    ours, params = reference.Optimiser(dataclasses.replace(TRAINING, **settings)), start
     for scale in (0.01, 3.0, 0.1, 10.0):
         gradient = {n: scale * torch.randn(t.shape, generator=g, dtype=torch.float64) for n, t in start.items()}
         leaves["w"].grad, leaves["b"].grad = gradient["w"][mask], gradient["b"].clone()

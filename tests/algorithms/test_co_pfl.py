@@ -415,3 +415,11 @@ def test_judged_right_after_training_it_is_the_model_just_trained() -> None:
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         COPFL(**settings)  # type: ignore[arg-type]
+
+
+def test_shares_of_a_hundred_positions_are_counted_exactly() -> None:
+    """0.29 * 100 is 28.999999999999996 in floating point."""
+    nothing, moved = torch.zeros(1, 100, dtype=torch.bool), torch.arange(100.0).view(1, 100)
+    for settings in ({"select_share": 0.29, "personal_bound": 1.0}, {"select_share": 1.0, "personal_bound": 0.29}):
+        grown = COPFL(**settings)._grown(moved, nothing)
+        assert torch.equal(grown, moved >= 71)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from personafl import Evaluation, FedAvg, FedPHP, Inherit, Simulation
+from personafl import Evaluation, FedAvg, FedPHP, FedProx, Inherit, Simulation
 from personafl.core import tree
 from personafl.core.types import Round, Stage
 from personafl.slots.inherited import Inherited
@@ -166,6 +166,13 @@ def test_the_hpm_costs_a_forward_pass_and_the_weights_nothing() -> None:
     base = checks.played(FedAvg(), **SHORT).totals.flops  # three forward passes an example
     assert checks.played(FedPHP(), **SHORT).totals.flops == pytest.approx(base * 4 / 3)
     assert checks.played(FedPHP(inherit=Inherit(transfer="prox")), **SHORT).totals.flops == pytest.approx(base)
+
+
+def test_beside_a_loss_of_its_own_the_student_is_trained_twice() -> None:
+    """FedProx's three forward passes, three for the features of the same model, one of the HPM."""
+    base = checks.played(FedProx(), **SHORT).totals.flops
+    taught = checks.played(FedProx(inherit=Inherit()), **SHORT).totals.flops
+    assert taught == pytest.approx(base * 7 / 3)
 
 
 def accuracy(params: dict[str, Tensor], x: Tensor, y: Tensor) -> float:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from personafl import FedAvg, FedSelect, Simulation, StackedModel
 from personafl.core import tree
-from personafl.core.types import Masked
+from personafl.core.algorithm import ClientState
+from personafl.core.types import Masked, Round, Stage
 from personafl.sparse import masks
 from tests import checks, worlds
 
@@ -157,3 +158,11 @@ def test_the_last_round_is_not_averaged_and_clients_answer_as_they_left() -> Non
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FedSelect(**settings)  # type: ignore[arg-type]
+
+
+def test_a_share_of_a_hundred_positions_is_counted_exactly() -> None:
+    """0.07 * 100 is 7.000000000000001 in floating point, which rounded up were 8."""
+    moved, nothing = torch.arange(100.0).view(1, 100), torch.zeros(1, 100, dtype=torch.bool)
+    local = ClientState({"w": moved}, {"mask/w": nothing, "snapshot/w": torch.zeros(1, 100)})
+    chosen = FedSelect(select_share=0.07)._selected(local, Round(Stage(number=3), 0.1))["w"]
+    assert torch.equal(chosen, moved >= 93)

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from personafl.core.types import Training
 from personafl.data.federated import Federation
 from tests import reference
-from tests.reference import SGD, Params, Stream
+from tests.reference import Optimiser, Params, Stream
 
 HEAD = ("head.weight", "head.bias")
 
@@ -91,9 +91,9 @@ class Reference:
         """A client's minibatches of one session."""
         return Stream(self.rows(c), self.training, number, c, purpose)
 
-    def sgd(self) -> SGD:
+    def optimiser(self) -> Optimiser:
         """The optimiser of one model in one session."""
-        return SGD(self.training, self.acted)
+        return Optimiser(self.training, self.acted)
 
     # One model
 
@@ -129,10 +129,10 @@ class Reference:
         return dict(zip(leaves, found, strict=True))
 
     def step(
-        self, sgd: SGD, params: Params, gradient: Params, lr: float, moving: Iterable[str] | None = None
+        self, optimiser: Optimiser, params: Params, gradient: Params, lr: float, moving: Iterable[str] | None = None
     ) -> Params:
         """A step on the moving tensors (None: on all that have a gradient)."""
-        return sgd.step(params, gradient, lr, dict.fromkeys(gradient if moving is None else moving))
+        return optimiser.step(params, gradient, lr, dict.fromkeys(gradient if moving is None else moving))
 
     def train(
         self,
@@ -147,10 +147,12 @@ class Reference:
     ) -> Params:
         """SGD on minibatches (None: a usual session's) with a loss (None: F), on the moving tensors (None: all)."""
         moving = None if moving is None else list(moving)
-        params, sgd = dict(self.seen_by(c, start)), self.sgd()
+        params, optimiser = dict(self.seen_by(c, start)), self.optimiser()
         for rows in self.stream(c, number).turn() if batches is None else batches:
             gradient = self.gradient(loss or self.cross_entropy, params, rows)
-            params = self.step(sgd, params, gradient, self.lr(number) if lr is None else lr, moving) | self.tracked
+            params = (
+                self.step(optimiser, params, gradient, self.lr(number) if lr is None else lr, moving) | self.tracked
+            )
         if self.own_statistics is not None:
             self.own_statistics[c] = {n: params[n] for n in self.running}
         return params

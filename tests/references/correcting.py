@@ -28,10 +28,10 @@ class Scaffold(FedAvg):
         """Option II."""
         cohort, eta, ys, dcs = self.cohort(number), self.lr(number), [], []
         for i in cohort:
-            y, c_i, steps, sgd = dict(self.w), self.c_i[i], 0, self.sgd()
+            y, c_i, steps, optimiser = dict(self.w), self.c_i[i], 0, self.optimiser()
             for rows in self.stream(i, number).turn():
                 g = self.gradient(self.cross_entropy, y, rows)
-                y = self.step(sgd, y, {n: g[n] + self.c[n] - c_i[n] for n in self.names}, eta)
+                y = self.step(optimiser, y, {n: g[n] + self.c[n] - c_i[n] for n in self.names}, eta)
                 steps += 1
             # c_i+ = c_i - c + (w - y) / (steps eta)
             self.c_i[i] = {n: c_i[n] - self.c[n] + (self.w[n] - y[n]) / (steps * eta) for n in self.names}

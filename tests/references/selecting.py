@@ -72,14 +72,14 @@ class FedDST(Reference):
 
     def local(self, c: int, number: int) -> tuple[Params, Params]:
         """E epochs within the mask, which may be readjusted before the last one."""
-        theta, m_c, stream, sgd = dict(self.w), dict(self.m), self.stream(c, number), self.sgd()
+        theta, m_c, stream, optimiser = dict(self.w), dict(self.m), self.stream(c, number), self.optimiser()
         due = self.annealed(number) > 0
         before, after = around_readjustment(stream) if due else (stream.turn(), [])
         for place, rows in enumerate([*before, *after]):
             if due and place == len(before):
                 theta, m_c = self.readjusted(c, number, theta, m_c)
             gradient = self.gradient(self.cross_entropy, theta, rows)
-            theta = sgd.step(theta, gradient, self.lr(number), {**dict.fromkeys(self.biases), **m_c})
+            theta = optimiser.step(theta, gradient, self.lr(number), {**dict.fromkeys(self.biases), **m_c})
         return theta, m_c
 
     def readjusted(self, c: int, number: int, theta: Params, m_c: Params) -> tuple[Params, Params]:
@@ -166,14 +166,13 @@ class FedSelect(Reference):
         if c in self.own:
             model = {n: torch.where(m_c[n], self.own[c][n], self.w[n]) for n in self.names}
         length, times = (None, 1) if self.training.local_steps else (1.0, self.training.local_epochs)
-        sides = [(self.stream(c, number, "personal"), m_c)]
-        sides.append((self.stream(c, number), {n: ~m for n, m in m_c.items()}))
-        sgd = self.sgd()
+        sides = [(self.stream(c, number, "personal"), m_c, self.optimiser())]
+        sides.append((self.stream(c, number), {n: ~m for n, m in m_c.items()}, self.optimiser()))
         for _ in range(times):
-            for stream, moves in sides:
+            for stream, moves, optimiser in sides:
                 for rows in stream.turn(length):
                     gradient = self.gradient(self.cross_entropy, model, rows)
-                    model = sgd.step(model, gradient, self.lr(number), {n: moves[n] for n in self.names})
+                    model = optimiser.step(model, gradient, self.lr(number), {n: moves[n] for n in self.names})
         return model
 
     def select(self, c: int) -> None:

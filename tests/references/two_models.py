@@ -22,11 +22,11 @@ class Ditto(FedAvg):
 
     def local(self, c: int, number: int) -> Params:
         """v steps by grad F(v) + lambda (v - w_t), on the minibatches that train w; its statistics are its own."""
-        v, sgd = self.v[c], self.sgd()
+        v, optimiser = self.v[c], self.optimiser()
         for rows in self.stream(c, number).turn():
             g = self.gradient(self.cross_entropy, v, rows)
             pulled = {n: g[n] + self.pull * (v[n] - self.w[n]) for n in self.names}
-            v = self.step(sgd, v, pulled, self.lr(number)) | self.tracked
+            v = self.step(optimiser, v, pulled, self.lr(number)) | self.tracked
         self.v[c] = v
         return super().local(c, number)
 
@@ -64,7 +64,7 @@ class APFL(FedAvg):
             g = self.gradient(self.cross_entropy, self.mixed(c, v, w), self.batches(c, number, 0)[0])
             slope = sum(float(((v[n] - w[n]) * g[n]).sum()) for n in self.names)
             self.alpha[c] = min(max(self.alpha[c] - eta * slope, 0.0), 1.0)
-        of_v, of_w = self.sgd(), self.sgd()
+        of_v, of_w = self.optimiser(), self.optimiser()
         for rows in self.stream(c, number).turn():
             at_w = self.gradient(self.cross_entropy, w, rows)
             at_vbar = self.gradient(self.cross_entropy, self.mixed(c, v, w), rows)
@@ -109,7 +109,7 @@ class FML(FedAvg):
     def local(self, c: int, number: int) -> Params:
         """Both step at once: each one's teacher is the other before the step."""
         private, meme, eta = self.private[c], dict(self.w), self.lr(number)
-        of_private, of_meme = self.sgd(), self.sgd()
+        of_private, of_meme = self.optimiser(), self.optimiser()
         for rows in self.stream(c, number).turn():
             at_private = self.taught(self.alpha, private, meme, rows)
             at_meme = self.taught(self.beta, meme, private, rows)

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from personafl.core import rng
 from personafl.core.types import Training
 from personafl.data.federated import Federation
-from tests.reference import SGD, Params
+from tests.reference import Optimiser, Params
 from tests.references.base import Reference
 
 Units = list[Tensor]
@@ -91,13 +91,13 @@ class Warming(Reference):
             total = total + (square if masks is None else square * masks[name]).sum()
         return self.proximal_weight / 2 * total
 
-    def weight_step(self, sgd: SGD, params: Params, mu: Units, rows: Tensor, number: int) -> Params:
+    def weight_step(self, optimiser: Optimiser, params: Params, mu: Units, rows: Tensor, number: int) -> Params:
         """Procedure II: a step on f(x * G(s)), and the base's term, over x."""
 
         def loss(x: Params, rows: Tensor) -> Tensor:
             return self.masked_loss(x, mu, rows) + self.proximal(x, self.parameter_masks(mu))
 
-        return self.step(sgd, params, self.gradient(loss, params, rows), self.lr(number))
+        return self.step(optimiser, params, self.gradient(loss, params, rows), self.lr(number))
 
     def warm_session(self, i: int, number: int) -> tuple[Params, Units]:
         """A client's part of a warm-up round: its x_i and m_i."""
@@ -213,13 +213,13 @@ class FedPeWS(Warming):
     def warm_session(self, i: int, number: int) -> tuple[Params, Units]:
         """Each minibatch twice: Procedure I moves s, Procedure II moves x; then m_i is drawn once more."""
         x, s, others = dict(self.server), self.scores[i], self.others(i)
-        client, sgd = torch.tensor([i]), self.sgd()
+        client, optimiser = torch.tensor([i]), self.optimiser()
         for seen, rows in enumerate(self.stream(i, number).turn()):
             keys = rng.extend(rng.key(self.training.seed, "noise", number, client), seen)
             found = self.score_gradient(x, s, self.draw(keys, s), others, rows)
             s = [old - self.score_lr * g for old, g in zip(s, found, strict=True)]
             fresh = rng.extend(rng.extend(keys, "then"), 1)
-            x = self.weight_step(sgd, x, self.draw(fresh, s), rows, number)
+            x = self.weight_step(optimiser, x, self.draw(fresh, s), rows, number)
         self.scores[i] = s
         return x, self.draw(rng.key(self.training.seed, "draws", number, client), s)
 
@@ -259,7 +259,7 @@ class FedPeWSFixed(Warming):
 
     def warm_session(self, i: int, number: int) -> tuple[Params, Units]:
         """Procedure II alone, under the client's fixed mask."""
-        x, mu, sgd = dict(self.server), self.group(i), self.sgd()
+        x, mu, optimiser = dict(self.server), self.group(i), self.optimiser()
         for rows in self.stream(i, number).turn():
-            x = self.weight_step(sgd, x, mu, rows, number)
+            x = self.weight_step(optimiser, x, mu, rows, number)
         return x, mu

@@ -148,7 +148,9 @@ class _Session:
         self.epochs: dict[str, Tensor] = {}
         self.flops, self.dense = torch.zeros(2, self.count, dtype=torch.float64)
         self.loss = torch.zeros(self.count, dtype=torch.float64, device=data.rows.device)
-        self.state: dict[optim.Optimizer, Params] = {}  # moments live from turn to turn, not from round to round
+        # Moments live from turn to turn of a stream, not from round to round: a side with minibatches of its own counts
+        # its own steps.
+        self.state: dict[tuple[str, optim.Optimizer], Params] = {}
 
     def finished(self) -> tuple[ClientState, Work]:
         steps = sum(self.steps.values(), self._none())
@@ -239,7 +241,8 @@ class _Session:
         rule = self._rule(turn)
         fresh = rule.init(tree.select(self.local.params, moves))
         if not turn.memory:
-            state = self.state[rule] = fresh | self.state.get(rule, {})
+            key = turn.stream, rule
+            state = self.state[key] = fresh | self.state.get(key, {})
             return state
         found = {n: t.clone() for n, t in tree.under(self.local.fixed, turn.memory).items() if n in fresh}
         self.local = replace(self.local, fixed=self.local.fixed | tree.prefixed(fresh | found, turn.memory))
