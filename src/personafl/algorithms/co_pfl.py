@@ -190,5 +190,9 @@ class COPFL(Algorithm):
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         return super().download(tree.exclude(server, ["count/union"]), known, rnd)
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        """Which positions are personal."""
+        return tree.under(kept, "mask")
+
     def personal(self, kept: Params, down: Payload) -> Params:
         return self._joined(kept, down)

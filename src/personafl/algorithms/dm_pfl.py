@@ -219,6 +219,10 @@ class DMPFL(MaskedTraining):
         received = tree.select(tree.values(down), self.info.shapes)
         return received | tree.select(kept, self._stays()) | self._theta(kept, down, reset=self.reset_personal)
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        """m_c and m_g."""
+        return tree.under(kept, "mask") | tree.prefixed(tree.masks(down), "global")
+
     def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
         """Refining the global model leaves theta_c as it is until the refined weights are sent."""
         return self.personal(kept, down) if rnd.phase == "global" else super().trained(kept, local, down, rnd)

@@ -116,6 +116,9 @@ class Part(Algorithm):
     def trained(self, kept: Params, local: Local, down: Payload, rnd: Round) -> Params:
         return self.base.trained(self.theirs(kept), local, self.theirs_of(down), rnd)
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        return self.base.client_masks(self.theirs(kept), self.theirs_of(down))
+
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return self.base.answer(model, own, x, valid)
 

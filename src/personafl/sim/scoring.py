@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from personafl.core import tree
 from personafl.core.types import Criterion, Evaluation, Examples, Params
 from personafl.data.federated import Split
 from personafl.data.shift import Shift
 from personafl.evaluation import final, metrics
+from personafl.evaluation import masks as evaluation_masks
 from personafl.evaluation.evaluate import on_host, scores
 from personafl.models.stacked import StackedModel
 from personafl.sim.layout import products
@@ -138,6 +140,26 @@ def newcomers(sim: Simulation, found: final.Arrays | None) -> Row | None:
     parts = torch.split(torch.from_numpy(held["scores"]), np.diff(held["edges"]).tolist())
     order = sim.sorted(torch.from_numpy(held["ids"])) - sim.federation.num_clients
     return stats([parts[i] for i in order.tolist()])
+
+
+def masks(sim: Simulation) -> Row | None:
+    """How alike the evaluated clients' masks are (`evaluation/masks.py`); None where the method gives them none."""
+
+    method, one = sim.algorithm, torch.zeros(1, dtype=torch.int64)
+    fresh, known = (begin(sim.model.initial, one) for begin in (method.init_clients, method.init_known))
+    if not method.client_masks(fresh, tree.received(method.download(sim.server, known, sim.now), 1)):
+        return None  # without a look at anybody's rows
+
+    def work(model: StackedModel, part: Tensor) -> Params:
+        down = tree.received(sim.download(part, sim.now), len(part))
+        return evaluation_masks.sums(method.client_masks(sim.store.gather(part), down))
+
+    total: Params = {}
+    with sim.clock("evaluation"):
+        for found in sim.each(sim.placement.mine(sim.scored(sim.now.stage)), work):
+            for n, t in found.items():
+                total[n] = total[n] + t if n in total else t
+        return evaluation_masks.summary(sim.ranks.sum(total))
 
 
 def stats(found: list[Tensor]) -> dict[str, float]:

@@ -438,6 +438,10 @@ class Simulation:
         """The scores of all scored clients under all that was asked for; `evaluation/final.py` has the names."""
         return scoring.of_run(self)
 
+    def masks(self) -> Row | None:
+        """How alike the masks of the evaluated clients are; None where they have none."""
+        return scoring.masks(self)
+
     def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""
         return scoring.newcomers(self, found)
