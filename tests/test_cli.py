@@ -91,8 +91,12 @@ def test_summary_has_the_agreed_names(call, tmp_path: Path) -> None:
     s = json.loads((tmp_path / "o" / "dm-pfl" / "seed-0" / "summary.json").read_text())
     assert set(s) == {
         "algorithm", "label", "seed", "rounds", "evaluated_model", "settings", "environment", "accuracy", "shift",
-        "communication", "compute", "time", "hashes",
+        "communication", "compute", "time", "hashes", "masks",
     }  # fmt: skip
+    assert set(s["masks"]) == {"clients", "similarity", "density", "overlap", "shared", "whole"}
+    assert set(s["masks"]["whole"]) == {"similarity", "density", "overlap", "shared"}
+    layers = {"layers.0.weight", "layers.1.weight", "head.weight"}
+    assert all(set(s["masks"][what]) == layers for what in ("similarity", "density", "overlap", "shared"))
     assert set(s["environment"]) == {"device", "hardware", "threads", "torch", "version", "commit"}
     assert set(s["accuracy"]) == {"personal", "global"}
     assert set(s["accuracy"]["personal"]) == {"mean", "std", "weighted", "p10", "worst"}

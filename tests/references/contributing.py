@@ -177,13 +177,13 @@ class COPFL(Reference):
         h = member.personal if phase == "personal" else ~member.personal
         if not h.any():
             return start
-        w, eta, sgd = start, self.lr(number), self.sgd()
+        w, eta, optimiser = start, self.lr(number), self.optimiser()
         for rows in self.stream(n, number, "personal" if phase == "personal" else "batches").turn():
             q = reference.only(self.joined(self.gradient(self.cross_entropy, self.divided(w), rows)), h)
             if self.moments:  # w <- w - eta h u^ / (sqrt(v^) + eps)
                 w = w - eta * reference.only(self.direction(member.moments[phase], q), h)
             else:
-                w = sgd.step({"w": w}, {"w": q}, eta, {"w": h})["w"]
+                w = optimiser.step({"w": w}, {"w": q}, eta, {"w": h})["w"]
         return w
 
     def direction(self, moments: Moments, q: Tensor) -> Tensor:

@@ -216,6 +216,10 @@ class COPFL(Algorithm):
 
     # Prediction
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        """Which positions are personal."""
+        return tree.under(kept, "mask")
+
     def personal(self, kept: Params, down: Payload) -> Params:
         """(g_n, p_n) of its last session, or p_n with the server's newest shared part; w_0 before any session."""
         joined = self._own_model(kept, down)

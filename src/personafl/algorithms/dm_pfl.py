@@ -220,6 +220,10 @@ class DMPFL(MaskedTraining):
         received = tree.select(tree.values(down), self.info.shapes)
         return received | tree.select(kept, self.stays_on_client()) | self._theta(kept, down, reset=self.reset_personal)
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        """m_c and m_g."""
+        return tree.under(kept, "mask") | tree.prefixed(tree.masks(down), "global")
+
     def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         """Refining the global model leaves theta_c as it is until the refined weights are sent."""
         return self.personal(kept, down) if rnd.phase == "global" else super().after_training(kept, local, down, rnd)

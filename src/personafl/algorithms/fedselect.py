@@ -149,6 +149,10 @@ class FedSelect(Algorithm):
             new[n] = torch.where(held, self.approach(server[n], mean), server[n])
         return super().aggregate(tree.exclude(server, new), sums, rnd) | new
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        """Which positions are personal."""
+        return tree.under(kept, "mask")
+
     def personal(self, kept: Params, down: Payload) -> Params:
         return choose(kept["aux/seen"], tree.under(kept, "own"), self._own_model(kept, down))
 

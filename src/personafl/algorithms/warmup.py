@@ -253,6 +253,9 @@ class WarmUp(MethodWrapper):
     def common(self, down: Payload) -> Params | None:
         return self._warm(down) if self._warming(down) else super().common(down)
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        return {} if self._warming(down) else super().client_masks(kept, down)
+
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return model(own, x, valid) if f"{self.prefix}/on" in own else super().answer(model, own, x, valid)
 

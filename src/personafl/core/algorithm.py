@@ -388,6 +388,10 @@ class Algorithm:
         """The client's model right after local training, for evaluation before aggregation."""
         return tree.select(local.params, self.info.shapes)
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        """Clients' own masks by tensor, `[C, ...]` bool, and under `global/` the server's; for the summary of a run."""
+        return {}
+
     def evaluated(self, when: str) -> str:
         """Which model is scored, in words."""
         own = self.evaluates if when == "after_aggregation" else "the client's model right after local training"

@@ -136,6 +136,8 @@ def _play(
     summary = _summary(recipe, method, sim, scored, shift, time.perf_counter() - begun)
     if more := final.robustness(scored, recipe.evaluation):
         summary["robustness"] = more
+    if alike := sim.masks():
+        summary["masks"] = alike
     with clock("waiting"):
         sim.collect()
     found = MethodResult(method.label, recipe.training.seed, summary, sim.rows, clients, sim, scored)

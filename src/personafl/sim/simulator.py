@@ -36,7 +36,7 @@ from personafl.core.types import (
 )
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final, image_transforms, metrics
+from personafl.evaluation import final, image_transforms, masks, metrics
 from personafl.evaluation.evaluate import deployed
 from personafl.models.stacked import StackedModel
 from personafl.sim import execution_plan, sampling, wire_transfer
@@ -438,6 +438,24 @@ class Simulation:
             return self.evaluator.at_end(
                 self.evaluated_clients(self.now.stage), self.evaluated_models, self.shift, self.newcomer_models
             )
+
+    def masks(self) -> Row | None:
+        """How alike the evaluated clients' masks are (`evaluation/masks.py`); None where the method gives them none."""
+        method, one = self.algorithm, torch.zeros(1, dtype=torch.int64)
+        fresh, known = (begin(self.model.initial, one) for begin in (method.init_clients, method.init_known))
+        if not method.client_masks(fresh, tree.received(method.download(self.server, known, self.now), 1)):
+            return None  # without a look at anybody's rows
+
+        def work(model: StackedModel, part: Tensor) -> Params:
+            down = tree.received(self.download(part, self.now), len(part))
+            return masks.sums(method.client_masks(self.store.gather(part), down))
+
+        total: Params = {}
+        with self.clock("evaluation"):
+            for found in self.each(self.placement.mine(self.evaluated_clients(self.now.stage)), work):
+                for n, t in found.items():
+                    total[n] = total[n] + t if n in total else t
+            return masks.summary(self.ranks.sum(total))
 
     def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""

@@ -128,6 +128,9 @@ class MethodWrapper(Algorithm):
     def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         return self.base.after_training(self.theirs(kept), local, self.theirs_of(down), rnd)
 
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        return self.base.client_masks(self.theirs(kept), self.theirs_of(down))
+
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return self.base.answer(model, own, x, valid)
 
