@@ -307,7 +307,10 @@ def test_results_read_back_have_the_same_newcomers(result: personafl.Result, tmp
     again = personafl.Result.load(tmp_path / "run")
     x = result["fedper"].simulation.federation.source.x[:5]
     for c in range(6):
-        assert torch.equal(again["fedper"].client(c).predict(x), result["fedper"].client(c).predict(x))
+        found, wanted = again["fedper"].client(c), result["fedper"].client(c)
+        checks.assert_agree(found.deployed, wanted.deployed)
+        # Tensors read back lie at other addresses, by which kernels of products may differ: units in the last place.
+        torch.testing.assert_close(found.predict(x), wanted.predict(x), rtol=0, atol=1e-6)
 
 
 def test_at_least_one_client_must_take_part() -> None:
