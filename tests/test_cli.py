@@ -253,7 +253,7 @@ WRONG = {
     "unknown recipe": (["nosuch"], "no such file"),
     "alpha": (["data.alpha=-0.5"], "data.alpha=-0.5: must be greater than 0"),
     "clients": (["data.num_clients=5000"], "num_clients=5000: the data set has 1797 samples"),
-    "no partition": (["data.partition=nosuch"], "no such partition; possible are iid"),
+    "no partition": (["data.partition=nosuch"], "no such partition; possible are auto, iid"),
     "no partition file": (["data.partition=no.json"], "no.json: no such file; personafl partition RECIPE --save"),
     "no folder": (["data.dataset=./nowhere"], "data.dataset='./nowhere': nowhere: no such folder"),
     "a client's file": (["data.dataset=homes/anna.csv"], "anna.csv: a .csv file is one client's and belongs in"),
@@ -316,7 +316,7 @@ def test_wrong_data_are_named(call, tmp_path: Path, arrays: dict[str, np.ndarray
 
 def test_data_that_know_their_clients_say_so_where_another_partition_fails(call, tmp_path: Path) -> None:
     path = write(tmp_path / "own.npz", x=X, y=Y, clients=np.array(["anna", "ben", "cleo"])[np.arange(60) // 20])
-    said = call("run", f"data.dataset={path}", "data.num_clients=31")
+    said = call("run", f"data.dataset={path}", "data.num_clients=31", "data.partition=dirichlet")
     assert "two are needed per client; own knows its clients, data.partition=natural takes them" in said.err
     said = call("partition", f"data.dataset={path}", "data.partition=natural")
     assert re.search(r"2 +cleo +15 +5", said.out)
@@ -325,7 +325,7 @@ def test_data_that_know_their_clients_say_so_where_another_partition_fails(call,
 @pytest.mark.filterwarnings("default")
 def test_ones_own_clients_are_not_divided_anew_without_a_word(call, tmp_path: Path) -> None:
     path = write(tmp_path / "own.npz", x=X, y=Y, clients=np.array(["anna", "ben", "cleo"])[np.arange(60) // 20])
-    said = call("run", f"data.dataset={path}", *QUICK[:3], "algorithms=local", "--json")
+    said = call("run", f"data.dataset={path}", "data.partition=dirichlet", *QUICK[:3], "algorithms=local", "--json")
     assert (said.code, said.err) == (0, "note: own knows its 3 clients; data.partition=natural keeps them\n")
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from personafl import Evaluation, Training
 from personafl.algorithms import DMPFL, DMPFLPlus, FedAvg
-from personafl.core.types import Evaluation, Training
 from personafl.data.federated import Federation
 from personafl.models import CNN, MLP, StackedModel
 from personafl.sim.simulator import Simulation

@@ -30,10 +30,12 @@ from personafl.algorithms import (
     LocalOnly,
     Scaffold,
 )
+from personafl.config import Data, ModelChoice
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.types import Evaluation, Training
+from personafl.core.types import Training
 from personafl.data import Federation, Source, arrays
+from personafl.evaluation.settings import Evaluation
 from personafl.experiment import Result, run
 from personafl.models import StackedModel
 from personafl.sim.machine import Machine
@@ -51,6 +53,7 @@ __all__ = [
     "MOON",
     "Algorithm",
     "DMPFLPlus",
+    "Data",
     "Ditto",
     "Evaluation",
     "FedAvg",
@@ -72,6 +75,7 @@ __all__ = [
     "LGFedAvg",
     "LocalOnly",
     "Machine",
+    "ModelChoice",
     "Result",
     "Scaffold",
     "Simulation",

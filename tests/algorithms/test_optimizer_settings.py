@@ -11,6 +11,7 @@ from torch import Tensor
 
 from personafl import ALGORITHMS, DMPFL, Algorithm, FedAvg, FedPeWS, FedProx, Inherit, Simulation, config
 from personafl.core.algorithm import FROM_TRAINING
+from personafl.core.errors import UserError
 from personafl.core.types import Stage, Training
 from tests import worlds
 
@@ -103,15 +104,15 @@ def test_a_newcomers_session_has_the_bases_optimiser() -> None:
         ("momentum", -0.5, r"momentum=-0.5: must be in \[0, 1\)"),
         ("weight_decay", -1.0, "weight_decay=-1.0: must be not negative"),
         ("grad_clip", -1.0, "grad_clip=-1.0: must be not negative"),
-        ("optimizer", "rmsprop", "optimizer='rmsprop': possible are sgd, adam"),
+        ("optimizer", "rmsprop", "optimizer='rmsprop': possible are sgd, adam, adamw"),
     ],
 )
 def test_what_training_refuses_a_method_refuses_in_the_same_words(setting: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         FedAvg(**{setting: value})
-    with pytest.raises(config.ConfigError, match=rf"^training\.{message}$"):
+    with pytest.raises(UserError, match=rf"^training\.{message}$"):
         config.load({"training": {setting: value}, "algorithms": [{"name": "fedavg"}]})
-    with pytest.raises(config.ConfigError, match=rf"^fedavg(: |\.){message}$"):
+    with pytest.raises(UserError, match=rf"^fedavg(: |\.){message}$"):
         config.load({"algorithms": [{"name": "fedavg", setting: value}]})
 
 

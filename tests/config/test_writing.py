@@ -28,9 +28,9 @@ STRINGS = [
 @pytest.mark.parametrize("text", STRINGS)
 def test_any_string_survives_in_sections_and_methods(text: str) -> None:
     model = ModelChoice(head=f"fc{text}")
-    recipe = Recipe("one", Data(dataset=text), model, algorithms=(Method(f"one {text}", text, FedRep()),))
+    recipe = Recipe("one", Data(dataset=f"./{text}"), model, algorithms=(Method(f"one {text}", text, FedRep()),))
     raw = tomllib.loads(config.dump(recipe))
-    assert raw["data"]["dataset"] == text
+    assert raw["data"]["dataset"] == f"./{text}"
     assert raw["model"]["head"] == f"fc{text}"
     assert [(m["name"], m["label"]) for m in raw["algorithms"]] == [(text, f"one {text}")]
 

@@ -12,7 +12,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.utils.data import Dataset, TensorDataset
 
-from personafl import config, experiment
+from personafl import experiment
+from personafl.core.errors import UserError
 from personafl.data import custom
 from tests.data.written import Bomb, recipe_of
 
@@ -299,7 +300,7 @@ def test_a_function_may_give_data_sets_partitions_or_arrays(function: str, rows:
 
 
 def test_a_function_that_gives_something_else_is_refused() -> None:
-    with pytest.raises(config.ConfigError, match=r"data\.dataset='tests\.data\.test_custom:nothing': gave NoneType"):
+    with pytest.raises(UserError, match=r"data\.dataset='tests\.data\.test_custom:nothing': gave NoneType"):
         experiment.source(recipe_of("tests.data.test_custom:nothing"))
 
 
@@ -316,12 +317,12 @@ def test_a_folder_runs_and_its_results_come_back(tmp_path: Path, monkeypatch: py
     x = numbers(4)[0]
     assert torch.equal(back.client(1).predict(x), result.client(1).predict(x))
     (tmp_path / "homes" / "anna.pt").write_bytes(b"")
-    with pytest.raises(config.ConfigError, match=r"data\.dataset='\./homes': homes.anna\.pt: not a readable"):
+    with pytest.raises(UserError, match=r"data\.dataset='\./homes': homes.anna\.pt: not a readable"):
         experiment.source(recipe)
 
 
 def test_a_name_that_is_no_folder_is_refused_with_what_is_possible() -> None:
-    with pytest.raises(config.ConfigError, match=r"no such data set; .* or a folder with a file per client"):
+    with pytest.raises(UserError, match=r"no such data set; .* or a folder with a file per client"):
         recipe_of("nowhere")
-    with pytest.raises(config.ConfigError, match="nowhere: no such folder"):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
         experiment.source(recipe_of("./nowhere"))

@@ -8,6 +8,7 @@ import torch
 
 from personafl import FedAvg, Machine, Simulation, config, experiment
 from personafl.core import batches
+from personafl.core.errors import UserError
 from personafl.data import federated
 from personafl.data.dataset import Source
 from personafl.data.federated import Federation
@@ -221,7 +222,7 @@ def test_what_cannot_be_parted_is_refused(how):
 
 
 def test_a_rule_that_cannot_deal_a_test_part_is_refused():
-    with pytest.raises(config.ConfigError, match=r"data\.official_test='dealt': dirichlet cannot deal a test part"):
+    with pytest.raises(UserError, match=r"data\.official_test='dealt': dirichlet cannot deal a test part"):
         recipe("data.official_test=dealt", "data.partition=dirichlet")
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from personafl import Ditto, FedAvg, Inherit, config
 from personafl.cli import app
+from personafl.core.errors import UserError
 from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Answers
 from personafl.core.types import Model, Params, Payload, Round, Sweep
 from personafl.slots.wrapper import MethodWrapper
@@ -86,7 +87,7 @@ def test_a_recipe_names_a_filling_and_the_resolved_one_keeps_the_name() -> None:
     assert config.method({"name": "fedavg", "inherit": {"transfer": "kd"}}).algorithm.inherit == Inherit(transfer="kd")
     worlds.simulation(method.algorithm)
     assert SEEN == [(3, "FedAvg")]
-    with pytest.raises(config.ConfigError, match=r"inherit.name='nothin': no such filling; did you mean nothing\?"):
+    with pytest.raises(UserError, match=r"inherit.name='nothin': no such filling; did you mean nothing\?"):
         config.method({"name": "fedavg", "inherit": {"name": "nothin"}})
 
 

@@ -10,6 +10,7 @@ import typer
 
 from personafl import config
 from personafl.cli.terminal import console, print_table
+from personafl.core.errors import UserError
 
 
 def compare(
@@ -33,7 +34,7 @@ def compare(
     keys = [(s["label"], s["seed"]) for s in summaries]
     for key in keys:
         if keys.count(key) > 1:
-            raise config.ConfigError(f"compare: {key[0]}, seed {key[1]} is given twice")
+            raise UserError(f"compare: {key[0]}, seed {key[1]} is given twice")
     if html:
         curves = {f"{s['label']}, seed {s['seed']}": _lines(home / "metrics.jsonl") for home, s in found}
         evaluations = {
@@ -59,9 +60,7 @@ def _finished(folder: Path, prefix: str) -> list[tuple[Path, dict[str, Any]]]:
         else sorted(p.parent for p in folder.glob("*/seed-*/summary.json"))
     )
     if not homes:
-        raise config.ConfigError(
-            f"{folder}: no finished run here (no summary.json); expected a run folder or <label>/seed-<n>"
-        )
+        raise UserError(f"{folder}: no finished run here (no summary.json); expected a run folder or <label>/seed-<n>")
     order: list[str] = []
     if (folder / "recipe.toml").is_file():
         order = [m.label for m in config.load(folder / "recipe.toml").algorithms]
@@ -71,7 +70,7 @@ def _finished(folder: Path, prefix: str) -> list[tuple[Path, dict[str, Any]]]:
             summary = json.loads((home / "summary.json").read_text())
             label = summary["label"]
         except (json.JSONDecodeError, KeyError):
-            raise config.ConfigError(f"{home / 'summary.json'}: not a summary of a run") from None
+            raise UserError(f"{home / 'summary.json'}: not a summary of a run") from None
         out.append((home, summary | ({"label": f"{prefix}/{label}"} if prefix else {}), label))
     out.sort(key=lambda o: (order.index(o[2]) if o[2] in order else len(order), o[2], o[1]["seed"]))
     return [(home, summary) for home, summary, _ in out]

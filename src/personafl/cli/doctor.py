@@ -8,6 +8,7 @@ import sys
 
 from personafl import config
 from personafl.cli.terminal import console
+from personafl.core.errors import UserError
 from personafl.version import __version__
 
 
@@ -17,7 +18,7 @@ def doctor() -> None:
     import torch
 
     from personafl import experiment
-    from personafl.core.types import Evaluation
+    from personafl.evaluation.settings import Evaluation
     from personafl.sim.machine import Machine
 
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
@@ -48,4 +49,4 @@ def doctor() -> None:
         f"{'engine':16} one stack against single clients: largest difference {gap:.1e} in float64", highlight=False
     )
     if gap > 1e-9:
-        raise config.ConfigError("the stacked engine and single clients disagree on this machine; please report it")
+        raise UserError("the stacked engine and single clients disagree on this machine; please report it")

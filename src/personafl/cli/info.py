@@ -16,6 +16,7 @@ from rich.table import Table
 from personafl import config
 from personafl.cli.terminal import console
 from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
+from personafl.core.errors import UserError
 
 
 def _first_sentence(thing: object) -> str:
@@ -103,7 +104,7 @@ def list_(
 ) -> None:
     """Show what there is."""
     if what not in LISTS:
-        raise config.ConfigError(f"list {what}: possible are {', '.join(LISTS)}")
+        raise UserError(f"list {what}: possible are {', '.join(LISTS)}")
     found = LISTS[what]()
     if as_json:
         print(json.dumps([{"name": n, "summary": s} for n, s in found.items()]))
@@ -130,7 +131,7 @@ def info(
                 console.print(more, markup=False, highlight=False)
             return
     known = [n for found in LISTS.values() for n in found()]
-    raise config.ConfigError(f"info {name}: {config.unknown('name', name, known)}")
+    raise UserError(f"info {name}: {config.unknown('name', name, known)}")
 
 
 def _explain(name: str, cls: Any) -> None:

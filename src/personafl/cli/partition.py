@@ -12,6 +12,7 @@ from rich.table import Table
 
 from personafl import config
 from personafl.cli.terminal import console, split
+from personafl.core.errors import UserError
 
 
 def partition(
@@ -33,7 +34,7 @@ def partition(
     name, changes = split(recipe, overrides)
     chosen = config.load(name, changes)
     if save and save.suffix != ".json":
-        raise config.ConfigError(f"--save {save}: must end in .json, so that data.partition can name it")
+        raise UserError(f"--save {save}: must end in .json, so that data.partition can name it")
     fed = experiment.federation(chosen)
     counts = fed.class_counts()
     names = fed.names

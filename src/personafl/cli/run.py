@@ -14,6 +14,7 @@ from rich.table import Table
 
 from personafl import config
 from personafl.cli.terminal import console, first, print_table, split
+from personafl.core.errors import UserError
 
 
 def run(
@@ -74,9 +75,9 @@ def _seeds(text: str) -> list[int]:
     try:
         seeds = [int(s) for s in text.split(",") if s.strip()]
     except ValueError:
-        raise config.ConfigError(f"--seeds {text}: expected whole numbers, such as 0,1,2") from None
+        raise UserError(f"--seeds {text}: expected whole numbers, such as 0,1,2") from None
     if len(set(seeds)) < len(seeds) or any(s < 0 for s in seeds):
-        raise config.ConfigError(f"--seeds {text}: must differ and not be negative")
+        raise UserError(f"--seeds {text}: must differ and not be negative")
     return seeds
 
 

@@ -1,19 +1,21 @@
 """A run as frozen dataclasses: TOML in, objects out; what is unknown or impossible is refused by name."""
 
 from personafl.config.building import method
-from personafl.config.names import ConfigError, criterion, imported, name_of, unknown
+from personafl.config.names import criterion, described, imported, name_of
 from personafl.config.reading import load, recipes
-from personafl.config.recipe import Data, Method, ModelChoice, Recipe
+from personafl.config.recipe import AUTO, Data, Method, ModelChoice, Recipe
 from personafl.config.writing import anchored, dump, settings
+from personafl.core.settings import unknown
 
 __all__ = [
-    "ConfigError",
+    "AUTO",
     "Data",
     "Method",
     "ModelChoice",
     "Recipe",
     "anchored",
     "criterion",
+    "described",
     "dump",
     "imported",
     "load",

@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.settings import unknown
 from personafl.core.types import Criterion
 
-# What other frameworks call our keys.
-_ELSEWHERE = {
-    "global_rounds": "num_rounds",
-    "rounds": "num_rounds",
-    "n_rounds": "num_rounds",
-    "num_server_rounds": "num_rounds",
-    "global_epoch": "num_rounds",
-    "local_learning_rate": "lr",
-    "learning_rate": "lr",
-    "local_epoch": "local_epochs",
-    "epochs": "local_epochs",
-    "lbs": "batch_size",
-    "batch": "batch_size",
-    "fraction_fit": "join_ratio",
-    "fraction_train": "join_ratio",
-    "client_participation": "join_ratio",
-    "eligible_perc": "join_ratio",
-    "n_clients": "num_clients",
-    "client_num": "num_clients",
-    "dirichlet_alpha": "alpha",
-    "eval_gap": "eval_every",
-    "test_interval": "eval_every",
-    "learning_rate_decay_gamma": "lr_decay",
-    "class_per_client": "classes_per_client",
-    "model_name": "name",
-}
+GIVEN = "object:"
+"""What the name of an object begins with that a run was given and that has no dotted path."""
 
 
-class ConfigError(UserError):
-    """A recipe or a command line that cannot be run, in one line."""
+def described(thing: object) -> str:
+    """The dotted path of what can be imported by one, else `object:NAME`."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if module and name and module != "__main__" and "<" not in name:
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is thing:
+            return f"{module}:{name}"
+    return f"{GIVEN}{getattr(thing, 'name', None) or name or type(thing).__name__}"
 
 
-def unknown(what: str, given: str, possible: Sequence[str] | Mapping[str, Any], where: str = "") -> str:
-    """`no such setting of [training]; did you mean num_rounds?`, or what was possible."""
-    names = list(possible)
-    elsewhere = _ELSEWHERE.get(given.lower())
-    near = [elsewhere] if elsewhere in names else difflib.get_close_matches(given, names, 1, 0.6)
-    guess = f"; did you mean {near[0]}?" if near else ";"
-    return f"no such {what}{' ' + where if where else ''}{guess} possible are {', '.join(names)}"
+def given_again(key: str, name: str, keyword: str) -> None:
+    """Refuse the name of an object that is not there."""
+    if name.startswith(GIVEN):
+        raise UserError(
+            f"{key}={name!r}: this run was given an object; give it again, as in Result.load(folder, {keyword}=...)"
+        )
 
 
 def imported(path: str, what: str) -> Any:
@@ -60,7 +44,7 @@ def imported(path: str, what: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as e:
-        raise ConfigError(f"{what} {path!r}: cannot be imported: {e}") from None
+        raise UserError(f"{what} {path!r}: cannot be imported: {e}") from None
 
 
 def algorithm_class(name: object) -> type[Algorithm]:
@@ -68,27 +52,30 @@ def algorithm_class(name: object) -> type[Algorithm]:
     if isinstance(name, str) and name in ALGORITHMS:
         return ALGORITHMS[name]
     if isinstance(name, str) and ":" in name:
+        given_again("algorithms.name", name, "algorithms")
         cls = imported(name, "algorithm")
         if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-            raise ConfigError(f"algorithm {name!r}: that is not a subclass of personafl.Algorithm")
+            raise UserError(f"algorithm {name!r}: that is not a subclass of personafl.Algorithm")
         return cls
-    raise ConfigError(f"algorithm {name!r}: {unknown('algorithm', str(name), ALGORITHMS)}, or package.module:Class")
+    raise UserError(f"algorithm {name!r}: {unknown('algorithm', str(name), ALGORITHMS)}, or package.module:Class")
 
 
 def name_of(algorithm: Algorithm) -> str:
     """What a recipe calls a method."""
     cls = type(algorithm)
     registered = next((n for n, c in ALGORITHMS.items() if c is cls), None)
-    return registered or f"{cls.__module__}:{cls.__qualname__}"
+    return registered or described(cls)
 
 
-def criterion(name: str, known: Mapping[str, Criterion], what: str) -> Criterion:
-    """A loss or metric by name or dotted path: outputs and targets to one number per example."""
+def criterion(name: str | Criterion, known: Mapping[str, Criterion], what: str) -> Criterion:
+    """A loss or metric, by name, dotted path or itself: outputs and targets to one number per example."""
+    if not isinstance(name, str):
+        return name
     if name in known:
         return known[name]
     if ":" not in name:
-        raise ConfigError(f"{what} {name!r}: {unknown(what, name, known)}, or package.module:function")
+        raise UserError(f"{what} {name!r}: {unknown(what, name, known)}, or package.module:function")
     found = imported(name, what)
     if not callable(found):
-        raise ConfigError(f"{what} {name!r}: that is not a function")
+        raise UserError(f"{what} {name!r}: that is not a function")
     return typing.cast(Criterion, found)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from personafl.config.building import build
-from personafl.config.names import ConfigError, unknown
-from personafl.config.recipe import SECTIONS, Recipe, unused
+from personafl.config.building import build, entries, method
+from personafl.config.defaults import BY_DATA
+from personafl.config.recipe import SECTIONS, Data, Recipe, unused, values
+from personafl.core.algorithm import FROM_TRAINING
+from personafl.core.errors import UserError
+from personafl.core.settings import shortened, unknown
 from personafl.data import DATASETS
 from personafl.data.partition import knows_clients
 from personafl.data.pfllib import is_pfllib
@@ -27,18 +31,102 @@ def recipes() -> dict[str, str]:
     }
 
 
-def load(recipe: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by path, by shipped name or as a dict (None: the demo), with `section.key=value` overrides."""
+def load(
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    given: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """A recipe by path, by shipped name or as a dict, with `section.key=value` overrides.
+
+    `given` are sections and algorithms as Python has them: a table, an object, or what the section is about (`data`: a
+    name or data of one's own; `model`: a name, a module or a function that makes one). What is given replaces the
+    recipe's. Without a recipe, the demo is meant where its data are, else one with settings that go by the data.
+    """
+    given = {k: v for k, v in (given or {}).items() if v is not None}
+    asked = dict(map(_pair, overrides))
+    other = _other_data(given.get("data"), asked)
     if isinstance(recipe, Mapping):
         name, raw = "recipe", dict(recipe)
+    elif recipe is None and other:
+        name, raw = "own", {"algorithms": [{"name": n} for n in DEFAULT_METHODS]}
     else:
         name, raw = _read(str(recipe or "demo"))
+        if name in recipes():
+            raw = _adapted(name, raw, other, given, asked)
+    keys = {f"{s}.{k}" for s in SECTIONS if isinstance(raw.get(s, {}), Mapping) for k in raw.get(s, {})}
+    raw = _merged(raw, given)
     made = build(name, _overridden(raw, overrides))
     left = unused(made)
-    ignored = [key for key in dict(map(_pair, overrides)) if key in left]
+    ignored = [key for key in asked if key in left]
     if ignored:
         warnings.warn(f"without effect here: {', '.join(f'{key} ({left[key]})' for key in ignored)}", stacklevel=2)
+    if recipe is None and other:
+        set_ = keys | asked.keys() | {f"{s}.{k}" for s in SECTIONS if isinstance(raw.get(s), Mapping) for k in raw[s]}
+        whole = {f"{s}.{f.name}" for s in SECTIONS if isinstance(raw.get(s), SECTIONS[s]) for f in fields(SECTIONS[s])}
+        made = replace(made, open=frozenset(BY_DATA) - set_ - whole)
     return made
+
+
+DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "ditto", "dm-pfl", "dm-pfl-plus")
+"""What is compared where neither a recipe nor the user says."""
+
+
+def _other_data(data: Any, asked: Mapping[str, str]) -> bool:
+    """Whether a run is on other data than the demo's."""
+    if "data.dataset" in asked:
+        return asked["data.dataset"] != "digits"
+    if isinstance(data, Mapping) and not _arrays(data):
+        data = data.get("dataset")
+    elif isinstance(data, Data):
+        data = data.dataset
+    return data is not None and not (isinstance(data, str) and data == "digits")
+
+
+def _adapted(
+    name: str, raw: dict[str, Any], other: bool, given: Mapping[str, Any], asked: Mapping[str, str]
+) -> dict[str, Any]:
+    """A shipped recipe, less what it says of methods and the user says of all, or its rates where data are others."""
+    training = given.get("training")
+    named = {k.partition(".")[2] for k in asked if k.startswith("training.")}
+    named |= set(training) if isinstance(training, Mapping) else set(FROM_TRAINING) if training is not None else set()
+    drop = set(FROM_TRAINING) & (named | ({"lr"} if other else set()))
+    if not drop:
+        return raw
+    if other and "lr" in raw.get("training", {}) and "lr" not in named:
+        raw = raw | {"training": {k: v for k, v in raw["training"].items() if k != "lr"}}
+        warnings.warn(f"the learning rates of {name} were chosen for its own data and are not used", stacklevel=3)
+    methods = [{k: v for k, v in m.items() if k not in drop} for m in raw.get("algorithms", [])]
+    return raw | {"algorithms": methods}
+
+
+def _arrays(data: Mapping[str, Any]) -> bool:
+    return {"x", "y"} <= data.keys() <= {"x", "y", "clients"}
+
+
+def _merged(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with what was given in Python in their places."""
+    out = dict(raw)
+    for section, value in given.items():
+        if section == "algorithms":
+            out[section] = value
+        elif section == "data" and isinstance(value, Mapping) and _arrays(value):
+            out[section] = {**out.get(section, {}), "dataset": tuple(value.values())}
+        elif isinstance(value, Mapping):
+            out[section] = {**out.get(section, {}), **value}
+        elif isinstance(value, SECTIONS[section]):
+            out[section] = value
+        elif section in WHAT:
+            if isinstance(value, type) and issubclass(value, tuple(SECTIONS.values())):
+                raise UserError(f"{section}={value.__name__}: a class; give an object, {value.__name__}(...)")
+            out[section] = {**out.get(section, {}), WHAT[section]: value}
+        else:
+            kind = SECTIONS[section].__name__
+            raise UserError(f"{section}={shortened(value)}: must be a dict of settings or {kind}(...)")
+    return out
+
+
+WHAT = {"data": "dataset", "model": "name"}
+"""The setting a section is about, which stands for it where something else than a table is given."""
 
 
 def _read(recipe: str) -> tuple[str, dict[str, Any]]:
@@ -47,48 +135,68 @@ def _read(recipe: str) -> tuple[str, dict[str, Any]]:
         return recipe, tomllib.loads(shipped[recipe])
     path = Path(recipe)
     if not path.is_file():
-        raise ConfigError(f"recipe {recipe!r}: no such file, and {unknown('shipped recipe', recipe, shipped)}")
+        raise UserError(f"recipe {recipe!r}: no such file, and {unknown('shipped recipe', recipe, shipped)}")
     try:
         return path.stem, tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError(f"recipe {recipe}: not valid TOML: {e}") from None
+        raise UserError(f"recipe {recipe}: not valid TOML: {e}") from None
 
 
 def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    raw = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
-    methods = [dict(m) for m in raw.get("algorithms", [])]
-    before = raw.get("data", {}).get("partition")
+    raw = {k: dict(v) if isinstance(v, Mapping) and k in SECTIONS else v for k, v in raw.items()}
+    if not overrides:
+        if isinstance(raw.get("data", {}), dict):
+            _follow_clients(raw.get("data", {}), raw.get("data", {}).get("partition"), {})
+        return raw
+    methods: list[Any] = [dict(m) if isinstance(m, Mapping) else m for m in entries(raw.get("algorithms", []))]
+    before = raw["data"].get("partition") if isinstance(raw.get("data"), Mapping) else None
     pairs = [_pair(o) for o in overrides]
     for key, value in pairs:  # which methods there are comes first, so that their settings find them
         if key == "algorithms":
             wanted = [v.strip() for v in value.split(",") if v.strip()]
-            known = {m.get("label", m.get("name")): m for m in methods}
-            methods = [dict(known.get(w, {"name": w})) for w in wanted]
+            known = {_called(m): m for m in methods}
+            methods = [known.get(w, {"name": w}) for w in wanted]
     for key, value in pairs:
         if key == "algorithms":
             continue
         section, _, name = key.rpartition(".")
         if section in SECTIONS:
-            raw.setdefault(section, {})[name] = _literal(value)
+            if not isinstance(raw.setdefault(section, {}), dict):
+                raw[section] = values(raw[section])
+            raw[section][name] = _literal(value)
             continue
-        mine = [m for m in methods if section in (m.get("label"), m.get("name"))]
+        mine = [m for m in methods if _is(m, section)]
         if not mine and "." in section:  # a setting of what fills a slot: fedphp.inherit.transfer
             section, _, slot = section.rpartition(".")
-            mine = [_opened(m, slot) for m in methods if section in (m.get("label"), m.get("name"))]
+            mine = [_opened(m, slot) for m in methods if _is(m, section)]
         if not section or not mine:
-            labels = [str(m.get("label", m.get("name"))) for m in methods]
-            raise ConfigError(
+            labels = [_called(m) for m in methods]
+            raise UserError(
                 f"override {key}={value}: {section or key!r} is neither a section ({', '.join(SECTIONS)}) "
                 f"nor a method of this run ({', '.join(labels)})"
             )
         for m in mine:
+            if not isinstance(m, dict):
+                raise UserError(f"override {key}={value}: {section} was given as an object, which has its own settings")
             m[name] = _literal(value)
-    _follow_clients(raw.get("data", {}), before, dict(pairs))
+    if isinstance(raw.get("data", {}), dict):
+        _follow_clients(raw.get("data", {}), before, dict(pairs))
     return raw | {"algorithms": methods}
 
 
-def _opened(entry: dict[str, Any], slot: str) -> dict[str, Any]:
+def _called(entry: Any) -> str:
+    """The label of an entry of a comparison, or the name where it has none."""
+    return str(entry.get("label", entry.get("name"))) if isinstance(entry, dict) else method(entry).label
+
+
+def _is(entry: Any, called: str) -> bool:
+    return called in ((entry.get("label"), entry.get("name")) if isinstance(entry, dict) else (_called(entry),))
+
+
+def _opened(entry: Any, slot: str) -> dict[str, Any]:
     """What fills a slot of a method, as a table that can be written to."""
+    if not isinstance(entry, dict):
+        raise UserError(f"{_called(entry)}.{slot}: the method was given as an object, which has its own settings")
     held = entry.get(slot, {"name": "fedavg", "weights": "uniform"} if slot == "base" else {})  # a warm-up's default
     entry[slot] = dict(held) if isinstance(held, Mapping) else {"name" if slot == "base" else "transfer": held}
     opened: dict[str, Any] = entry[slot]
@@ -115,7 +223,7 @@ def _follow_clients(data: dict[str, Any], before: object, asked: Mapping[str, st
 def _pair(override: str) -> tuple[str, str]:
     key, eq, value = override.partition("=")
     if not eq or not key:
-        raise ConfigError(f"override {override!r}: expected section.key=value")
+        raise UserError(f"override {override!r}: expected section.key=value")
     return key.strip(), value.strip()
 
 

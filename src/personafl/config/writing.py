@@ -18,7 +18,7 @@ from personafl.data import DATASETS
 def anchored(recipe: Recipe) -> Recipe:
     """The recipe with the place of data of one's own written out, so that it means the same from anywhere."""
     name = recipe.data.dataset
-    if name in DATASETS or (":" in name and not Path(name).exists()):
+    if not isinstance(name, str) or name in DATASETS or (":" in name and not Path(name).exists()):
         return recipe
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, dataset=str(Path(name).resolve())))
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, get_args
 
@@ -34,7 +34,9 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.errors import UserError
-from personafl.core.optim import BOUNDS, Optimizer
+from personafl.core.optim import Optimizer
+from personafl.core.settings import BOUNDS, SettingsMeta, hints, typed
+from personafl.core.settings import setting as setting
 from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Filling, Inference
 from personafl.core.types import (
     Batch,
@@ -135,27 +137,13 @@ LocalWork = Turn | GradientPass | DataPass | StateUpdate
 """What a session of local work can consist of."""
 
 
-def setting(
-    default: Any,
-    help: str,
-    choices: Collection[str] = (),
-    fillings: Mapping[str, type[Filling]] | None = None,
-) -> Any:
-    """A method's own hyper-parameter, with the sentence `personafl info` prints.
-
-    `choices` are the values it may have, `fillings` the types a table of a recipe is made into; both may be registries
-    that grow.
-    """
-    return field(default=default, metadata={"help": help, "choices": choices, "fillings": fillings})
-
-
 RECIPE = "recipe"
 FROM_TRAINING = ("optimizer", "lr", "momentum", "weight_decay", "grad_clip")
 """The settings a method takes from the recipe's `[training]` where its own value is None, `"recipe"` in TOML."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class Algorithm(metaclass=SettingsMeta):
     """A federated method. The defaults are those of a model split into a shared and a private part."""
 
     evaluates: ClassVar[str] = "the client's own model"
@@ -177,8 +165,16 @@ class Algorithm:
     bound: Setup | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        of_type = hints(type(self))
         for f in self.settings():
             choices, value = f.metadata.get("choices"), getattr(self, f.name)
+            fillings = tuple((f.metadata.get("fillings") or {}).values())
+            if fillings and value is not None and not isinstance(value, fillings):
+                kinds = ", ".join(f"{kind.__name__}(...)" for kind in fillings)
+                raise UserError(f"{f.name}={value!r}: possible are {kinds}, or None")
+            if f.name in of_type and not choices:
+                value = typed(f.name, value, of_type[f.name])
+                object.__setattr__(self, f.name, value)
             if choices and value not in choices and (value is not None or f.name not in FROM_TRAINING):
                 raise UserError(f"{f.name}={value!r}: possible are {', '.join(choices)}")
         for name, (fine, must) in BOUNDS.items():

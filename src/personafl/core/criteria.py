@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personafl.core.types import Batch, Criterion, CriterionGradient
+from personafl.core.types import LOSSES, Batch, Criterion, CriterionGradient
 
 
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
@@ -41,4 +41,5 @@ def _of_cross_entropy(out: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return batch.mean(each), grad.mul_(weight.unsqueeze(2))
 
 
+LOSSES["cross_entropy"] = cross_entropy
 CRITERION_GRADIENTS: dict[Criterion, CriterionGradient] = {cross_entropy: _of_cross_entropy}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+class Note(UserWarning):
+    """What was decided in the user's place: told once, and no sign of anything wrong."""
+
+
 class UserError(ValueError):
     """Input, settings or a method of one's own that cannot be used.
 

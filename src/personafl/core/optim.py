@@ -6,7 +6,7 @@ a method can keep moments over rounds. A position outside the mask keeps its val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,14 +15,6 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.types import Moves, Params, Training
-
-BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "lr": (lambda value: value > 0, "greater than 0"),
-    "momentum": (lambda value: 0 <= value < 1, "in [0, 1)"),
-    "weight_decay": (lambda value: value >= 0, "not negative"),
-    "grad_clip": (lambda value: value >= 0, "not negative"),
-}
-"""What an optimiser's numbers must be, in a recipe's `[training]` and as a method's own: the rule, and its words."""
 
 
 class Optimizer(Protocol):
@@ -83,6 +75,7 @@ class Adam:
     weight_decay: float = 0.0
     grad_clip: float = 0.0
     joint_clip: bool = False
+    decoupled: bool = False  # decay the weights themselves, at the learning rate, as AdamW does
 
     def init(self, params: Mapping[str, Tensor]) -> Params:
         state: Params = {}
@@ -102,6 +95,8 @@ class Adam:
             m_hat = m / tree.column(1 - self.beta1**steps, m).to(m.dtype)
             v_hat = v / tree.column(1 - self.beta2**steps, v).to(v.dtype)
             update = m_hat / (v_hat.sqrt() + self.eps)
+            if self.decoupled and self.weight_decay:
+                update = update.add(params[n], alpha=self.weight_decay)
             if mask is not None:
                 update = tree.masked(update, mask)
                 m, v = torch.where(mask, m, first), torch.where(mask, v, second)
@@ -122,8 +117,13 @@ def _descend(params: list[Tensor], along: list[Tensor], lr: float | Tensor) -> N
 
 def default(training: Training, joint_clip: bool = False) -> Optimizer:
     """The optimiser a recipe asks for."""
-    if training.optimizer == "adam":
-        return Adam(weight_decay=training.weight_decay, grad_clip=training.grad_clip, joint_clip=joint_clip)
+    if training.optimizer in ("adam", "adamw"):
+        return Adam(
+            weight_decay=training.weight_decay,
+            grad_clip=training.grad_clip,
+            joint_clip=joint_clip,
+            decoupled=training.optimizer == "adamw",
+        )
     return SGD(training.momentum, training.weight_decay, training.grad_clip, joint_clip)
 
 
@@ -131,7 +131,7 @@ def _prepared(rule: SGD | Adam, params: Params, grads: Params, moves: Moves) -> 
     """Gradients as the update rule wants them: clipped per client, decayed, zero where nothing may move."""
     if rule.grad_clip:
         grads = _clipped(grads, moves, rule.grad_clip, rule.joint_clip)
-    if rule.weight_decay:
+    if rule.weight_decay and not (isinstance(rule, Adam) and rule.decoupled):
         grads = {n: g.add(params[n], alpha=rule.weight_decay) for n, g in grads.items()}
     masked = {n: tree.masked(grads[n], m) for n in grads if (m := moves[n]) is not None}
     return grads | masked

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
+
+from personafl.core.errors import UserError
+from personafl.core.settings import BOUNDS, Section, setting, unknown
 
 Params = dict[str, Tensor]
 """Named tensors. A second model beside the first has its names behind a prefix, `personal/fc.weight`."""
@@ -23,6 +26,9 @@ Moves = Mapping[str, Tensor | None]
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Outputs `[M, ...]` and targets `[M, ...]` to one loss (or score) per example, `[M]`."""
+
+LOSSES: dict[str, Criterion] = {}
+"""Losses by the names a recipe has for them; `core/criteria.py` fills it."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Layer:
 
 
 BufferPolicy = Literal["average", "local", "drop"]
-OptimizerName = Literal["sgd", "adam"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
 Arithmetic = Literal["float64", "float32", "tf32", "bf16"]
 """How products are taken. Weights are float32 under the last two, which differ from float32 on a GPU only: tf32 rounds
 the factors of every product, bf16 those of convolutions more coarsely."""
@@ -187,26 +193,48 @@ def per_example(criterion: Criterion, out: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Section):
     """How local training goes unless a method says otherwise; the `[training]` section of a recipe."""
 
-    num_rounds: int = 100
-    join_ratio: float = 0.1
-    local_epochs: int = 5
-    local_steps: int = 0  # if positive, counts minibatches instead of epochs
-    batch_size: int = 64
-    optimizer: OptimizerName = "sgd"
-    lr: float = 0.1
-    lr_decay: float = 1.0
-    lr_milestones: tuple[int, ...] = ()  # rounds from which the rate is a tenth of before
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    grad_clip: float = 0.0
-    loss: str = "cross_entropy"
-    server_lr: float = 1.0
-    augment: Literal["none", "crop-flip"] = "none"
-    precision: Arithmetic = "float32"
-    seed: int = 0
+    section: ClassVar[str] = "training"
+
+    num_rounds: int = setting(100, "rounds of communication")
+    join_ratio: float = setting(0.1, "share of the clients that take part in a round")
+    local_epochs: int = setting(5, "passes over a client's training data in a round")
+    local_steps: int = setting(0, "minibatches of a client in a round, in place of epochs; 0: epochs count")
+    batch_size: int = setting(64, "examples of a minibatch")
+    optimizer: OptimizerName = setting("sgd", "optimiser of local training, fresh in every round")
+    lr: float = setting(0.1, "learning rate")
+    lr_decay: float = setting(1.0, "factor of the learning rate from round to round")
+    lr_milestones: tuple[int, ...] = setting((), "rounds from which the rate is a tenth of before")
+    momentum: float = setting(0.0, "momentum of sgd")
+    weight_decay: float = setting(0.0, "weight decay; adamw's is apart from the gradient")
+    grad_clip: float = setting(0.0, "largest norm of a client's gradient; 0: any")
+    loss: str | Criterion = setting("cross_entropy", "loss of an example: a name or package.module:function")
+    server_lr: float = setting(1.0, "step of the server towards the mean of the clients")
+    augment: Literal["none", "crop-flip"] = setting("none", "what is done to training images")
+    precision: Arithmetic = setting("float32", "arithmetic of training and evaluation")
+    seed: int = setting(0, "what all random streams begin with")
+
+    def check(self) -> None:
+        if isinstance(self.loss, str) and ":" not in self.loss and self.loss not in LOSSES:
+            raise UserError(
+                f"training.loss={self.loss!r}: {unknown('loss', self.loss, LOSSES)}, or package.module:function"
+            )
+        self.hold(
+            [
+                ("num_rounds", self.num_rounds >= 1, "at least 1"),
+                ("join_ratio", 0 < self.join_ratio <= 1, "in (0, 1]"),
+                ("local_epochs", self.local_epochs >= 1, "at least 1"),
+                ("local_steps", self.local_steps >= 0, "not negative"),
+                ("batch_size", self.batch_size >= 1, "at least 1"),
+                *((name, fine(getattr(self, name)), must) for name, (fine, must) in BOUNDS.items()),
+                ("lr_decay", 0 < self.lr_decay <= 1, "in (0, 1]"),
+                ("lr_milestones", all(m >= 0 for m in self.lr_milestones), "rounds, not negative"),
+                ("server_lr", self.server_lr > 0, "greater than 0"),
+                ("seed", self.seed >= 0, "not negative"),
+            ]
+        )
 
     def cohort(self, clients: int) -> int:
         """How many of these clients a round samples."""
@@ -215,24 +243,6 @@ class Training:
     def rate(self, rnd: int) -> float:
         """The learning rate of a round."""
         return self.lr * self.lr_decay**rnd * 0.1 ** sum(rnd >= m for m in self.lr_milestones)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What is measured and when; the `[evaluation]` section of a recipe."""
-
-    eval_every: int = 10  # rounds; the last round is always evaluated
-    shift: Literal["donor", "pool", "label", "none"] = "donor"
-    degrees: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    draws: int = 5  # of donors, averaged over
-    corruptions: tuple[str, ...] = ()  # of clients' own test images, by name; `all` for the standard fifteen
-    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
-    rotations: tuple[float, ...] = ()  # of clients' own test images, in degrees
-    matrix: bool = False  # every client's model on every client's test set
-    when: Literal["after_aggregation", "after_local"] = "after_aggregation"
-    clients: Literal["all", "selected"] | int = "all"
-    metric: str = "accuracy"
-    train_loss: bool = False  # also the loss of the same models on all of the clients' training data
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.core.types import Evaluation
 from personafl.data import client_corruption
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift
 from personafl.evaluation import image_transforms, matrix
 from personafl.evaluation.evaluate import at_degree, shifted, with_shift
 from personafl.evaluation.matrix import Score
+from personafl.evaluation.settings import Evaluation
 
 Arrays = dict[str, NDArray[Any]]
 Row = dict[str, Any]

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from personafl.core import rng
 from personafl.core.errors import UserError
-from personafl.core.types import Evaluation, Examples
+from personafl.core.types import Examples
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES, STANDARD, corrupt, require_images, rotate
 from personafl.data.dataset import Source
+from personafl.evaluation.settings import Evaluation
 
 ImageChange = Callable[[Tensor, Tensor], Tensor]
 """Images `[N, ...]` and their rows `[N]` to images."""

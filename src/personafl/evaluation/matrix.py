@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.errors import UserError
-from personafl.core.types import Evaluation, Examples
+from personafl.core.types import Examples
 from personafl.data.federated import Federation
+from personafl.evaluation.settings import Evaluation
 
 Score = Callable[[Examples], list[Tensor]]
 """Per client of a stack, the score of each of its examples."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from personafl.core.criteria import cross_entropy
-from personafl.core.types import Criterion
+from personafl.core.types import LOSSES, Criterion
 
 __all__ = ["LOSSES", "METRICS", "accuracy", "cross_entropy", "over_clients"]
 
@@ -16,7 +16,6 @@ def accuracy(out: Tensor, y: Tensor) -> Tensor:
     return (out.argmax(-1) == y).to(torch.float32)
 
 
-LOSSES: dict[str, Criterion] = {"cross_entropy": cross_entropy}
 METRICS: dict[str, Criterion] = {"accuracy": accuracy}
 
 

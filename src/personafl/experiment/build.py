@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from personafl import config
-from personafl.config import ConfigError, Method, Recipe
+from personafl.config import Method, Recipe, defaults
 from personafl.core import batches, rng
-from personafl.core.errors import UserError
+from personafl.core.errors import Note, UserError
+from personafl.core.types import LOSSES
 from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
 from personafl.data.partition import (
@@ -29,16 +30,23 @@ from personafl.data.partition import (
 from personafl.data.ragged import Indices, Ragged
 from personafl.data.shift import Shift
 from personafl.evaluation import matrix
-from personafl.evaluation.metrics import LOSSES, METRICS
+from personafl.evaluation.metrics import METRICS
 from personafl.models import MODELS, StackedModel
 from personafl.sim import dry_run
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Simulation, check_data
 
+SPLIT = "split.json"
+"""Who holds what, in a run folder, where no rule of the recipe says it."""
+
 
 def source(recipe: Recipe) -> Source:
     """The data set of a recipe."""
     name = recipe.data.dataset
+    if isinstance(name, Federation):
+        return name.source
+    if not isinstance(name, str):
+        return _named(recipe.data.named, lambda: custom.convert(name, "own"))
     if name in DATASETS:
         return DATASETS[name]()
     if name.endswith(".npz"):
@@ -54,19 +62,19 @@ def _named(name: str, read: Callable[[], Source]) -> Source:
     try:
         return read()
     except UserError as e:
-        raise ConfigError(f"data.dataset={name!r}: {e}") from None
+        raise UserError(f"data.dataset={name!r}: {e}") from None
 
 
 def _npz(path: Path) -> Source:
     if not path.is_file():
-        raise ConfigError(f"data.dataset={str(path)!r}: no such file")
+        raise UserError(f"data.dataset={str(path)!r}: no such file")
     try:
         with np.load(path, allow_pickle=False) as file:
             held = {n: file[n] for n in file.files}
     except Exception as e:  # a damaged file may raise anything
-        raise ConfigError(f"data.dataset={str(path)!r}: not a readable .npz file: {e}") from None
+        raise UserError(f"data.dataset={str(path)!r}: not a readable .npz file: {e}") from None
     if not {"x", "y"} <= held.keys():
-        raise ConfigError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")
+        raise UserError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")
     return arrays(held["x"], held["y"], held.get("clients"), name=path.stem)
 
 
@@ -74,16 +82,20 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     """The data set of a recipe, divided over clients by its seed."""
     data = data or source(recipe)
     d, seed = recipe.data, recipe.training.seed
+    if isinstance(d.dataset, Federation):
+        return corrupt_federation(d.dataset, d.corruption, d.corruption_severity)
     if d.from_file:
         return corrupt_federation(partition_file.load(d.partition, data), d.corruption, d.corruption_severity)
+    recipe = settled_partition(recipe, data)
+    d = recipe.data
     draw = rng.generator(seed, "partition")
-    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients, draw, data.clients, data.sources)
+    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients or 0, draw, data.clients, data.sources)
     try:
         parts, tests, official = _divided(recipe, request, data)
     except UserError as e:
         if data.clients is None or d.partition == "natural":
             raise
-        raise ConfigError(f"{e}; {data.name} knows its clients, data.partition=natural takes them") from None
+        raise UserError(f"{e}; {data.name} knows its clients, data.partition=natural takes them") from None
     rows, unseen = parts.rows, 0
     if d.unseen_ratio:
         unseen = max(1, round(d.unseen_ratio * len(rows)))
@@ -112,44 +124,64 @@ def _divided(
         return partition(d.partition, request, **d.partition_settings), None, None
     where = f"data.official_test={d.official_test!r}"
     if data.test is None or data.test.all() or not data.test.any():
-        raise ConfigError(f"{where}: {data.name} does not come with a training and a test part; use pooled")
+        raise UserError(f"{where}: {data.name} does not come with a training and a test part; use pooled")
     if data.groups is not None and len(both := np.intersect1d(data.groups[data.test], data.groups[~data.test])):
-        raise ConfigError(f"{where}: group {both[0]} of {data.name} has samples in both parts; use pooled")
+        raise UserError(f"{where}: group {both[0]} of {data.name} has samples in both parts; use pooled")
     if d.official_test == "dealt":
         return *partition_train_and_test(d.partition, request, data.test, **d.partition_settings), None
     found = partition_train(d.partition, request, data.test, **d.partition_settings)
     return found, None, np.flatnonzero(data.test)
 
 
+def settled_partition(recipe: Recipe, data: Source) -> Recipe:
+    """The recipe with `auto` replaced: the clients the data know, else classes by Dirichlet draws."""
+    if isinstance(recipe.data.dataset, Federation):
+        return replace(recipe, data=replace(recipe.data, partition=SPLIT))
+    if recipe.data.partition != config.AUTO:
+        return recipe
+    return replace(recipe, data=replace(recipe.data, partition="dirichlet" if data.clients is None else "natural"))
+
+
 def note_clients(recipe: Recipe, data: Source) -> None:
     """Warn where data of one's own know their clients and a run divides them otherwise."""
     d = recipe.data
-    if data.clients is not None and d.dataset not in DATASETS and not d.from_file and d.partition != "natural":
+    shipped = isinstance(d.dataset, str) and d.dataset in DATASETS
+    if data.clients is not None and not shipped and not d.from_file and d.partition != "natural":
         count = len(np.unique(data.clients))
         warnings.warn(f"{data.name} knows its {count} clients; data.partition=natural keeps them", stacklevel=2)
 
 
 def model(recipe: Recipe, data: Source) -> StackedModel:
     """The network of a recipe, initialised by its seed."""
-    choice = recipe.model
-    name = data.model if choice.name == "auto" else choice.name
-    build = MODELS[name].build if name in MODELS else config.imported(name, "model")
+    choice, name = recipe.model, recipe.model.named
+    if isinstance(choice.name, StackedModel):
+        return choice.name
+    build: Any = choice.name
+    if isinstance(build, str):
+        name = data.model if name == config.AUTO else name
+        build = MODELS[name].build if name in MODELS else config.imported(name, "model")
     example = batches.inputs(data.x[:2], torch.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.key(recipe.training.seed, "init")) % 2**63)
-        module = build(tuple(data.x.shape[1:]), data.classes) if name in MODELS else _users(build, data)
+        known = name in MODELS
+        module = build(tuple(data.x.shape[1:]), data.classes) if known else _users(build, data)
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model.name={name!r}: gave {type(module).__name__}, not a torch.nn.Module")
+        raise UserError(f"model.name={name!r}: gave {type(module).__name__}, not a torch.nn.Module")
     try:
         return StackedModel(module, example, choice.head or None, choice.buffers)
     except (RuntimeError, TypeError) as e:
         what = f"{example.dtype} of shape {tuple(example.shape)}".removeprefix("torch.")
         hint = "" if example.is_floating_point() else "; examples are whole numbers: give floats, or bytes for images"
-        raise ConfigError(f"model.name={name!r}: fails on a batch of {what}: {e}{hint}") from None
+        raise UserError(f"model.name={name!r}: fails on a batch of {what}: {e}{hint}") from None
 
 
 def _users(build: Callable[..., Any], data: Source) -> Any:
-    """A model of one's own: called with the shape of an example and the number of classes unless it takes nothing."""
+    """A model of one's own: a module as it is, or what makes one.
+
+    That is called with the shape of an example and the number of classes unless it takes nothing.
+    """
+    if isinstance(build, nn.Module):
+        return build
     wanted: tuple[Any, ...] = (tuple(data.x.shape[1:]), data.classes)
     try:
         inspect.signature(build).bind()
@@ -159,9 +191,7 @@ def _users(build: Callable[..., Any], data: Source) -> Any:
     try:
         return build(*wanted)
     except TypeError as e:
-        raise ConfigError(
-            f"model {getattr(build, '__name__', build)}: called with {wanted or 'nothing'}: {e}"
-        ) from None
+        raise UserError(f"model {getattr(build, '__name__', build)}: called with {wanted or 'nothing'}: {e}") from None
 
 
 def simulation(
@@ -197,9 +227,15 @@ def resolved(
     cannot work is said first.
     """
     data = corrupt_source(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
-    name = data.model if recipe.model.name == "auto" else recipe.model.name
-    recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
+    if not isinstance(recipe.data.dataset, (str, Federation)):
+        recipe = replace(recipe, data=replace(recipe.data, dataset=data))
+    if recipe.model.name == config.AUTO:
+        recipe = replace(recipe, model=replace(recipe.model, name=data.model))
+    recipe = settled_partition(recipe, data).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
+    recipe, told = defaults.settled(recipe, feds[seeds[0]])
+    if told:
+        warnings.warn(told, Note, stacklevel=2)
     note_clients(recipe, data)
     matrix.check(recipe.evaluation, feds[seeds[0]], device)
     check_data(feds[seeds[0]], recipe.training, recipe.evaluation)
@@ -220,10 +256,11 @@ def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
         ("training.loss", recipe.training.loss, config.criterion(recipe.training.loss, LOSSES, "loss")),
         ("evaluation.metric", recipe.evaluation.metric, config.criterion(recipe.evaluation.metric, METRICS, "metric")),
     ):
+        name = name if isinstance(name, str) else config.described(name)
         try:
             found = rule(out, data.y[rows])
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            raise ConfigError(f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)}: {e}") from None
+            raise UserError(f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)}: {e}") from None
         if not isinstance(found, Tensor) or found.shape != (2,):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ConfigError(f"{what}={name!r}: must give one number per example, gave {shape} for two examples")
+            raise UserError(f"{what}={name!r}: must give one number per example, gave {shape} for two examples")

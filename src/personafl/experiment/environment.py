@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import platform
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from personafl.config import ConfigError
 from personafl.sim.simulator import Simulation
 from personafl.version import __version__
-
-
-def chosen_device(name: str) -> str:
-    """`auto` is a GPU where there is one."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ConfigError(f"--device {name}: possible are auto, cpu, cuda, cuda:N")
-    number = int(name.partition(":")[2] or 0)
-    if name != "cpu" and number >= torch.cuda.device_count():
-        raise ConfigError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
-    return name
 
 
 def environment(sim: Simulation) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from personafl import config
-from personafl.config import ConfigError, Method, Recipe
+from personafl.config import Method, Recipe
 from personafl.core import batches, tree
 from personafl.core.errors import UserError
 from personafl.core.store import HOST, Store
@@ -25,11 +25,11 @@ from personafl.core.types import Params
 from personafl.data import Federation, Source
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
-from personafl.experiment.build import federation, simulation, source
-from personafl.experiment.run_folder import SPLIT, begin, claimed
+from personafl.experiment.build import SPLIT, federation, model, simulation, source
+from personafl.experiment.run_folder import begin, claimed
 from personafl.models import StackedModel
 from personafl.sim import profile
-from personafl.sim.machine import Machine
+from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Row, Simulation
 
 
@@ -106,7 +106,8 @@ class MethodResult:
         state = folder / "checkpoint"
         state.mkdir(exist_ok=True)
         sim = self.simulation
-        save_file({n: t.cpu().contiguous() for n, t in sim.server.items()}, state / "server.safetensors")
+        for name, tensors in (("server", sim.server), ("initial", sim.model.initial)):
+            save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, state / f"{name}.safetensors")
         for name, store in (("clients", sim.store), ("known", sim.known)):  # what they keep; what the server knows
             if store.home != folder / "store" / name:
                 store.save(state / f"{name}.safetensors")
@@ -187,12 +188,19 @@ class Result:
         write_reports(out, list(self.methods.values()))
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Self:
-        """Read a run folder back, with every client ready to predict."""
+    def load(
+        cls, folder: str | Path, device: str = "auto", *, data: Any = None, model: Any = None, algorithms: Any = None
+    ) -> Self:
+        """Read a run folder back, with every client ready to predict.
+
+        What the run was given as an object without a dotted path, such as arrays or a module made in a notebook, is
+        given again; the data must be the same, a module must have the same tensors.
+        """
         out = Path(folder)
         if not (out / "recipe.toml").is_file():
-            raise ConfigError(f"{out}: not a run folder, it has no recipe.toml")
-        recipe = config.load(out / "recipe.toml")
+            raise UserError(f"{out}: not a run folder, it has no recipe.toml")
+        device = chosen_device(device)
+        recipe = config.load(out / "recipe.toml", given={"data": data, "model": model, "algorithms": algorithms})
         divided = _divisions(recipe, out / SPLIT)
         methods = {}
         for method in recipe.algorithms:
@@ -220,11 +228,13 @@ def _loaded(
     fed = divided(summary["seed"])
     for what, now in (("split", fed.digest()), ("data", fed.source.digest)):
         if (then := summary["hashes"].get(what, now)) != now:
-            raise ConfigError(
+            raise UserError(
                 f"{path}: the {what} of this run had hash {then}, now it is {now}: what data.dataset="
-                f"{recipe.data.dataset!r} or data.partition={recipe.data.partition!r} names has changed since"
+                f"{recipe.data.named!r} or data.partition={recipe.data.partition!r} names has changed since"
             )
-    sim = simulation(recipe.with_seed(summary["seed"]), method, fed=fed, machine=Machine(device=device))
+    asked = recipe.with_seed(summary["seed"])
+    network = _began(model(asked, fed.source), path / "checkpoint" / "initial.safetensors")
+    sim = simulation(asked, method, fed=fed, network=network, machine=Machine(device=device))
     sim.server = tree.copied(load_file(path / "checkpoint" / "server.safetensors", device=device))
     sim.store, sim.known = (
         _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))
@@ -236,6 +246,21 @@ def _loaded(
         clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
     scored = final.load(path / "evaluations.npz")
     return MethodResult(method.label, summary["seed"], summary, rows, clients, sim, scored)
+
+
+def _began(network: StackedModel, path: Path) -> StackedModel:
+    """The model with the weights the run began with."""
+    held = load_file(path)
+    mine, run = ({n: tuple(t.shape) for n, t in of.items()} for of in (network.initial, held))
+    if mine != run:
+        at = next(n for n in mine | run if mine.get(n) != run.get(n))
+        raise UserError(
+            f"{path.parents[1]}: not the model of this run: {at} has shape {mine.get(at, 'none')} here and "
+            f"{run.get(at, 'none')} there"
+        )
+    network = network.copy()
+    network.initial = tree.copied({n: held[n] for n in mine})
+    return network
 
 
 def _divisions(recipe: Recipe, split: Path) -> Callable[[int], Federation]:

@@ -6,22 +6,22 @@ import os
 from pathlib import Path
 
 from personafl import config
-from personafl.config import ConfigError, Recipe
+from personafl.config import Recipe
+from personafl.core.errors import UserError
 from personafl.data import Federation, partition_file
-
-SPLIT = "split.json"  # a partition that came from a file, in the run folder
+from personafl.experiment.build import SPLIT
 
 
 def checked(folder: str | Path) -> Path:
     """A folder a run may be written to: absent or empty, in a place that can be written; nothing is created."""
     out = Path(folder)
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: that is a file")
+        raise UserError(f"--out {out}: that is a file")
     if out.is_dir() and any(out.iterdir()):
-        raise ConfigError(f"--out {out}: the folder is not empty; choose another, or empty this one")
+        raise UserError(f"--out {out}: the folder is not empty; choose another, or empty this one")
     home = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise ConfigError(f"--out {out}: {home} cannot be written to")
+        raise UserError(f"--out {out}: {home} cannot be written to")
     return out
 
 
@@ -31,7 +31,7 @@ def claimed(folder: str | Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ConfigError(f"--out {out}: cannot be created: {e.strerror}") from None
+        raise UserError(f"--out {out}: cannot be created: {e.strerror}") from None
     return out
 
 

@@ -12,19 +12,23 @@ from typing import Any
 import torch
 
 from personafl import config
-from personafl.config import ConfigError, Method, Recipe
+from personafl.config import Method, Recipe
 from personafl.core.errors import UserError
+from personafl.core.settings import shortened, typed
+from personafl.core.types import Training
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final
-from personafl.experiment.build import model, resolved, simulation, source
-from personafl.experiment.environment import chosen_device, environment
+from personafl.evaluation.settings import Evaluation
+from personafl.experiment import build
+from personafl.experiment.build import resolved, simulation, source
+from personafl.experiment.environment import environment
 from personafl.experiment.results import MethodResult, Result, write_reports
 from personafl.experiment.run_folder import begin, checked, claimed
 from personafl.models import StackedModel
 from personafl.sim import execution_plan, profile, ranks
 from personafl.sim.execution_plan import temporary
-from personafl.sim.machine import Machine
+from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Row, Simulation
 
 Watch = Callable[[str, int, int, Row], None]
@@ -37,45 +41,61 @@ STORES = ("auto", "device", "host", "disk")
 def run(
     recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
     *overrides: str,
-    out: str | Path | None = None,
+    data: Any = None,
+    model: Any = None,
+    algorithms: Any = None,
+    training: Training | Mapping[str, Any] | None = None,
+    evaluation: Evaluation | Mapping[str, Any] | None = None,
     seeds: Sequence[int] = (),
     device: str = "auto",
+    out: str | Path | None = None,
     watch: Watch | None = None,
     timed: bool = False,
     store: str = "auto",
     memory: float | None = None,
     threads: int | None = None,
 ) -> Result:
-    """Run a recipe (a path, a shipped name, a dict; None: the demo) and return its results.
+    """Run a comparison and return its results.
+
+    `recipe` is a path, a shipped name or a dict, and `overrides` are those of the command line, `"data.alpha=0.1"`.
+    The other parts may be given in Python, and replace the recipe's:
+
+        data         a name, a dict of settings, arrays (x, y) or (x, y, clients), a list of clients' PyTorch data sets,
+                     a Hugging Face or Flower FederatedDataset, a Source or a Federation
+        model        a name, a dict of settings, an nn.Module, or a class or function that makes one
+        algorithms   names, dicts, Algorithm objects, or a dict of them by label
+        training     a dict of settings or Training(...)
+        evaluation   a dict of settings or Evaluation(...)
+
+    Without a recipe and on other data than the demo's, settings that are not given go by the data.
 
     With `out`, a run folder is written as the run goes on. `timed` keeps account of where the time goes. Processes
     that `torchrun` started share the work; the first of them writes, watches and ends up with every client's model.
-    `store` (auto, device, host, disk) and `memory` (GiB) are `Simulation`'s; on disk, rows are in the run folder.
+    `store` (auto, device, host, disk) and `memory` (GiB) are `Machine`'s; on disk, rows are in the run folder.
     `threads` are those of each process, by default as many as PyTorch has; the results do not depend on them.
     """
     if store not in STORES:
-        raise ConfigError(f"--store {store}: possible are {', '.join(STORES)}")
+        raise UserError(f"--store {store}: possible are {', '.join(STORES)}")
     if memory is not None and not memory > 0:
-        raise ConfigError(f"--memory {memory:g}: must be greater than 0")
+        raise UserError(f"--memory {memory:g}: must be greater than 0")
     if threads is not None and threads < 1:
-        raise ConfigError(f"--threads {threads}: must be at least 1")
-    if not isinstance(recipe, Recipe):
-        recipe = config.load(recipe, overrides)
-    elif overrides:
-        raise UserError("overrides go with a path, a name or a dict, not with a finished Recipe")
+        raise UserError(f"--threads {threads}: must be at least 1")
+    numbers = _seeds(seeds)
+    given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
+    recipe = _recipe(recipe, overrides, given)
     place = ranks.device_of(chosen_device(device))
     with execution_plan.threads(threads or torch.get_num_threads()), ranks.process_group(place) as world:
         folder = None if out is None or world.rank else checked(out)
         asked = recipe
-        data = world.in_turn(lambda: source(asked))
-        recipe, feds = resolved(recipe, seeds or (recipe.training.seed,), place, data)
+        found = world.in_turn(lambda: source(asked))
+        recipe, feds = resolved(recipe, numbers or (recipe.training.seed,), place, found)
         if folder is not None:
             begin(claimed(folder), recipe, next(iter(feds.values())))
         done: dict[tuple[str, int], MethodResult] = {}
         asked_shift = recipe.evaluation.shift
         for seed, fed in feds.items():
             shift = None if asked_shift == "none" else draw(fed, asked_shift, seed, recipe.evaluation.draws)
-            network = model(recipe.with_seed(seed), fed.source)
+            network = build.model(recipe.with_seed(seed), fed.source)
             for method in recipe.algorithms:
                 home = None if folder is None else folder / method.label / f"seed-{seed}"
                 clock = profile.Clock(place) if timed else profile.NoClock()
@@ -86,6 +106,34 @@ def run(
                 if folder is not None:
                     write_reports(folder, list(done.values()))
     return Result(recipe, done)
+
+
+def _seeds(seeds: Any) -> tuple[int, ...]:
+    """The seeds of a run, as whole numbers that differ."""
+    if isinstance(seeds, (int, float, str)):
+        raise UserError(f"seeds={seeds!r}: must be a list; one seed is [{seeds}], the first three are range(3)")
+    found = tuple(typed("seeds", s, int) for s in seeds)
+    if len(set(found)) < len(found) or any(s < 0 for s in found):
+        raise UserError(f"seeds={list(found)}: must differ and not be negative")
+    return found
+
+
+def _recipe(recipe: Any, overrides: Sequence[str], given: Mapping[str, Any]) -> Recipe:
+    if isinstance(recipe, Recipe):
+        if overrides or any(v is not None for v in given.values()):
+            raise UserError("a finished Recipe takes no overrides and no parts; give a path, a name or a dict")
+        return recipe
+    if not (recipe is None or isinstance(recipe, (str, Path, Mapping))):
+        raise UserError(
+            f"recipe={shortened(recipe)}: must be a path, a shipped name or a dict; data, model and algorithms of "
+            "one's own go by name, as in run(data=..., model=...)"
+        )
+    for override in overrides:
+        if not isinstance(override, str):
+            raise UserError(f'override {shortened(override)}: must be text, as "data.alpha=0.1"')
+    if isinstance(recipe, str) and "=" in recipe:
+        recipe, overrides = None, (recipe, *overrides)
+    return config.load(recipe, overrides, given)
 
 
 def _play(

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from personafl.core import batches
 from personafl.core.algorithm import Algorithm
-from personafl.core.types import Criterion, Evaluation, Examples, Params, Task
+from personafl.core.types import Criterion, Examples, Params, Task
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
 from personafl.evaluation import final, metrics
 from personafl.evaluation.evaluate import on_host, scores
+from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim.execution_plan import products
 from personafl.sim.placement import Placement

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from personafl.core.errors import UserError
 from personafl.data.federated import Place
 from personafl.sim.profile import NoClock
 from personafl.sim.ranks import SingleProcess
+
+
+def chosen_device(name: str | torch.device) -> str:
+    """`auto` is a GPU where there is one."""
+    name = str(name)
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"--device {name}: possible are auto, cpu, cuda, cuda:N")
+    number = int(name.partition(":")[2] or 0)
+    if name != "cpu" and number >= torch.cuda.device_count():
+        raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return name
 
 
 @dataclass(frozen=True)
 class Machine:
     """A device, the memory a run may use, the processes that share it, and how closely it is watched."""
 
-    device: str | torch.device = "cpu"
+    device: str | torch.device = "auto"  # a GPU where there is one
     chunk: int = 0  # most clients in one stack; 0: as many as fit
     data_on: Place = "auto"  # the device, the host, or the host only if the examples are too large
     store: str | Path = "auto"  # what clients keep: device, host, a folder, or the first of them with room for all

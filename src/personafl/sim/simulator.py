@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from personafl.core import cost, tree
+from personafl.core import batches, cost, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import steps_per_epoch
 from personafl.core.cuda_graphs import GraphCache
 from personafl.core.errors import UserError
 from personafl.core.local import client_round
+from personafl.core.settings import shortened
 from personafl.core.store import Store, row_bytes
 from personafl.core.types import (
     Criterion,
     Download,
-    Evaluation,
     Examples,
     Params,
     Payload,
@@ -38,11 +38,12 @@ from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, image_transforms, masks, metrics
 from personafl.evaluation.evaluate import deployed
+from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim import execution_plan, sampling, wire_transfer
 from personafl.sim.accounting import Spent, Stack, Totals, add, finite_mean, total
 from personafl.sim.evaluator import Evaluator, since_left
-from personafl.sim.machine import Machine
+from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.placement import Placement
 from personafl.sim.profile import NoClock
 from personafl.sim.ranks import SingleProcess
@@ -63,14 +64,39 @@ def check_data(federation: Federation, training: Training, evaluation: Evaluatio
         )
 
 
+def _checked(
+    federation: object, model: object, algorithm: object, training: object, evaluation: object
+) -> tuple[StackedModel, Algorithm]:
+    """What a simulation is made of, or one line about what is in the wrong place."""
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        algorithm = algorithm()
+    if isinstance(model, nn.Module) and isinstance(federation, Federation):
+        model = StackedModel(model, batches.inputs(federation.source.x[:2], torch.float32))
+    wanted = (
+        ("federation", federation, Federation),
+        ("model", model, StackedModel),
+        ("algorithm", algorithm, Algorithm),
+        ("training", training, Training),
+        ("evaluation", evaluation or Evaluation(), Evaluation),
+    )
+    for name, value, kind in wanted:
+        if not isinstance(value, kind):
+            raise UserError(
+                f"Simulation({name}={shortened(value)}): must be {kind.__name__}; the order is federation, model, "
+                "algorithm, training, evaluation, and personafl.run takes names, arrays and modules"
+            )
+    assert isinstance(model, StackedModel) and isinstance(algorithm, Algorithm)
+    return model, algorithm
+
+
 class Simulation:
     """One algorithm over one federation: explicit state, advanced stage by stage."""
 
     def __init__(
         self,
         federation: Federation,
-        model: StackedModel,
-        algorithm: Algorithm,
+        model: StackedModel | nn.Module,
+        algorithm: Algorithm | type[Algorithm],
         training: Training,
         evaluation: Evaluation | None = None,
         *,
@@ -80,11 +106,12 @@ class Simulation:
         shift: Shift | None = None,
     ) -> None:
         """`machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed."""
+        model, algorithm = _checked(federation, model, algorithm, training, evaluation)
         self.machine = machine or Machine()
         self.threads = torch.get_num_threads()  # as many as PyTorch had when the simulation was made
         self.evaluation = evaluation or Evaluation()
         check_data(federation, training, self.evaluation)
-        self.device = torch.device(self.machine.device)
+        self.device = torch.device(chosen_device(self.machine.device))
         dtype = torch.float64 if training.precision == "float64" else torch.float32
         self.data_hash = federation.source.digest
         self.federation = federation.to(self.device, dtype, self.machine.data_on)

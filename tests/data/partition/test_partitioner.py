@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from personafl import config, experiment
+from personafl.core.errors import UserError
 from personafl.data.partition import PARTITIONS, PartitionResult, Setting, partition
 from personafl.data.partition.partitioner import partitioner
 from tests.data.partition.common import balanced, request
@@ -66,7 +67,7 @@ def test_a_registered_function_is_all_that_a_new_partition_is(monkeypatch):
     assert written["each"] == 5 and "alpha" not in written
     assert config.load({"data": written, "algorithms": raw["algorithms"]}).data == chosen.data
     for value, message in (("1", "data.each=1: must be at least 2"), ("2.5", "data.each=2.5: must be a whole number")):
-        with pytest.raises(config.ConfigError, match=message):
+        with pytest.raises(UserError, match=message):
             config.load(raw, [f"data.each={value}"])
     with pytest.warns(UserWarning, match=r"data\.each \(iid does not use it\)"):
         config.load(None, ["data.partition=iid", "data.each=5"])
@@ -78,5 +79,5 @@ def test_a_default_is_that_of_the_chosen_partition():
 
 
 def test_the_table_that_holds_the_settings_is_no_setting_itself():
-    with pytest.raises(config.ConfigError, match=r"data\.partition_settings=1: no such setting"):
+    with pytest.raises(UserError, match=r"data\.partition_settings=1: no such setting"):
         config.load(None, ["data.partition_settings=1"])

@@ -1,0 +1,76 @@
+"""What is measured and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from personafl.core.errors import UserError
+from personafl.core.settings import Section, setting, unknown
+from personafl.core.types import Criterion
+from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
+from personafl.evaluation.metrics import METRICS
+
+
+@dataclass(frozen=True)
+class Evaluation(Section):
+    """What is measured and when; the `[evaluation]` section of a recipe."""
+
+    section: ClassVar[str] = "evaluation"
+
+    eval_every: int = setting(10, "rounds between evaluations; the last round is always evaluated")
+    shift: Literal["donor", "pool", "label", "none"] = setting("donor", "whose test samples replace a client's own")
+    degrees: tuple[float, ...] = setting((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "shares of the test samples replaced")
+    draws: int = setting(5, "draws of donors that are averaged over")
+    corruptions: tuple[str, ...] = setting((), "of clients' own test images, by name; all: the standard fifteen")
+    severities: tuple[int, ...] = setting((1, 2, 3, 4, 5), "of these corruptions")
+    rotations: tuple[float, ...] = setting((), "of clients' own test images, in degrees")
+    matrix: bool = setting(False, "every client's model on every client's test set")
+    when: Literal["after_aggregation", "after_local"] = setting(
+        "after_aggregation", "evaluate what clients hold after the server's step, or after their own training"
+    )
+    clients: Literal["all", "selected"] | int = setting("all", "who is evaluated between rounds: all, selected, or N")
+    metric: str | Criterion = setting("accuracy", "score of an example: a name or package.module:function")
+    train_loss: bool = setting(False, "also the loss of the same models on all of the clients' training data")
+
+    def check(self) -> None:
+        for kind in self.corruptions:
+            if kind not in ("all", *CORRUPTIONS):
+                raise UserError(
+                    f"evaluation.corruptions={kind!r}: {unknown('corruption', kind, ('all', *CORRUPTIONS))}"
+                )
+        if isinstance(self.metric, str) and ":" not in self.metric and self.metric not in METRICS:
+            raise UserError(
+                f"evaluation.metric={self.metric!r}: {unknown('metric', self.metric, METRICS)}, "
+                "or package.module:function"
+            )
+        self.hold(
+            [
+                ("eval_every", self.eval_every >= 1, "at least 1"),
+                ("draws", self.draws >= 1, "at least 1"),
+                ("degrees", all(0 <= d <= 1 for d in self.degrees), "shares in [0, 1]"),
+                ("degrees", len(self.degrees) > 0, "at least one share"),
+                (
+                    "severities",
+                    len(self.severities) > 0 and set(self.severities) <= set(SEVERITIES),
+                    "some of 1 to 5",
+                ),
+                *((n, _distinct(getattr(self, n)), "named once each") for n in _LISTS),
+                ("corruptions", len(self.corruptions) == 1 or "all" not in self.corruptions, "all, or some kinds"),
+                ("clients", not isinstance(self.clients, int) or self.clients >= 1, "all, selected or at least 1"),
+            ]
+        )
+        if self.when == "after_local":
+            if isinstance(self.clients, int):
+                raise UserError(
+                    f"evaluation.clients={self.clients}: after local training only those selected have something "
+                    "to score"
+                )
+            object.__setattr__(self, "clients", "selected")
+
+
+_LISTS = ("degrees", "corruptions", "severities", "rotations")
+
+
+def _distinct(values: tuple[object, ...]) -> bool:
+    return len(set(values)) == len(values)

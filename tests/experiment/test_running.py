@@ -1,0 +1,191 @@
+"""One call for whatever a user brings: objects, names and dicts, and the command line beside them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import personafl
+from personafl import FedAvg, Result, UserError, cli, config
+from personafl.core.errors import Note
+from tests import worlds
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(96, 3, 8, 8)).astype(np.float32)
+Y = RNG.integers(0, 3, 96)
+WHO = np.repeat(np.arange(6), 16)
+QUICK: dict[str, Any] = {"num_rounds": 2, "local_epochs": 1, "batch_size": 8, "join_ratio": 1.0, "lr": 0.05}
+
+
+class Block(nn.Module):
+    """Two convolutions with BatchNorm around a way past them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.na, self.nb = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.nb(self.b(torch.relu(self.na(self.a(x))))))
+
+
+class Net(nn.Module):
+    """A small ResNet of a user's own."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Conv2d(shape[0], 4, 3, padding=1), Block(4), nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(torch.relu(self.stem(x))).mean((2, 3)))
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return {
+        f"{p.relative_to(folder)}:{n}": t
+        for p in sorted(folder.rglob("*.safetensors"))
+        for n, t in load_file(p).items()
+    }
+
+
+def told(result: Result) -> list[dict[str, Any]]:
+    """The summaries, but for where and how long."""
+    gone = ("time", "environment")
+    return [{k: v for k, v in m.summary.items() if k not in gone} for m in result.methods.values()]
+
+
+def test_the_command_line_gives_the_numbers_of_python_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays, a ResNet with BatchNorm and three methods, as objects and by file and dotted path."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("own.npz", x=X, y=Y, clients=WHO)
+    names = ["fedavg", "ditto", "fedrep"]
+    here = personafl.run(data=(X, Y, WHO), model=Net, algorithms=names, training=QUICK, seeds=[1], out="python")
+    settings = [f"training.{k}={v}" for k, v in QUICK.items()]
+    path = "model.name=tests.experiment.test_running:Net"
+    words = ["run", "data.dataset=own.npz", path, f"algorithms={','.join(names)}", *settings, "--seeds", "1"]
+    monkeypatch.setattr(sys, "argv", ["personafl", *words, "--out", "line", "--quiet"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    there = Result.load("line")
+    assert told(here) == told(there)
+    a, b = tensors(Path("python")), tensors(Path("line"))
+    assert a.keys() == b.keys() and len(a) > 30
+    assert all(torch.equal(a[n], b[n]) for n in a)
+    assert (Path("python") / "report.html").is_file() and "ditto" in here.table()
+    probe = torch.from_numpy(X[:5])
+    with torch.no_grad():
+        assert torch.allclose(here["ditto"].client(3).module(probe), there["ditto"].client(3).predict(probe), atol=1e-5)
+
+
+def datasets() -> list[TensorDataset]:
+    return [TensorDataset(torch.from_numpy(X[c == WHO]), torch.from_numpy(Y[c == WHO])) for c in range(6)]
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "arrays": lambda: (X, Y, WHO),
+    "tensors": lambda: (torch.from_numpy(X), torch.from_numpy(Y), torch.from_numpy(WHO)),
+    "named arrays": lambda: {"x": X, "y": Y, "clients": WHO},
+    "settings": lambda: {"dataset": (X, Y, WHO), "partition": "natural"},
+    "section": lambda: personafl.Data(dataset=(X, Y, WHO), partition="natural"),
+    "data sets": datasets,
+    "source": lambda: personafl.arrays(X, Y, WHO, name="own"),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data_are_the_same_in_every_form(kind: str) -> None:
+    one = personafl.run(data=DATA[kind](), model=Net, algorithms="fedavg", training=QUICK)
+    two = personafl.run(data=(X, Y, WHO), model=Net, algorithms="fedavg", training=QUICK)
+    (a,), (b,) = told(one), told(two)
+    assert a["hashes"]["split"] == b["hashes"]["split"]
+    assert a["accuracy"] == b["accuracy"]
+
+
+def test_a_federation_is_taken_as_it_is_and_found_again(tmp_path: Path) -> None:
+    fed = worlds.federation()
+    found = personafl.run(
+        data=fed, model=worlds.module(), algorithms=FedAvg, training=QUICK, out=tmp_path / "run", seeds=[0, 1]
+    )
+    assert {m.summary["hashes"]["split"] for m in found.methods.values()} == {fed.digest()}
+    again = Result.load(tmp_path / "run", data=fed, model=worlds.module())
+    assert torch.equal(found.client(2).predict(fed.source.x), again.client(2).predict(fed.source.x))
+    rows = Result.load(tmp_path / "run", data=fed.source, model=worlds.module())  # the split is in the folder
+    assert torch.equal(found.client(2).predict(fed.source.x), rows.client(2).predict(fed.source.x))
+
+
+def test_what_was_given_as_an_object_is_asked_for_again(tmp_path: Path) -> None:
+    made = personafl.run(
+        data=(X, Y, WHO), model=Net((3,), 3), algorithms=[FedAvg()], training=QUICK, out=tmp_path / "run"
+    )
+    again = r"this run was given an object; give it again, as in Result.load\(folder, data=\.\.\.\)"
+    with pytest.raises(UserError, match=again):
+        Result.load(tmp_path / "run")
+    with pytest.raises(UserError, match=r"Result.load\(folder, model=\.\.\.\)"):
+        Result.load(tmp_path / "run", data=(X, Y, WHO))
+    with pytest.raises(UserError, match="the data of this run had hash"):
+        Result.load(tmp_path / "run", data=(X + 1, Y, WHO), model=Net((3,), 3))
+    with pytest.raises(
+        UserError, match=r"not the model of this run: head\.weight has shape \(4, 4\) here and \(3, 4\)"
+    ):
+        Result.load(tmp_path / "run", data=(X, Y, WHO), model=Net((3,), 4))
+    other = Net((3,), 3)  # of other weights: those of the run are in its folder
+    found = Result.load(tmp_path / "run", data=(X, Y, WHO), model=other)
+    assert torch.equal(made.client(0).predict(X[:4]), found.client(0).predict(X[:4]))
+    assert torch.equal(
+        made.client(0).simulation.model.initial["head.weight"], found.client(0).simulation.model.initial["head.weight"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        ("fedavg, ditto", ["fedavg", "ditto"]),
+        (["fedavg", personafl.Ditto(proximal_weight=0.5)], ["fedavg", "ditto"]),
+        ([personafl.FedAvg], ["fedavg"]),
+        (personafl.FedAvg(), ["fedavg"]),
+        ({"a": "fedavg", "b": personafl.FedAvg(lr=0.2)}, ["a", "b"]),
+        ([{"name": "fedavg", "label": "mine"}], ["mine"]),
+    ],
+)
+def test_algorithms_in_every_form(given: Any, labels: list[str]) -> None:
+    assert [m.label for m in config.load("demo", given={"algorithms": given}).algorithms] == labels
+
+
+def test_settings_left_open_go_by_the_data_and_are_told() -> None:
+    with pytest.warns(Note, match=r"chosen for 6 clients with 12 training samples .*: num_rounds=50, .*, lr=0\.1$"):
+        recipe, _ = personafl.experiment.resolved(config.load(None, given={"data": (X, Y, WHO), "model": Net}), [0])
+    assert (recipe.training.lr, recipe.training.join_ratio, recipe.training.batch_size) == (0.1, 1.0, 10)
+    assert "lr = 0.1" in config.dump(recipe) and recipe.data.partition == "natural"
+    mine = config.load(None, ["training.batch_size=7"], {"data": (X, Y), "training": {"lr": 0.02}})
+    assert mine.open == {"training.num_rounds", "training.join_ratio", "training.local_epochs"}
+    whole = config.load(None, given={"data": (X, Y), "training": personafl.Training(lr=0.02)})
+    assert not whole.open and whole.training.num_rounds == 100
+
+
+def test_what_the_user_sets_for_all_wins_over_a_shipped_recipe() -> None:
+    assert [m.algorithm.lr for m in config.load("demo").algorithms] == [0.3, None, 0.2, 0.3, None, None]
+    assert {m.algorithm.lr for m in config.load("demo", ["training.lr=0.1"]).algorithms} == {None}
+    own = config.load("demo", ["training.lr=0.1", "ditto.lr=0.7"]).algorithms
+    assert [m.algorithm.lr for m in own if m.label == "ditto"] == [0.7]
+    given = config.load("demo", given={"training": {"lr": 0.1}}).algorithms
+    assert {m.algorithm.lr for m in given} == {None}
+
+
+def test_a_shipped_recipe_on_other_data_leaves_its_rates_behind() -> None:
+    with pytest.warns(UserWarning, match="the learning rates of demo were chosen for its own data"):
+        found = config.load("demo", ["data.dataset=mnist"])
+    assert found.training.lr == personafl.Training().lr and found.training.num_rounds == 80
+    assert {m.algorithm.lr for m in found.algorithms} == {None}
+    assert config.load(None, ["data.dataset=mnist"]).name == "own"
