@@ -22,7 +22,7 @@ from tests.references.world import SIZES, TRAINING, world
 
 Settings = Mapping[str, Any]
 
-ELSEWHERE = {"dm-pfl", "dm-pfl-plus"}  # compared, mask by mask, in test_reference.py
+ELSEWHERE = {"dm-pfl", "dm-pfl-plus"}  # compared, mask by mask, in test_reference_states.py
 
 
 @dataclass(frozen=True)

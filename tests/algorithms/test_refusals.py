@@ -7,7 +7,23 @@ import torch
 from torch import Tensor, nn
 
 import personafl
-from personafl import ALGORITHMS, Algorithm, FedAvg, FedPeWS, FedPeWSFixed, Inherit, LGFedAvg, Scaffold, StackedModel
+from personafl import (
+    ALGORITHMS,
+    APFL,
+    FML,
+    MOON,
+    Algorithm,
+    FedAvg,
+    FedMMD,
+    FedNova,
+    FedPeWS,
+    FedPeWSFixed,
+    FedProx,
+    Inherit,
+    LGFedAvg,
+    Scaffold,
+    StackedModel,
+)
 from personafl.core import cost
 from personafl.core.types import Setup, Stage
 from tests import worlds
@@ -129,3 +145,25 @@ def test_a_client_with_several_models_is_no_single_module() -> None:
     assert isinstance(result["fedavg"].client(0).module, nn.Module)
     with pytest.raises(ValueError, match="client 0 answers with more than one module"):
         _ = result["flda"].client(0).module
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedProx(proximal_weight=-1.0), "proximal_weight"),
+        (lambda: FedNova(proximal_weight=-1.0), "proximal_weight"),
+        (lambda: FedNova(server_momentum=1.0), r"server_momentum=1.0: must be in \[0, 1\)"),
+        (lambda: LGFedAvg(shared_layers=0), "shared_layers"),
+        (lambda: APFL(alpha=2.0), "alpha"),
+        (lambda: FML(beta=-0.1), "beta"),
+        (lambda: MOON(temperature=0.0), "temperature"),
+        (lambda: LGFedAvg(warm_start=1.0), r"warm_start=1.0: must be in \[0, 1\)"),
+        (lambda: MOON(projection=True, inherit=Inherit()), "projection=True: not with inherit"),
+        (lambda: MOON(projection=True, weights="cowa"), "projection=True: not with inherit or weights by contribution"),
+        (lambda: FedMMD(discrepancy_weight=-1.0), "discrepancy_weight"),
+        (lambda: FedAvg(weights="many"), "possible are examples, uniform"),
+    ],
+)
+def test_impossible_settings_are_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -144,3 +144,10 @@ def test_the_expectation_stands_beside_what_was_drawn(monkeypatch: pytest.Monkey
     dashed = [line for line in figures[1].axes[0].lines if line.get_linestyle() == "--"]
     assert [list(line.get_xdata()) for line in dashed] == [[0, 100]]
     assert list(dashed[0].get_ydata()) == pytest.approx([90.0, 10.3])
+
+
+def test_a_run_without_newcomers_beside_one_with_has_a_dash() -> None:
+    one, other = summary("fedavg", 0, 0.9, 0.5), summary("fedper", 0, 0.9, 0.5)
+    one["accuracy"]["unseen"] = {"mean": 0.7, "std": 0.1}
+    place = report.columns([one, other]).index("Newcomers")
+    assert [r[place] == "–" for r in report.rows([one, other])] == [False, True]
