@@ -40,3 +40,10 @@ def test_apfl_learns_its_share_from_the_first_minibatch() -> None:
         slope = sum(float(((v[n] - received[n]) * g[n]).sum()) for n in v)
         assert float(after[c]) == pytest.approx(min(max(alpha - 0.1 * slope, 0.0), 1.0), abs=1e-9)
     assert len(set(after.tolist())) > 1
+
+
+def test_learning_the_share_costs_a_step_on_one_minibatch() -> None:
+    """Three forward passes, 2 (6 * 12 + 12 * 8 + 8 * 3) + 12 + 8 + 3 = 407 each, of 5 rows; one client has 3."""
+    learnt, fixed = (checks.played(APFL(learn_alpha=w), num_rounds=1, join_ratio=1.0) for w in (True, False))
+    assert learnt.totals.flops - fixed.totals.flops == (5 * 5 + 3) * 3 * 407
+    assert learnt.totals.dense_flops - fixed.totals.dense_flops == (5 * 5 + 3) * 3 * 407
