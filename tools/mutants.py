@@ -79,7 +79,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "slots/{wrapper,assemble}.py": ("tests/slots/test_assemble.py", "tests/slots/test_inherited.py"),
     "slots/adaptive.py": ("tests/algorithms/test_dm_pfl.py", "tests/slots/test_assemble.py"),
     "slots/{contribution,inherited,mmd}.py": ("tests/slots/test_{stem}.py",),
-    "core/algorithm.py": ("tests/algorithms/test_fedavg.py", "tests/algorithms/test_fedrep.py"),
+    "core/algorithm.py": ("tests/core/test_algorithm.py", "tests/algorithms/test_refusals.py"),
     "core/{optim,cost,tree,criteria,local,batches,wire}.py": ("tests/core/test_{stem}.py",),
     "data/shift.py": ("tests/data/test_shift.py",),
     "evaluation/report.py": ("tests/evaluation/test_report.py", "tests/test_cli.py"),

@@ -10,6 +10,8 @@ import personafl
 from personafl import (
     ALGORITHMS,
     APFL,
+    COPFL,
+    DMPFL,
     FML,
     MOON,
     Algorithm,
@@ -157,6 +159,10 @@ def test_a_client_with_several_models_is_no_single_module() -> None:
         (lambda: APFL(alpha=2.0), "alpha"),
         (lambda: FML(beta=-0.1), "beta"),
         (lambda: MOON(temperature=0.0), "temperature"),
+        (lambda: MOON(contrast_weight=-1.0), "contrast_weight=-1.0"),
+        (lambda: DMPFL(vote_threshold=1.5), r"vote_threshold=1.5: must be in \[0, 1\]"),
+        (lambda: COPFL(beta1=1.0), r"beta1=1.0: must be in \[0, 1\)"),
+        (lambda: FedAvg(optimizer="adagrad"), "optimizer='adagrad': possible are sgd, adam"),
         (lambda: LGFedAvg(warm_start=1.0), r"warm_start=1.0: must be in \[0, 1\)"),
         (lambda: MOON(projection=True, inherit=Inherit()), "projection=True: not with inherit"),
         (lambda: MOON(projection=True, weights="cowa"), "projection=True: not with inherit or weights by contribution"),
@@ -167,3 +173,20 @@ def test_a_client_with_several_models_is_no_single_module() -> None:
 def test_impossible_settings_are_refused(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("co-pfl", {"beta1": 0.0, "beta2": 0.0}),
+        ("dm-pfl", {"vote_threshold": 0.0}),
+        ("dm-pfl", {"vote_threshold": 1.0}),
+        ("moon", {"contrast_weight": 0.0}),
+        ("fedavg", {"optimizer": None}),
+    ],
+    ids=str,
+)
+def test_the_ends_of_a_range_are_possible(settings: tuple[str, dict[str, float | None]]) -> None:
+    name, values = settings
+    made = ALGORITHMS[name](**values)
+    assert {n: getattr(made, n) for n in values} == values
