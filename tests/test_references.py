@@ -110,6 +110,7 @@ CASES = [
     Case("fedselect", {"select_interval": 1, "select_share": 0.6}, "idle", FIVE),
     Case("fedpac", sizes=PAIRS, training=FIVE),
     Case("fedpac", {"alignment_weight": 0.2, "head_epochs": 2, "head_lr": 0.05}, "cnn", sizes=PAIRS),
+    Case("fedpac", {"head_lr": None}, sizes=PAIRS),
     Case("fedpac", training={"join_ratio": 1.0}, sizes=PAIRS),
     Case("fedpac", {"alignment_weight": 3.0}, "idle", {"join_ratio": 1.0}, (9, 14, 5, 11, 8, 16, 2)),
     Case("fedphp", {"weight": 0.3}, "cnn", {"num_rounds": 4}),

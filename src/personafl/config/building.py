@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from personafl.config.checking import check
 from personafl.config.names import ConfigError, algorithm_class, unknown
 from personafl.config.recipe import SECTIONS, Data, Method, Recipe
-from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
+from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.core.errors import UserError
 from personafl.data import DATASETS
 from personafl.data.client_corruption import CORRUPTED_BY_DEFAULT, PER_CLIENT
@@ -101,7 +101,7 @@ def method(entry: Mapping[str, Any]) -> Method:
     for key, value in settings.items():
         if key not in known:
             raise ConfigError(f"{label}.{key}={value!r}: {unknown('setting', key, known, f'of {name}')}")
-        taken = key in FROM_TRAINING and value in (None, RECIPE)
+        taken = key in cls.from_recipe and value in (None, RECIPE)
         fillings = known[key].metadata.get("fillings")
         values[key] = None if taken else _slot(f"{label}.{key}", value, hints[key], fillings)
     try:
