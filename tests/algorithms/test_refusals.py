@@ -16,6 +16,7 @@ from personafl import (
     MOON,
     Algorithm,
     FedAvg,
+    FedFu,
     FedMMD,
     FedNova,
     FedPeWS,
@@ -87,6 +88,21 @@ def test_parts_that_would_collide_are_refused() -> None:
         FedPeWS(base=FedPeWSFixed())
     with pytest.raises(ValueError, match="inherit: set it here or on the base"):
         FedPeWS(base=ALGORITHMS["fedphp"](), inherit=Inherit())
+
+
+@pytest.mark.parametrize("warm_up", [FedPeWS, FedPeWSFixed])
+@pytest.mark.parametrize(("base", "settings"), [(FedFu, {}), (MOON, {"projection": True})], ids=["fedfu", "moon"])
+def test_what_a_method_refuses_around_it_is_refused_around_its_warm_up(
+    warm_up: type[FedPeWS], base: type[Algorithm], settings: dict[str, bool]
+) -> None:
+    with pytest.raises(ValueError, match="which run the model alone") as alone:
+        base(**settings, inherit=Inherit())
+    with pytest.raises(ValueError, match="which run the model alone") as warmed:
+        warm_up(base=base(**settings), inherit=Inherit())
+    assert str(warmed.value) == str(alone.value)
+    table = {"name": next(n for n, cls in ALGORITHMS.items() if cls is base), **settings, "weights": "cowa"}
+    with pytest.raises(ValueError, match="which run the model alone"):
+        personafl.config.load({"algorithms": [{"name": "fedpews", "base": table}]})
 
 
 def test_too_few_units_for_fixed_shares_are_warned_of() -> None:
@@ -166,6 +182,8 @@ def test_a_client_with_several_models_is_no_single_module() -> None:
         (lambda: LGFedAvg(warm_start=1.0), r"warm_start=1.0: must be in \[0, 1\)"),
         (lambda: MOON(projection=True, inherit=Inherit()), "projection=True: not with inherit"),
         (lambda: MOON(projection=True, weights="cowa"), "projection=True: not with inherit or weights by contribution"),
+        (lambda: FedFu(inherit=Inherit()), "FedFu: not with inherit or weights by contribution"),
+        (lambda: FedFu(weights="cowa-server"), "FedFu: not with inherit or weights by contribution"),
         (lambda: FedMMD(discrepancy_weight=-1.0), "discrepancy_weight"),
         (lambda: FedAvg(weights="many"), "possible are examples, uniform"),
     ],
