@@ -9,13 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Machine, Simulation, Training, arrays
+from personafl import (
+    ALGORITHMS,
+    Ditto,
+    Evaluation,
+    FedAvg,
+    Federation,
+    Machine,
+    Simulation,
+    StackedModel,
+    Training,
+    arrays,
+)
 from personafl.core import batches, rng
 from personafl.core.algorithm import ClientState, LocalWork, Turn
 from personafl.core.types import Batch, Round, Task
-from personafl.models import MODELS, StackedModel
+from personafl.models import MODELS
 from tests import worlds
 from tests.algorithms.test_contract import BUSY
+from tests.evaluation.common import ASKED, Flat, federation
 
 PARTS = np.split(np.arange(sum(worlds.SIZES)), np.cumsum(worlds.SIZES)[:-1])
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*units for")]
@@ -166,3 +178,16 @@ def test_a_run_stays_under_its_memory_limit(name: str) -> None:
     sim = Simulation(fed, model, ALGORITHMS[name](), train, worlds.QUIET, machine=Machine(device="cuda", memory=limit))
     sim.run()
     assert torch.cuda.max_memory_allocated() < limit * 2**30
+
+
+def test_a_gpu_finds_the_same() -> None:
+    asked = dataclasses.replace(ASKED, corruptions=("contrast", "pixelate"))  # of these no bit depends on the device
+    training, model = worlds.training(num_rounds=4), StackedModel(Flat(), torch.rand(2, 1, 8, 8))
+    cpu, gpu = (
+        Simulation(federation(), model, Ditto(), training, asked, machine=Machine(device=d)) for d in ("cpu", "cuda")
+    )
+    for sim in (cpu, gpu):
+        sim.run()
+    a, b = cpu.evaluations(), gpu.evaluations()
+    assert a.keys() == b.keys()
+    assert all(np.array_equal(a[n], b[n]) for n in a)

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "personafl"
 # Tests that belong to no one source file, and why.
 ACROSS = {
     "algorithms/test_contract.py": "what every registered method owes the engine",
+    "algorithms/test_newcomers.py": "how clients join every method after training",
     "algorithms/test_optimizer_settings.py": "settings every method takes from the recipe or has of its own",
     "algorithms/test_refusals.py": "what the settings of all methods refuse",
     "data/test_papers.py": "the papers' splits: loaders, partitions and federation together",
@@ -30,15 +31,8 @@ ACROSS = {
     "test_layout.py": "this one",
     "test_names.py": "names over the whole package",
     "test_machine.py": "the same numbers whatever the machine, its threads and its memory",
+    "test_reference_states.py": "FedAvg and DM-PFL, all weights and masks, against tests/reference.py",
     "test_references.py": "every method against tests/references/",
-}
-# Tests whose names do not say which file they are for; to be renamed or divided.
-TO_BE_RENAMED = {
-    "algorithms/test_baselines.py",
-    "sim/test_evaluators.py",
-    "sim/test_scale.py",
-    "sim/test_unseen.py",
-    "test_reference.py",
 }
 
 
@@ -67,7 +61,7 @@ def mirrored(test: Path) -> bool:
 
 @pytest.mark.parametrize("test", files(), ids=str)
 def test_a_test_file_is_named_for_a_source_file(test: Path) -> None:
-    assert mirrored(test) or test.as_posix() in ACROSS.keys() | TO_BE_RENAMED, (
+    assert mirrored(test) or test.as_posix() in ACROSS, (
         f"tests/{test}: there is none of {', '.join(str(p.relative_to(ROOT)) for p in sources(test))}"
     )
 
@@ -75,7 +69,7 @@ def test_a_test_file_is_named_for_a_source_file(test: Path) -> None:
 def test_exceptions_are_exceptions() -> None:
     here = {t.as_posix(): t for t in files()}
     assert ACROSS.keys() <= here.keys()
-    assert not [name for name in ACROSS.keys() | TO_BE_RENAMED if name in here and mirrored(here[name])]
+    assert not [name for name in ACROSS if mirrored(here[name])]
 
 
 def project() -> dict[str, object]:

@@ -22,7 +22,7 @@ from tests.references.world import SIZES, TRAINING, world
 
 Settings = Mapping[str, Any]
 
-ELSEWHERE = {"dm-pfl", "dm-pfl-plus"}  # compared, mask by mask, in test_reference.py
+ELSEWHERE = {"dm-pfl", "dm-pfl-plus"}  # compared, mask by mask, in test_reference_states.py
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ CASES = [
     Case("fedselect", {"select_interval": 1, "select_share": 0.6}, "idle", FIVE),
     Case("fedpac", sizes=PAIRS, training=FIVE),
     Case("fedpac", {"alignment_weight": 0.2, "head_epochs": 2, "head_lr": 0.05}, "cnn", sizes=PAIRS),
+    Case("fedpac", {"head_lr": None}, sizes=PAIRS),
     Case("fedpac", training={"join_ratio": 1.0}, sizes=PAIRS),
     Case("fedpac", {"alignment_weight": 3.0}, "idle", {"join_ratio": 1.0}, (9, 14, 5, 11, 8, 16, 2)),
     Case("fedphp", {"weight": 0.3}, "cnn", {"num_rounds": 4}),
@@ -163,7 +164,7 @@ OPTIMISER = {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.1, "grad_clip": 0.8,
 ADAM = {**OPTIMISER, "optimizer": "adam", "lr": 0.02, "momentum": 0.0}
 NO_SINGLES = (16, 15, 10, 9, 4)  # training parts of 12, 11, 8, 7 and 3 rows: no minibatch of one
 
-MAMO = Case("co-pfl", {"select_share": 0.1}, training={"lr": 0.02, "momentum": 0.7, "local_steps": 5})
+MAMO = Case("co-pfl", {"select_share": 0.1}, training={**OPTIMISER, "lr": 0.02})
 
 # All methods under the optimiser settings of a recipe. This is the place for what a method makes of them: where it has
 # settings of its own, `instead` names those that its reference plays with.
@@ -190,7 +191,7 @@ OPTIMISED = [
     Case("fedpac", training=OPTIMISER, sizes=PAIRS),
     Case("fedphp", {"weight": 0.3}, training=OPTIMISER, sizes=PAIRS),
     Case("co-pfl", {"select_share": 0.1, "moments": False}, training=OPTIMISER),
-    MAMO,  # an optimiser of its own, without momentum in the sense of SGD
+    MAMO,  # an optimiser of its own, which takes none of them
     Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0}, training=OPTIMISER),
     Case("fedpews-fixed", {"warmup_share": 0.7}, training=OPTIMISER),
     Case("fedfu", training=OPTIMISER),

@@ -42,7 +42,7 @@ from typing import TypeVar
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "src/personafl"
 
-REFERENCES = ("tests/test_references.py", "tests/test_reference.py")
+REFERENCES = ("tests/test_references.py", "tests/test_reference_states.py")
 CONTRACT = "tests/algorithms/test_contract.py"
 BROAD = (
     *REFERENCES,
@@ -52,36 +52,38 @@ BROAD = (
     "tests/sparse",
     "tests/evaluation",
     "tests/sim/test_simulator.py",
-    "tests/sim/test_unseen.py",
-    "tests/sim/test_evaluators.py",
+    "tests/experiment",
     "tests/test_docs.py",
     "tests/test_experiment.py",
 )
 """What is tried where the tests beside a file have let a mutant live."""
 
-BESIDE = ("tests/algorithms/test_ditto.py", "tests/algorithms/test_baselines.py")
 SPARSE = ("tests/algorithms/test_dm_pfl.py", "tests/algorithms/test_feddst.py")
 TARGETS: dict[str, tuple[str, ...]] = {
     "algorithms/__init__.py": (),
-    "algorithms/two_models.py": (*BESIDE, "-k ditto or apfl or fml"),
+    "algorithms/two_models.py": (
+        "tests/algorithms/test_ditto.py",
+        "tests/algorithms/test_apfl.py",
+        "tests/algorithms/test_fml.py",
+        "-k ditto or apfl or fml",
+    ),
     "algorithms/masked_training.py": (*SPARSE, "-k dm-pfl or feddst"),
-    "algorithms/moon.py": (*BESIDE, "-k moon or fedmmd"),
-    "algorithms/fedper.py": (*BESIDE, "-k fedper or lg-fedavg"),
+    "algorithms/moon.py": ("tests/algorithms/test_moon.py", "-k moon or fedmmd"),
+    "algorithms/fedper.py": ("tests/algorithms/test_fedper.py", "-k fedper or lg-fedavg"),
     "algorithms/fusing.py": ("tests/algorithms/test_fusing.py", "-k fedfu or flda"),
     "algorithms/warmup.py": ("tests/algorithms/test_fedpews.py", "-k fedpews"),
-    "algorithms/local_only.py": (*BESIDE, "-k local"),
-    "algorithms/{ditto,apfl,fml,scaffold,fednova,fedprox}.py": (*BESIDE, "-k {stem}"),
+    "algorithms/local_only.py": ("tests/algorithms/test_fedavg.py", "-k local"),
     "algorithms/simplex.py": ("tests/algorithms/test_simplex.py", "-k fedpac"),
     "algorithms/*.py": ("tests/algorithms/test_{stem}.py", "-k {stem}"),
     "sparse/*.py": ("tests/sparse", *SPARSE),
     "slots/{wrapper,assemble}.py": ("tests/slots/test_assemble.py", "tests/slots/test_inherited.py"),
     "slots/adaptive.py": ("tests/algorithms/test_dm_pfl.py", "tests/slots/test_assemble.py"),
     "slots/{contribution,inherited,mmd}.py": ("tests/slots/test_{stem}.py",),
-    "core/algorithm.py": ("tests/algorithms/test_fedavg.py", "tests/algorithms/test_fedrep.py"),
+    "core/algorithm.py": ("tests/core/test_algorithm.py", "tests/algorithms/test_refusals.py"),
     "core/{optim,cost,tree,criteria,local,batches,wire}.py": ("tests/core/test_{stem}.py",),
     "data/shift.py": ("tests/data/test_shift.py",),
     "evaluation/report.py": ("tests/evaluation/test_report.py", "tests/test_cli.py"),
-    "evaluation/*.py": ("tests/evaluation", "tests/sim/test_evaluators.py", "tests/data/test_shift.py"),
+    "evaluation/*.py": ("tests/evaluation", "tests/data/test_shift.py"),
 }
 """Files under PACKAGE, the first pattern that fits, and their nearest tests. `-k` says which of the slow references and
 of the contract's tests are a file's. A file without tests is left out."""

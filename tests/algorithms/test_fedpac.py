@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
+
+import pytest
 import torch
 from torch import Tensor
 
-from personafl import FedPAC
+from personafl import FedPAC, config
 from personafl.algorithms.fedpac import mixture
 from personafl.core import batches, tree
 from personafl.core.types import Round
@@ -135,6 +138,26 @@ def test_head_then_body_and_no_pull_in_the_first_round() -> None:
         assert (head.epochs, head.lr) == (2.0, 0.3)  # type: ignore[union-attr]
         assert set(below.moves) == set(sim.model.info.shapes) - set(HEAD)  # type: ignore[union-attr,arg-type]
         assert (below.loss == sim.algorithm._aligned) == pulled  # type: ignore[union-attr,attr-defined]
+
+
+def test_the_head_can_be_told_to_take_the_rounds_rate() -> None:
+    """0.2 and 0.1 in two rounds, where the authors' 0.1 stays."""
+    for head_lr, rates in ((None, (0.2, 0.1)), (0.1, (0.1, 0.1))):
+        sim = worlds.simulation(FedPAC(head_lr=head_lr), num_rounds=2, lr=0.2, lr_decay=0.5)
+        for stage, rate in zip(sim.schedule, rates, strict=True):
+            rnd = Round(stage, sim.algorithm.rate(stage))
+            head = sim.algorithm.turns(None, rnd)[1]  # type: ignore[arg-type]
+            assert (rnd.lr if head.lr is None else head.lr) == pytest.approx(rate)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"head_lr=0.0: must be greater than 0"):
+        FedPAC(head_lr=0.0)
+
+
+def test_a_recipe_can_tell_the_head_to_take_the_rounds_rate() -> None:
+    raw = {"algorithms": [{"name": "fedpac"}]}
+    told, usual = config.load(raw, ["fedpac.head_lr=recipe"]), config.load(raw)
+    assert (told.algorithms[0].algorithm, usual.algorithms[0].algorithm) == (FedPAC(head_lr=None), FedPAC())
+    for recipe in (told, usual):
+        assert config.load(tomllib.loads(config.dump(recipe))) == recipe
 
 
 def test_the_pull_to_prototypes_by_hand() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from personafl import (
     DMPFL,
     FLDA,
     Algorithm,
+    Ditto,
     FedAvg,
     FedFu,
     FedPeWS,
@@ -393,6 +396,36 @@ def test_the_base_begins_with_the_warmed_up_model() -> None:
     sim.step()
     checks.assert_agree(warmed(sim), tree.without(sim.server, "warm"))
     assert not torch.equal(sim.server["head.weight"], sim.model.initial["head.weight"])
+
+
+def test_the_base_counts_its_own_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of eight rounds are warm-up: every hook of the base hears of its rounds 0 to 5."""
+    heard: dict[str, list[int]] = {}
+    hooks = ("download", "start", "turns", "upload", "keep", "weigh", "summands", "remember", "aggregate")
+
+    def noting(hook: str) -> Callable[..., object]:
+        real = getattr(Ditto, hook)
+
+        def noted(self: Ditto, *args: Any) -> object:
+            if not args[-1].predicting:
+                heard.setdefault(hook, []).append(args[-1].number)
+            return real(self, *args)
+
+        return noted
+
+    for hook in hooks:
+        monkeypatch.setattr(Ditto, hook, noting(hook))
+    checks.played(FedPeWS(base=Ditto(), warmup_share=0.3), local_epochs=1)
+    assert heard == {hook: list(range(6)) for hook in hooks}
+
+
+def test_the_servers_state_has_the_same_names_in_and_after_the_warm_up() -> None:
+    sim = worlds.simulation(FedPeWS(base=DM, warmup_share=0.3), local_epochs=1)
+    names = sim.server.keys()
+    assert any(n.startswith("mask/") for n in names)
+    for stage in sim.schedule:
+        sim.step()
+        assert sim.server.keys() == names, stage
 
 
 def test_every_client_of_dm_pfl_begins_with_the_masks_of_the_warmed_up_model() -> None:

@@ -7,7 +7,26 @@ import torch
 from torch import Tensor, nn
 
 import personafl
-from personafl import ALGORITHMS, Algorithm, FedAvg, FedPeWS, FedPeWSFixed, Inherit, LGFedAvg, Scaffold, StackedModel
+from personafl import (
+    ALGORITHMS,
+    APFL,
+    COPFL,
+    DMPFL,
+    FML,
+    MOON,
+    Algorithm,
+    FedAvg,
+    FedFu,
+    FedMMD,
+    FedNova,
+    FedPeWS,
+    FedPeWSFixed,
+    FedProx,
+    Inherit,
+    LGFedAvg,
+    Scaffold,
+    StackedModel,
+)
 from personafl.core import cost
 from personafl.core.types import Setup, Stage
 from tests import worlds
@@ -71,6 +90,21 @@ def test_parts_that_would_collide_are_refused() -> None:
         FedPeWS(base=ALGORITHMS["fedphp"](), inherit=Inherit())
 
 
+@pytest.mark.parametrize("warm_up", [FedPeWS, FedPeWSFixed])
+@pytest.mark.parametrize(("base", "settings"), [(FedFu, {}), (MOON, {"projection": True})], ids=["fedfu", "moon"])
+def test_what_a_method_refuses_around_it_is_refused_around_its_warm_up(
+    warm_up: type[FedPeWS], base: type[Algorithm], settings: dict[str, bool]
+) -> None:
+    with pytest.raises(ValueError, match="which run the model alone") as alone:
+        base(**settings, inherit=Inherit())
+    with pytest.raises(ValueError, match="which run the model alone") as warmed:
+        warm_up(base=base(**settings), inherit=Inherit())
+    assert str(warmed.value) == str(alone.value)
+    table = {"name": next(n for n, cls in ALGORITHMS.items() if cls is base), **settings, "weights": "cowa"}
+    with pytest.raises(ValueError, match="which run the model alone"):
+        personafl.config.load({"algorithms": [{"name": "fedpews", "base": table}]})
+
+
 def test_too_few_units_for_fixed_shares_are_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"convs.0.weight has 4 units for 6 clients: some get none"):
         worlds.simulation(FedPeWSFixed(), "cnn")
@@ -129,3 +163,48 @@ def test_a_client_with_several_models_is_no_single_module() -> None:
     assert isinstance(result["fedavg"].client(0).module, nn.Module)
     with pytest.raises(ValueError, match="client 0 answers with more than one module"):
         _ = result["flda"].client(0).module
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedProx(proximal_weight=-1.0), "proximal_weight"),
+        (lambda: FedNova(proximal_weight=-1.0), "proximal_weight"),
+        (lambda: FedNova(server_momentum=1.0), r"server_momentum=1.0: must be in \[0, 1\)"),
+        (lambda: LGFedAvg(shared_layers=0), "shared_layers"),
+        (lambda: APFL(alpha=2.0), "alpha"),
+        (lambda: FML(beta=-0.1), "beta"),
+        (lambda: MOON(temperature=0.0), "temperature"),
+        (lambda: MOON(contrast_weight=-1.0), "contrast_weight=-1.0"),
+        (lambda: DMPFL(vote_threshold=1.5), r"vote_threshold=1.5: must be in \[0, 1\]"),
+        (lambda: COPFL(beta1=1.0), r"beta1=1.0: must be in \[0, 1\)"),
+        (lambda: FedAvg(optimizer="adagrad"), "optimizer='adagrad': possible are sgd, adam"),
+        (lambda: LGFedAvg(warm_start=1.0), r"warm_start=1.0: must be in \[0, 1\)"),
+        (lambda: MOON(projection=True, inherit=Inherit()), "projection=True: not with inherit"),
+        (lambda: MOON(projection=True, weights="cowa"), "projection=True: not with inherit or weights by contribution"),
+        (lambda: FedFu(inherit=Inherit()), "FedFu: not with inherit or weights by contribution"),
+        (lambda: FedFu(weights="cowa-server"), "FedFu: not with inherit or weights by contribution"),
+        (lambda: FedMMD(discrepancy_weight=-1.0), "discrepancy_weight"),
+        (lambda: FedAvg(weights="many"), "possible are examples, uniform"),
+    ],
+)
+def test_impossible_settings_are_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("co-pfl", {"beta1": 0.0, "beta2": 0.0}),
+        ("dm-pfl", {"vote_threshold": 0.0}),
+        ("dm-pfl", {"vote_threshold": 1.0}),
+        ("moon", {"contrast_weight": 0.0}),
+        ("fedavg", {"optimizer": None}),
+    ],
+    ids=str,
+)
+def test_the_ends_of_a_range_are_possible(settings: tuple[str, dict[str, float | None]]) -> None:
+    name, values = settings
+    made = ALGORITHMS[name](**values)
+    assert {n: getattr(made, n) for n in values} == values

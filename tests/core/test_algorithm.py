@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from personafl import FedRep, StackedModel
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
 from personafl.core.types import Params
 from tests import worlds
 
@@ -56,3 +59,26 @@ def test_added_state_is_kept_over_rounds() -> None:
     sim = worlds.simulation(Diary(), num_rounds=2)
     sim.run()
     assert {"own/head.weight", "own/head.bias", "rounds"} <= sim.store.gather(sim.everybody).keys()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Algorithm):
+    """A method with another default for a setting all methods have."""
+
+    weights: str = "uniform"
+
+
+def test_a_setting_with_another_default_keeps_its_words_and_choices() -> None:
+    mine, first = ({f.name: f for f in cls.settings()}["weights"] for cls in (Uniform, Algorithm))
+    assert (mine.default, first.default) == ("uniform", "examples")
+    assert mine.metadata == first.metadata
+    assert mine.metadata["help"]
+    with pytest.raises(UserError, match="weights='many': possible are examples, uniform"):
+        Uniform(weights="many")
+
+
+def test_a_head_may_be_a_single_tensor() -> None:
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3, bias=False))
+    sim = worlds.simulation(FedRep(), model=StackedModel(module, torch.zeros(2, 6)))
+    assert sim.algorithm.own_head() == {"2.weight"}
+    assert sim.server.keys() == {"0.weight", "0.bias"}

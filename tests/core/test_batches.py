@@ -179,10 +179,11 @@ def test_the_mean_of_a_batch_is_over_real_examples():
 def test_in_order_walks_each_clients_rows_once():
     data = examples()
     walked: dict[int, list[int]] = {c: [] for c in range(3)}
-    firsts, widths = [], []
+    firsts, widths, full = [], [], []
     for batch, first in batches.in_order(data, 3, torch.float32):
         firsts.append(first)
         widths.append(batch.x.shape[:2])
+        full.append(batch.valid is None)
         for c in range(batch.x.shape[0]):
             walked[c] += batch.y[c, : batch.count[c]].tolist()
             real = torch.ones(batch.x.shape[1]).bool() if batch.valid is None else batch.valid[c]
@@ -190,6 +191,7 @@ def test_in_order_walks_each_clients_rows_once():
     assert walked == {c: own_rows(data, c) for c in range(3)}
     assert firsts == [0, 3, 6]
     assert widths == [(3, 3), (2, 3), (1, 1)]  # only clients that have rows left, no wider than the data
+    assert full == [False, False, True]  # 3, 3 and 2 rows, then 3 and 1, then 1
 
 
 def test_sums_ignore_padding():

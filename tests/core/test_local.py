@@ -172,6 +172,37 @@ def test_a_survey_sees_the_model_as_it_then_is_and_leaves_it() -> None:
     assert all(torch.equal(before.params[n], after.params[n]) for n in NAMES)
 
 
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_data_pass_costs_a_forward_pass_of_each_example_and_model(models: int) -> None:
+    """2 (6 * 12 + 12 * 8 + 8 * 3) + 12 + 8 + 3 = 407 FLOP, with and without masks."""
+    _, work = run_local_work(TASK, begin(), [DataPass(losses, noted, models)], DATA, worlds.training(), RND)
+    assert work.flops.tolist() == [models * 407 * n for n in (28, 22, 16, 10, 6, 3)]
+    assert torch.equal(work.dense_flops, work.flops)
+
+
+def test_a_loss_and_a_data_pass_see_the_ids_and_streams_of_the_clients_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minibatches of 12 over 28, 22, 16, 10, 6 and 3 rows: six clients, then three, then one."""
+    monkeypatch.setattr("personafl.core.batches.SWEEP", 12)
+    trained: list[tuple[Tensor | None, Tensor | None]] = []
+    measured: list[tuple[Tensor | None, Tensor | None]] = []
+
+    def loss(task: Task, local: ClientState, batch: Batch) -> Tensor:
+        trained.append((local.ids, local.keys))
+        return task.loss(local.params, batch)
+
+    def measure(task: Task, local: ClientState, batch: Batch) -> Params:
+        measured.append((local.ids, local.keys))
+        return {"count": batch.count}
+
+    done = go([Turn(whole(NAMES), loss=loss, epochs=1), DataPass(measure, noted)], batch_size=12)
+    assert done.keys is not None and len(set(done.keys.tolist())) == 6
+    for seen in (trained, measured):
+        assert [len(ids) for ids, _ in seen if ids is not None] == [6, 3, 1]
+        for ids, keys in seen:
+            assert ids is not None and torch.equal(ids, IDS[: len(ids)])
+            assert keys is not None and torch.equal(keys, done.keys[: len(ids)])
+
+
 def test_a_change_is_made_between_turns() -> None:
     def zero(local: ClientState) -> ClientState:
         return dataclasses.replace(

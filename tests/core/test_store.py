@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from personafl import DMPFL
 from personafl.core import store as module
 from personafl.core.store import Store, row_bytes
+from tests import worlds
 
 
 def fresh(ids):
@@ -272,3 +274,9 @@ def test_what_is_no_store_is_refused(tmp_path):
     (tmp_path / "a" / "store.json").write_text('{"format": 2}')
     with pytest.raises(ValueError, match="format 2, this version reads format 1"):
         Store.opened(fresh, tmp_path / "a")
+
+
+def test_a_row_of_dm_pfl_is_its_weights_and_a_bit_for_each() -> None:
+    """A layer of 6 x 12, 12 x 8 and 8 x 3 weights: 192 float64, 9 + 12 + 3 bytes of masks, a counter."""
+    sim = worlds.simulation(DMPFL())
+    assert row_bytes(sim.store.fresh(torch.arange(1))) == 8 * 192 + 9 + 12 + 3 + 4

@@ -395,3 +395,8 @@ def test_splits_drawn_later_are_cut_once_for_all_of_them(monkeypatch):
     monkeypatch.setattr(federated, "_cut", lambda client, *rest: cuts.append(client) or real(client, *rest))
     assert late.materialize().digest() == early.digest() == early.materialize().digest()
     assert cuts == [0, 1, 2]
+
+
+def test_at_least_one_client_must_take_part():
+    with pytest.raises(ValueError, match="3 of 3 clients held out: at least one must take part"):
+        Federation.build(source(), PARTS, seed=0, unseen=3)

@@ -86,10 +86,10 @@ def test_the_pool_is_everybodys_test_data(federation):
 
 
 def test_draws_are_a_function_of_the_seed(federation):
-    digest = shift.draw(federation, "donor", seed=0).digest()
-    assert digest == shift.draw(federation, "donor", seed=0).digest()
-    assert digest != shift.draw(federation, "donor", seed=1).digest()
-    assert digest != shift.draw(federation, "pool", seed=0).digest()
+    digest = shift.draw(federation, "donor", seed=0, draws=5).digest()
+    assert digest == shift.draw(federation, "donor", seed=0, draws=5).digest()
+    assert digest != shift.draw(federation, "donor", seed=1, draws=5).digest()
+    assert digest != shift.draw(federation, "pool", seed=0, draws=5).digest()
 
 
 def test_asking_for_more_draws_keeps_the_first_ones(federation):
@@ -105,8 +105,8 @@ def test_one_client_alone_has_no_donor():
     source = Source("toy", torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64), 1)
     single = Federation.build(source, [np.arange(8)], seed=0)
     with pytest.raises(ValueError, match="one client alone has no donor"):
-        shift.draw(single, "donor", seed=0)
-    assert len(of(shift.draw(single, "pool", seed=0).rows[0], 0)) == 2
+        shift.draw(single, "donor", seed=0, draws=5)
+    assert len(of(shift.draw(single, "pool", seed=0, draws=5).rows[0], 0)) == 2
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,14 @@ def test_similarity_overlap_and_density_by_hand() -> None:
     )
 
 
+def test_a_mask_of_one_position_is_in_the_servers_or_not() -> None:
+    """0 of 1 for the first client, 1 of 1 for the second, 1 of 2 for the third."""
+    held = {"a": bits("100", "010", "110"), "global/a": bits("011").expand(3, 3)}
+    found = masks.summary(masks.sums(held))
+    assert found is not None
+    assert found["overlap"] == pytest.approx({"a": (0 + 1 + 1 / 2) / 3})
+
+
 def test_the_sums_of_parts_are_those_of_all() -> None:
     whole = masks.sums(OWN | COMMON)
     parts = [masks.sums(tree.take(OWN | COMMON, slice(a, b))) for a, b in ((0, 1), (1, 3))]

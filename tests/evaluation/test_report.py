@@ -144,3 +144,32 @@ def test_the_expectation_stands_beside_what_was_drawn(monkeypatch: pytest.Monkey
     dashed = [line for line in figures[1].axes[0].lines if line.get_linestyle() == "--"]
     assert [list(line.get_xdata()) for line in dashed] == [[0, 100]]
     assert list(dashed[0].get_ydata()) == pytest.approx([90.0, 10.3])
+
+
+def test_a_run_without_newcomers_beside_one_with_has_a_dash() -> None:
+    one, other = summary("fedavg", 0, 0.9, 0.5), summary("fedper", 0, 0.9, 0.5)
+    one["accuracy"]["unseen"] = {"mean": 0.7, "std": 0.1}
+    place = report.columns([one, other]).index("Newcomers")
+    assert [r[place] == "–" for r in report.rows([one, other])] == [False, True]
+
+
+def test_the_rule_below_the_head_has_its_columns() -> None:
+    head, rule, row, *_ = report.markdown([summary("ditto", 0, 0.9, 0.5)]).splitlines()
+    assert set(rule) == {"|", "-"}
+    edges = [[i for i, c in enumerate(line) if c == "|"] for line in (head, rule, row)]
+    assert edges[0] == edges[1] == edges[2]
+    assert len(edges[0]) == len(report.COLUMNS) + 1
+
+
+def test_curves_are_drawn_over_rounds_from_one_and_in_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(report, "_drawn", lambda figure: figures.append(figure) or "")
+    curve: list[dict[str, Any]] = [
+        {"round": 0, "personal": {"mean": 0.5}},
+        {"round": 4},
+        {"round": 9, "personal": {"mean": 0.75}},
+    ]
+    report.html([summary("ditto", 0, 0.9, 0.25)], {"ditto": curve}, title="x")
+    (over_rounds,), (over_degrees,) = (figure.axes[0].lines for figure in figures)
+    assert (list(over_rounds.get_xdata()), list(over_rounds.get_ydata())) == ([1, 10], [50, 75])
+    assert (list(over_degrees.get_xdata()), list(over_degrees.get_ydata())) == ([0, 100], [90, 25])

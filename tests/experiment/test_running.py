@@ -189,3 +189,16 @@ def test_a_shipped_recipe_on_other_data_leaves_its_rates_behind() -> None:
     assert found.training.lr == personafl.Training().lr and found.training.num_rounds == 80
     assert {m.algorithm.lr for m in found.algorithms} == {None}
     assert config.load(None, ["data.dataset=mnist"]).name == "own"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"store": "tape"}, r"--store tape: possible are auto, device, host, disk"),
+        ({"memory": -1.0}, r"--memory -1: must be greater than 0"),
+        ({"memory": 0.001}, r"memory=0.001: .* GiB are in use before the first round; allow more"),
+    ],
+)
+def test_impossible_homes_and_limits_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        personafl.run(None, "training.num_rounds=1", "algorithms=fedavg", **options)  # type: ignore[arg-type]

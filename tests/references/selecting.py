@@ -223,7 +223,7 @@ class FedPAC(Reference):
         *,
         alignment_weight: float = 1.0,
         head_epochs: int = 1,
-        head_lr: float = 0.1,
+        head_lr: float | None = 0.1,
     ) -> None:
         super().__init__(module, federation, training)
         self.alignment_weight, self.head_epochs, self.head_lr = alignment_weight, head_epochs, head_lr

@@ -1,10 +1,13 @@
-"""The round, chunks and threads, fairness of comparisons, and models that keep running statistics."""
+"""The round, chunks and threads, homes of clients' rows, fairness of comparisons, and running statistics."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,13 +19,18 @@ from personafl import (
     Ditto,
     Evaluation,
     FedAvg,
+    Federation,
     FedRep,
     LocalOnly,
     Simulation,
+    Source,
     StackedModel,
 )
 from personafl.core import tree
+from personafl.core.store import HOST, Store
 from personafl.core.types import Stage
+from personafl.data.federated import LAZY_FROM, LazySplit
+from personafl.data.ragged import Ragged
 from personafl.sim.accounting import add, total
 from personafl.sim.execution_plan import PASS, ExecutionPlan, choose
 from tests import worlds
@@ -340,3 +348,153 @@ def test_a_loss_that_is_no_number_is_written_as_none() -> None:
 def test_a_limit_leaves_a_quarter_to_the_activations_of_an_evaluation(room: float, share: float) -> None:
     fed, cpu = worlds.federation(), torch.device("cpu")
     assert choose(worlds.model(), worlds.training(), cpu, fed.sizes("train"), room=room).activations == share
+
+
+# Homes of clients' rows, and rounds that cost what their cohort costs
+
+KEEPS = ("ditto", "scaffold", "fedpac", "fedselect", "co-pfl", "fedphp", "dm-pfl", "fedavg-ft")
+
+
+def long_enough(name: str) -> int:
+    """As many as it takes for all of a method to happen: two iterations, two selections, or what comes back."""
+    return {"dm-pfl": 8, "fedselect": 7}.get(name, 4)
+
+
+def state(sim: Simulation) -> dict[str, Tensor]:
+    """All that a simulation ended up with."""
+    kept, known = sim.store.gather(sim.everybody), sim.known.gather(sim.everybody)
+    return {
+        f"{where}:{n}": t
+        for where, part in (("server", sim.server), ("kept", kept), ("known", known))
+        for n, t in part.items()
+    }
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_every_home_gives_the_same_numbers(name: str, tmp_path: Path) -> None:
+    found = []
+    for home in ("device", "host", tmp_path / "store"):
+        sim = worlds.simulation(ALGORITHMS[name](), store=home, num_rounds=long_enough(name))
+        sim.run()
+        found.append(state(sim))
+        assert sim.store.home == (tmp_path / "store" / "clients" if isinstance(home, Path) else HOST)
+    assert all(torch.equal(other[n], t) for other in found[1:] for n, t in found[0].items())
+
+
+@pytest.fixture(scope="module", params=KEEPS)
+def whole(request: pytest.FixtureRequest) -> tuple[str, dict[str, Tensor]]:
+    """A method, and what it ends up with when all clients are one stack."""
+    sim = worlds.simulation(
+        ALGORITHMS[request.param](), join_ratio=1.0, chunk=100, num_rounds=long_enough(request.param)
+    )
+    sim.run()
+    return request.param, state(sim)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_stacks_smaller_than_the_cohort_give_the_same_numbers(
+    whole: tuple[str, dict[str, Tensor]], chunk: int, tmp_path: Path
+) -> None:
+    """In float64; products of one client alone and of several may differ in the last bit of some thousand."""
+    name, expected = whole
+    sim = worlds.simulation(
+        ALGORITHMS[name](), join_ratio=1.0, chunk=chunk, num_rounds=long_enough(name), store=tmp_path / "store"
+    )
+    sim.run()
+    for (n, a), b in zip(expected.items(), state(sim).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11, msg=lambda m, n=n: f"{n}: {m}")
+
+
+def test_a_run_expects_the_clients_its_stages_come_across() -> None:
+    """Six clients, three a round, eight rounds; DM-PFL's sampled phases see those drawn, its usual one sees all."""
+    assert worlds.simulation(Ditto(), num_rounds=1).touched() == 3
+    assert worlds.simulation(Ditto()).touched() == 6
+    assert worlds.simulation(Ditto(), join_ratio=0.17, num_rounds=4).touched() == 4  # one a round
+    assert worlds.simulation(DMPFL(iterations=1), join_ratio=0.17, num_rounds=4).touched() == 6
+    sim = worlds.simulation(DMPFL(iterations=1, personal_share="sampled"), join_ratio=0.17, num_rounds=4)
+    assert sim.touched() == 4
+
+
+@pytest.fixture(scope="module")
+def many() -> Federation:
+    """More clients than splits are drawn for at once, of four points each."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (8 * LAZY_FROM,), generator=draw)
+    x = torch.randn(8 * LAZY_FROM, 6, generator=draw) + y.view(-1, 1)
+    return Federation.build(Source("many", x, y, 3), Ragged.cut(np.arange(8 * LAZY_FROM), np.full(2 * LAZY_FROM, 4)), 0)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many rows and splits of clients are asked for."""
+    found = {"rows": 0, "most": 0, "splits": 0}
+    gather, client = Store.gather, LazySplit.client
+
+    def counted(store: Store, ids: Tensor) -> dict[str, Tensor]:
+        found["rows"] += len(ids)
+        found["most"] = max(found["most"], len(ids))
+        return gather(store, ids)
+
+    def drawn(split: LazySplit, id: int) -> np.ndarray:
+        found["splits"] += 1
+        return client(split, id)
+
+    monkeypatch.setattr(Store, "gather", counted)
+    monkeypatch.setattr(LazySplit, "client", drawn)
+    return found
+
+
+def test_a_round_touches_its_cohort_alone(many: Federation, asked: dict[str, int], tmp_path: Path) -> None:
+    """Forty thousand clients, twenty a round: rows and splits of twenty, and of those scored in the end."""
+    judge = Evaluation(shift="none", eval_every=1000, clients=30)
+    sim = worlds.simulation(
+        DMPFL(iterations=1, personal_share="sampled"),
+        fed=many,
+        join_ratio=20 / many.num_clients,
+        num_rounds=4,
+        evaluation=judge,
+        store=tmp_path / "store",
+    )
+    for t in range(3):
+        before = dict(asked)
+        sim.step()
+        assert asked["splits"] - before["splits"] == 20
+        assert asked["rows"] - before["rows"] == 20 * (3 if sim.schedule[t].up else 2)  # kept; known, sent and received
+    assert len(sim.store) <= 4 * 20
+    sim.run()
+    sim.clients_table()
+    assert asked["most"] == 30
+
+
+def test_a_stage_of_all_clients_goes_through_in_stacks(asked: dict[str, int], tmp_path: Path) -> None:
+    sizes = (5,) * 200
+    sim = worlds.simulation(
+        DMPFL(iterations=1),
+        fed=worlds.federation(sizes=sizes),
+        join_ratio=0.05,
+        chunk=16,
+        num_rounds=4,
+        store=tmp_path / "s",
+    )
+    sim.run()
+    assert any(s.who == "all" for s in sim.schedule)
+    assert len(sim.store) == 200
+    assert asked["most"] == 16
+
+
+def test_nothing_of_a_stack_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What many stacks leave behind would keep the memory around it from being used again."""
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    most, play = [], Simulation._client_side
+
+    def counted(*args: object) -> object:
+        most.append(len(alive))
+        alive.add(work := (part := play(*args)).work)  # type: ignore[arg-type]
+        del work
+        return part
+
+    monkeypatch.setattr(Simulation, "_client_side", counted)
+    sim = worlds.simulation(DMPFL(iterations=1), fed=worlds.federation(sizes=(5,) * 40), chunk=2, num_rounds=4)
+    sim.run()
+    assert len(most) > 40 / 2
+    assert max(most) == 1  # the one before

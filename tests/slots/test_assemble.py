@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import COPFL, DMPFL, Algorithm, FedAvg, FedPeWS, FedPeWSFixed, FedRep, Inherit
+from personafl import COPFL, DMPFL, Algorithm, Ditto, FedAvg, FedPeWS, FedPeWSFixed, FedRep, Inherit
 from personafl.core import tree
 from personafl.core.algorithm import ClientState
 from personafl.core.types import Download, Params, Payload, Round, Setup
@@ -76,6 +76,14 @@ def test_a_part_keeps_the_methods_own_learning_rate_and_inference() -> None:
     assert method.inference == "adaptive"
     said = method.evaluated("after_aggregation")
     assert said == "per sample the surer of the global model and the client's inherited private model"
+
+
+def test_an_inference_around_a_method_is_said_and_one_within_it_is_said_once() -> None:
+    own = Ditto().evaluated("after_aggregation")
+    surer = f"per sample the surer of the global model and {own}"
+    assert bound(FedPeWS(base=Ditto())).evaluated("after_aggregation") == own
+    assert bound(FedPeWS(base=Ditto(), inference="adaptive")).evaluated("after_aggregation") == surer
+    assert bound(FedPeWS(base=Ditto(inference="adaptive"))).evaluated("after_aggregation") == surer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,6 +174,18 @@ def test_without_the_client_the_model_is_the_others() -> None:
     torch.testing.assert_close(found, vector((0, -2), (-1, 0)))
 
 
+def test_where_the_server_sent_nothing_the_others_model_has_the_clients_own_weight() -> None:
+    """It counted 0.25 with (-1, -3); of (-0.25, 5) the server sent the first: (-0.25 + 0.25) / 0.75 = 0, and 5."""
+    yes, mine = (
+        torch.ones(1, 1, 2, dtype=torch.bool),
+        {"received/weight": vector((0, 0)), "sent/weight": vector((-1, -3))},
+    )
+    kept = mine | {"had/weight": yes, "where/weight": yes}
+    got, share = {"weight": torch.tensor([[[True, False]]])}, torch.tensor([0.25], dtype=torch.float64)
+    found = tiny("cowa")._others(kept, {"weight": vector((-0.25, 5))}, got, share, {})
+    torch.testing.assert_close(found["weight"], vector((0, 5)))
+
+
 def second_round(method: Contribution, server: Params, kept: Params, known: Params) -> tuple[Params, Params, Params]:
     """The second client alone sends (3, 4), so the server then is there."""
     one = slice(1, 2)
@@ -515,3 +527,20 @@ def test_the_rehearsal_of_a_sparse_method_keeps_its_mask(weights: str) -> None:
 def number_and_name(name: str) -> int:
     """Bytes of a float64 without an axis: length and name, type, value; in half of eight rounds."""
     return 2 + len(name) + 3 + 8
+
+
+def test_a_stage_without_uploads_keeps_what_the_method_keeps_and_nothing_of_the_part() -> None:
+    """DM-PFL's personal refinement, the last of four rounds."""
+    sim = worlds.simulation(
+        DMPFL(readjust_share=0.3, readjust_interval=1, iterations=1, weights="cowa"), num_rounds=4, join_ratio=1.0
+    )
+    for _ in range(3):
+        sim.step()
+    before = checks.everyone(sim)
+    sim.step()
+    after = checks.everyone(sim)
+    assert not sim.schedule[3].up
+    refined = before["aux/refined"], after["aux/refined"]
+    assert [t.tolist() for t in refined] == [[0] * 6, [1] * 6]
+    assert not torch.equal(before["personal/layers.1.weight"], after["personal/layers.1.weight"])
+    checks.assert_agree(tree.under(before, "cowa"), tree.under(after, "cowa"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from personafl import DMPFL, Algorithm, Ditto, FedRep, Inherit
+from personafl import DMPFL, Algorithm, Ditto, FedAvg, FedProx, FedRep, Inherit
 from personafl.core import tree
 from personafl.core.types import Masked
 from tests import checks, worlds
@@ -91,3 +91,14 @@ def test_fedrep_learns_of_its_own_head_by_the_inherited_one() -> None:
     sim = worlds.simulation(algorithm, num_rounds=1)
     sim.run()
     checks.assert_close({n: sim.model.initial[n] for n in sim.server}, sim.server)
+
+
+@pytest.mark.parametrize(("transfer", "passes"), [("mmd", (1, 4)), ("kd", (1, 4)), ("l2", (1, 4)), ("prox", (0, 0))])
+def test_teaching_costs_the_teachers_forward_pass(transfer: str, passes: tuple[int, int]) -> None:
+    """Of 407 FLOP; beside a loss that is not the usual one the student is trained once more. Two epochs of 85 rows."""
+    for method, more in zip((FedAvg, FedProx), passes, strict=True):
+        taught, plain = (
+            checks.played(method(inherit=inherit), num_rounds=1, join_ratio=1.0)
+            for inherit in (Inherit(transfer=transfer), None)
+        )
+        assert taught.totals.flops - plain.totals.flops == 2 * 85 * more * 407

@@ -1,4 +1,4 @@
-"""The discrepancy of two batches, by numbers derived in sight (a double loop is in test_baselines.py)."""
+"""The discrepancy of two batches, by numbers derived in sight and by a double loop."""
 
 from __future__ import annotations
 
@@ -141,3 +141,35 @@ def test_in_float32_the_gradient_is_right_also_near_the_other_features(apart: fl
     assert found.dtype == grad.dtype == torch.float32
     assert float((grad.double() - exact).norm() / exact.norm()) < 2e-7
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_the_discrepancy_by_a_double_loop_and_without_padding() -> None:
+    draw = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(2, 4, 3, generator=draw, dtype=torch.float64) for _ in range(2))
+    count = torch.tensor([4, 2])
+    valid = torch.arange(4) < count.unsqueeze(1)
+    batch = Batch(a, a, valid, count, torch.zeros(2))
+    for c, n in enumerate(count.tolist()):
+        points = [*a[c, :n], *b[c, :n]]
+        d = torch.tensor([[float((p - q).square().sum()) for q in points] for p in points], dtype=torch.float64)
+        width = d.sum() / (len(points) ** 2 - len(points))
+        k = sum(torch.exp(-d / (width * 2**i / 4)) for i in range(5))
+        expected = (k[:n, :n] + k[n:, n:] - k[:n, n:] - k[n:, :n]).mean()
+        torch.testing.assert_close(mmd(a, b, batch)[c], expected, rtol=1e-10, atol=1e-10)
+    assert mmd(a, a, batch).abs().max() < 1e-12
+
+
+def test_features_far_from_the_origin_are_compared_as_those_around_it() -> None:
+    """Multiples of 2^-20 moved by 2^25, exactly; their squares would leave nothing of differences of about one."""
+    a, b = ((random(4, 5, 3) * 2**20).round() / 2**20).split(2)
+    near, far = (mmd(a + shift, b + shift, batch(a)) for shift in (0.0, 2.0**25))
+    assert near.min() > 0.1
+    torch.testing.assert_close(far, near, rtol=1e-9, atol=0)  # the middle is rounded, but the same for all points
+
+
+def test_a_client_without_examples_has_no_discrepancy_and_no_gradient() -> None:
+    a = random(2, 3, 2).requires_grad_()
+    found = mmd(a, a.detach() + 1, batch(a.detach(), [3, 0]))
+    (grad,) = torch.autograd.grad(found.sum(), a)
+    assert found[0] > 0 and found[1] == 0
+    assert grad[0].any() and not grad[1].any()

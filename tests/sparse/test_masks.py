@@ -38,6 +38,11 @@ def test_minus_infinity_is_never_taken():
     assert torch.equal(masks.top_k(scores, 3), bools(".x.x"))
 
 
+def test_infinity_is_above_the_largest_number():
+    scores = torch.tensor([[torch.finfo(torch.float32).max, torch.inf, 1.0]])
+    assert masks.top_k(scores, 1).tolist() == [[False, True, False]]
+
+
 def test_top_k_of_a_client_does_not_depend_on_the_stack():
     scores = torch.rand(5, 30, generator=torch.Generator().manual_seed(0)).round(decimals=1)  # many ties
     k = torch.tensor([3, 0, 30, 15, 7])

@@ -20,7 +20,17 @@ from torch.nn.functional import one_hot
 
 from personafl.algorithms import simplex
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, DataPass, LocalWork, choose, own_loss, setting, whole
+from personafl.core.algorithm import (
+    FROM_TRAINING,
+    Algorithm,
+    ClientState,
+    DataPass,
+    LocalWork,
+    choose,
+    own_loss,
+    setting,
+    whole,
+)
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Params, Payload, Round, Task, per_example
 
@@ -31,15 +41,18 @@ class FedPAC(Algorithm):
 
     evaluates: ClassVar[str] = "the global body under the client's combined head"
     newcomers: ClassVar[str] = "the global body under the initial head, trained for a session"
+    from_recipe: ClassVar[tuple[str, ...]] = (*FROM_TRAINING, "head_lr")
 
     alignment_weight: float = setting(1.0, "pull of features to the prototype of their class (lambda)")
     head_epochs: float = setting(1.0, "epochs of the head before the body's")
-    head_lr: float = setting(0.1, "learning rate of the head; 0 takes the round's")
+    head_lr: float | None = setting(0.1, "learning rate of the head in every round (recipe: the round's)")
 
     def check(self) -> None:
-        for name in ("alignment_weight", "head_epochs", "head_lr"):
+        for name in ("alignment_weight", "head_epochs"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)}: must not be negative")
+        if self.head_lr is not None and self.head_lr <= 0:
+            raise UserError(f"head_lr={self.head_lr}: must be greater than 0")
 
     def needs_uploads(self) -> bool:
         return True
@@ -89,13 +102,12 @@ class FedPAC(Algorithm):
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         head = [n for n in self.info.parameters if n in self.info.head]
         body = [n for n in self.info.parameters if n not in self.info.head]
-        rate = self.head_lr or None
         if rnd.phase == "newcomer":
-            return [self.usual_turn(whole(head), lr=rate)]
+            return [self.usual_turn(whole(head), lr=self.head_lr)]
         loss = self._aligned if rnd.number and self.alignment_weight else own_loss
         return [
             DataPass(self._by_class, self._noted("before")),
-            self.usual_turn(whole(head), self.head_epochs, lr=rate),
+            self.usual_turn(whole(head), self.head_epochs, lr=self.head_lr),
             self.usual_turn(whole(body), loss=loss),
             DataPass(self._by_class, self._noted("after")),
         ]

@@ -36,6 +36,8 @@ class FedFu(Algorithm):
     weights: str = "uniform"
 
     def check(self) -> None:
+        if self.inherit is not None or self.weights.startswith("cowa"):
+            raise UserError("FedFu: not with inherit or weights by contribution, which run the model alone")
         if not 0 <= self.smoothing < 1:
             raise UserError(f"smoothing={self.smoothing}: must be in [0, 1)")
 

@@ -58,8 +58,10 @@ class WarmUp(MethodWrapper):
             raise UserError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
         if isinstance(self.base, WarmUp):
             raise UserError("base: a warm-up cannot warm up another warm-up")
-        if self.inherit is not None and self.base.inherit is not None:
-            raise UserError("inherit: set it here or on the base, not on both")
+        if self.inherit is not None:
+            if self.base.inherit is not None:
+                raise UserError("inherit: set it here or on the base, not on both")
+            replace(self.base, inherit=self.inherit)  # which refuses it where the base does
 
     def bind(self, setup: Setup) -> Self:
         mine = super().bind(setup)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from personafl import config
 from personafl.cli.terminal import console
-from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
+from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.core.errors import UserError
 
 
@@ -145,7 +145,7 @@ def _explain(name: str, cls: Any) -> None:
         choices = f.metadata.get("choices")
         meaning = f.metadata.get("help", "") + (f" ({', '.join(choices)})" if choices else "")
         filled = dataclasses.is_dataclass(f.default) and not isinstance(f.default, Algorithm)
-        default = RECIPE if f.default is None and f.name in FROM_TRAINING else _shown(f.default)
+        default = RECIPE if f.default is None and f.name in cls.from_recipe else _shown(f.default)
         table.add_row(f.name, "a table:" if filled else default, escape(meaning))
         if filled:
             for g in dataclasses.fields(f.default):

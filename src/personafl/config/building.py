@@ -10,7 +10,7 @@ from typing import Any
 from personafl.algorithms import ALGORITHMS
 from personafl.config.names import algorithm_class, name_of
 from personafl.config.recipe import SECTIONS, Method, Recipe
-from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
+from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.core.errors import UserError
 from personafl.core.settings import hints, shortened, typed, unknown
 
@@ -96,7 +96,7 @@ def method(entry: Any) -> Method:
     for key, value in settings.items():
         if key not in known:
             raise UserError(f"{label}.{key}={value!r}: {unknown('setting', key, known, f'of {name}')}")
-        taken = key in FROM_TRAINING and value in (None, RECIPE)
+        taken = key in cls.from_recipe and value in (None, RECIPE)
         fillings = known[key].metadata.get("fillings")
         values[key] = None if taken else _slot(f"{label}.{key}", value, of_type.get(key, Any), fillings)
     try:

@@ -11,7 +11,7 @@ import tomli_w
 
 from personafl.config.names import name_of
 from personafl.config.recipe import SECTIONS, Recipe, unused, values
-from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
+from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.data import DATASETS
 
 
@@ -54,6 +54,6 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
             out[f.name] = ({} if name == next(iter(fillings)) else {"name": name}) | dataclasses.asdict(value)
         elif value is not None:
             out[f.name] = value
-        elif f.name in FROM_TRAINING and f.default is not None:
+        elif f.name in algorithm.from_recipe and f.default is not None:
             out[f.name] = RECIPE
     return out

@@ -149,6 +149,7 @@ class Algorithm(metaclass=SettingsMeta):
     evaluates: ClassVar[str] = "the client's own model"
     newcomers: ClassVar[str] = "the global model"  # what a client gets that joins after training
     compares_features: ClassVar[bool] = False  # whether the model must have a head that is a layer of its own
+    from_recipe: ClassVar[tuple[str, ...]] = FROM_TRAINING  # settings whose None, `"recipe"` in TOML, is the recipe's
 
     optimizer: OptimizerName | None = setting(
         None, "optimiser of local training (recipe: training.optimizer)", get_args(OptimizerName)
@@ -175,7 +176,7 @@ class Algorithm(metaclass=SettingsMeta):
             if f.name in of_type and not choices:
                 value = typed(f.name, value, of_type[f.name])
                 object.__setattr__(self, f.name, value)
-            if choices and value not in choices and (value is not None or f.name not in FROM_TRAINING):
+            if choices and value not in choices and (value is not None or f.name not in self.from_recipe):
                 raise UserError(f"{f.name}={value!r}: possible are {', '.join(choices)}")
         for name, (fine, must) in BOUNDS.items():
             value = getattr(self, name)

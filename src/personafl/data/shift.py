@@ -135,7 +135,7 @@ class Shift:
         return np.array([self._test(c)[p - self._first[c]] for c, p in zip(who, places, strict=True)], np.int64)
 
 
-def draw(federation: Federation, protocol: str, seed: int, draws: int = 5) -> Shift:
+def draw(federation: Federation, protocol: str, seed: int, draws: int) -> Shift:
     """The shifted test sets of a run."""
     if protocol not in ("donor", "pool", "label"):
         raise UserError(f"evaluation.shift={protocol!r}: possible are {', '.join(PROTOCOLS)}")

@@ -7,6 +7,7 @@ those of the last layer are never masked. After flattening, a channel covers its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ def chain(info: ModelInfo, what: str) -> tuple[Layer, ...]:
     if others or len(info.layers) < 2:
         found = f"parameters elsewhere: {', '.join(others[:3])}" if others else f"{len(info.layers)} layer"
         raise UserError(f"{what} masks the units of a chain of linear and convolution layers; this model has {found}")
-    for before, after in zip(info.layers, info.layers[1:], strict=False):
+    for before, after in pairwise(info.layers):
         if after.shape[1] % before.shape[0]:
             raise UserError(
                 f"{what}: the {after.shape[1]} inputs of {after.weight} are not those of {before.weight}'s "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from itertools import pairwise
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import personafl
 from personafl import (
     ALGORITHMS,
     APFL,
@@ -37,18 +35,24 @@ from personafl import (
 from personafl.core import tree
 from personafl.core.types import Stage
 from personafl.data import Federation
-from personafl.evaluation import report
 from personafl.sim.sampling import largest_first
 from tests import checks, worlds
 
 SHORT = {"num_rounds": 3, "local_epochs": 1, "batch_size": 12}
+
+
 NEW = torch.tensor([4, 5])  # of six, the last two are held out
+
+
 HEAD = {"head.weight", "head.bias"}
+
+
 BUSY: dict[str, dict[str, object]] = {
     "dm-pfl": {"iterations": 1, "readjust_share": 0.3, "readjust_interval": 1},
     "dm-pfl-plus": {"iterations": 1, "readjust_share": 0.3, "readjust_interval": 1},
     "co-pfl": {"lr": 0.01},
 }
+
 
 Finished = tuple[Algorithm, Simulation, dict[str, Tensor]]
 
@@ -243,91 +247,3 @@ def test_newcomers_draw_batches_nobody_drew_in_training() -> None:
     checks.assert_agree(first, again)
     late = simulation(FedAvgFT())
     assert [s.number for s in late.schedule][-1] == 3  # the session is of round 4
-
-
-# In results
-
-
-RECIPE: dict[str, Any] = {
-    "data": {"dataset": "digits", "num_clients": 6, "unseen_ratio": 0.34},
-    "training": {"num_rounds": 2, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 20},
-    "evaluation": {"eval_every": 2, "shift": "none"},
-    "algorithms": [{"name": "fedavg"}, {"name": "fedper"}],
-}
-
-
-@pytest.fixture(scope="module")
-def result() -> personafl.Result:
-    return personafl.run(RECIPE)
-
-
-def test_a_client_held_out_can_be_asked_like_any_other(result: personafl.Result) -> None:
-    sim = result["fedper"].simulation
-    assert (sim.federation.num_clients, sim.federation.unseen) == (4, 2)
-    x = sim.federation.source.x[:5]
-    for c in (4, 5):
-        client = result["fedper"].client(c)
-        assert client.predict(x).shape == (5, 10)
-        assert torch.equal(client.deployed["layers.0.weight"][0], sim.server["layers.0.weight"])
-        assert not torch.equal(client.deployed["head.weight"][0], sim.model.initial["head.weight"])
-    with pytest.raises(ValueError, match=r"client 6: this federation has clients 0..5"):
-        result["fedper"].client(6)
-
-
-def test_the_accuracy_of_newcomers_is_the_mean_over_them(result: personafl.Result) -> None:
-    for label in ("fedavg", "fedper"):
-        sim, scores = result[label].simulation, []
-        for c in (4, 5):
-            x, y = checks.rows_of(sim, c, "test")
-            scores.append(float((result[label].client(c).predict(x).argmax(1) == y).double().mean()))
-        told = result[label].summary["accuracy"]["unseen"]
-        assert told["mean"] == pytest.approx(sum(scores) / 2, abs=1e-6)
-        assert told["worst"] == pytest.approx(min(scores), abs=1e-6)
-
-
-def test_the_table_has_a_column_for_newcomers_only_where_there_are_some(result: personafl.Result) -> None:
-    assert "Newcomers" in result.table().splitlines()[0]
-    cell = f"{100 * result['fedavg'].summary['accuracy']['unseen']['mean']:.1f}"
-    assert cell in result.table().splitlines()[2]
-    plain = personafl.run(RECIPE | {"data": {"dataset": "digits", "num_clients": 4}})
-    assert "unseen" not in plain["fedavg"].summary["accuracy"]
-    assert "Newcomers" not in plain.table()
-    assert plain["fedavg"].simulation.newcomers() is None
-
-
-def test_a_run_without_newcomers_beside_one_with_has_a_dash(result: personafl.Result) -> None:
-    one, other = (dict(result[n].summary) for n in ("fedavg", "fedper"))
-    other["accuracy"] = {k: v for k, v in other["accuracy"].items() if k != "unseen"}
-    place = report.columns([one, other]).index("Newcomers")
-    assert [r[place] == "–" for r in report.rows([one, other])] == [False, True]
-
-
-def test_results_read_back_have_the_same_newcomers(result: personafl.Result, tmp_path: Any) -> None:
-    result.save(tmp_path / "run")
-    again = personafl.Result.load(tmp_path / "run")
-    x = result["fedper"].simulation.federation.source.x[:5]
-    for c in range(6):
-        found, wanted = again["fedper"].client(c), result["fedper"].client(c)
-        checks.assert_agree(found.deployed, wanted.deployed)
-        assert torch.equal(found.predict(x), wanted.predict(x))  # what is read lies in memory as what was written
-
-
-def test_at_least_one_client_must_take_part() -> None:
-    with pytest.raises(ValueError, match="6 of 6 clients held out: at least one must take part"):
-        federation(6)
-
-
-def test_held_out_clients_differ_by_seed() -> None:
-    def held_out(seed: int) -> set[int]:
-        recipe = personafl.config.load(RECIPE).with_seed(seed)
-        fed = personafl.experiment.federation(recipe)
-        return {int(r) for c in (4, 5) for r in fed.examples("train", torch.tensor([c])).rows[0]}
-
-    assert held_out(0) == held_out(0)
-    assert held_out(0) != held_out(1)
-
-
-def test_a_share_above_nothing_holds_out_at_least_one() -> None:
-    recipe = personafl.config.load(RECIPE)
-    few = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, unseen_ratio=0.01))
-    assert personafl.experiment.federation(few).unseen == 1

@@ -1,0 +1,111 @@
+"""What a run is judged by in the end, where it lies, and what it does not depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from personafl import Ditto, Evaluation, FedAvg, LocalOnly
+from personafl.core import rng
+from personafl.data.corruptions import STANDARD, corrupt
+from personafl.evaluation import final
+from personafl.experiment import Client
+from tests.evaluation.common import federation, own_rows, played
+
+
+def test_scores_that_are_more_than_right_or_wrong_stay_numbers() -> None:
+    scores = torch.tensor([[0.0, 1.0], [0.5, 1.0]])
+    assert final._small(scores) is scores
+    assert final._small(scores[:1]).tolist() == [[0, 1]] and final._small(scores[:1]).dtype == torch.uint8
+
+
+def test_newcomers_have_arrays_of_their_own() -> None:
+    whole = federation()
+    fed = dataclasses.replace(whole, num_clients=4, unseen=2)
+    sim = played(LocalOnly(), fed)
+    found = sim.evaluations()
+    held = final.newcomers(found)
+    assert found["ids"].tolist() == [0, 1, 2, 3] and held["ids"].tolist() == [4, 5]
+    assert np.diff(held["edges"]).tolist() == [1, 8]
+    assert held["scores"].shape == (9,) and held["corruption_scores"].shape == (9, 15, 2)
+    assert held.keys().isdisjoint({"shift_scores", "donors", "client_accuracy"})
+    row = sim.newcomers(found)
+    assert row == sim.newcomers()
+    assert row is not None and row["mean"] == pytest.approx(final.own_accuracy(held).mean())
+    for client, place in ((4, slice(0, 1)), (5, slice(1, 9))):
+        rows = own_rows(sim, client)
+        assert held["rows"][place].tolist() == rows.tolist()
+        model = Client(client, sim, sim.newcomer_models(sim.model, torch.tensor([client])))
+        right = model.predict(whole.source.x[rows]).argmax(1) == whole.source.y[rows]
+        assert held["scores"][place].tolist() == right.float().tolist()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_neither_chunks_nor_a_second_run_change_anything(norm: bool) -> None:
+    one, again, alone, pairs = (played(Ditto(), norm=norm, chunk=c).evaluations() for c in (100, 100, 1, 2))
+    assert one.keys() == again.keys() == alone.keys() == pairs.keys()
+    for name in one:
+        assert np.array_equal(one[name], again[name]), name
+        assert np.array_equal(one[name], alone[name]), name
+        assert np.array_equal(one[name], pairs[name]), name
+
+
+def test_a_model_that_looks_at_batches_is_shown_whole_test_sets() -> None:
+    sim = played(FedAvg(), norm=True)
+    assert sim.model.looks_at_batches
+    found = sim.evaluations()
+    assert "expected_accuracy" not in found  # a mixed batch is not the sum of its parts
+    source = sim.federation.source
+    params = {n: t[None] for n, t in sim.server.items()}
+
+    def right(x: Tensor, rows: Tensor) -> float:
+        with torch.no_grad():
+            return float((sim.model(params, x[None])[0].argmax(1) == source.y[rows]).double().mean())
+
+    for client in range(6):
+        rows = own_rows(sim, client)
+        whole = right(source.x[rows], rows)
+        assert (found["client_accuracy"][:, client] == whole).all()
+        fog = corrupt(source.x[rows], "fog", 5, rng.key(0, "corruption", rows))
+        assert found["corruption_accuracy"][client, STANDARD.index("fog"), 1] == right(fog, rows)
+        for d in range(2):
+            new, places = sim.shift.of(d, client)  # type: ignore[union-attr]
+            mixed = rows.clone()
+            mixed[places[: round(0.5 * len(rows))]] = new[: round(0.5 * len(rows))]
+            assert found["shift_accuracy"][client, d, 1] == right(source.x[mixed], mixed)
+
+
+def test_scores_lie_where_edges_say() -> None:
+    sim = played(Ditto())
+    found = sim.evaluations()
+    assert found["ids"].tolist() == list(range(6))
+    assert np.diff(found["edges"]).tolist() == [9, 2, 5, 4, 1, 8]
+    assert found["degrees"].tolist() == [0.0, 0.5, 1.0]
+    assert found["shift_scores"].shape == (29, 2, 3)
+    assert np.array_equal(found["shift_scores"][:, 0, 0], found["scores"])
+    for client in range(6):
+        mine = slice(found["edges"][client], found["edges"][client + 1])
+        rows = own_rows(sim, client)
+        assert found["rows"][mine].tolist() == rows.tolist()
+        model = Client(client, sim, sim.deployed_models(sim.model, torch.tensor([client])))
+        right = model.predict(sim.federation.source.x[rows]).argmax(1) == sim.federation.source.y[rows]
+        assert found["scores"][mine].tolist() == right.float().tolist()
+        for d in range(2):
+            new, places = sim.shift.of(d, client)  # type: ignore[union-attr]
+            there = model.predict(sim.federation.source.x[new]).argmax(1) == sim.federation.source.y[new]
+            full = torch.zeros(len(rows)).index_put((places,), there.float())
+            assert found["shift_scores"][mine, d, 2].tolist() == full.tolist()
+            assert found["shift_accuracy"][client, d, 2] == pytest.approx(float(full.double().mean()))
+            assert found["donors"][client, d] == int(sim.shift.donors_of(torch.tensor([client]))[d, 0])  # type: ignore[union-attr]
+
+
+def test_what_was_not_asked_for_is_not_there() -> None:
+    sim = played(Ditto(), evaluation=Evaluation(shift="none", eval_every=100))
+    found = sim.evaluations()
+    assert found.keys() == {"ids", "edges", "rows", "scores"}
+    assert final.robustness(found, sim.evaluation) == {}
+    assert sim.clients_table(found)[1] is None

@@ -1,0 +1,150 @@
+"""Results written, read back and asked: accuracies, clients' rows, newcomers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import personafl
+from personafl import Result, run
+from tests import checks
+
+ROBUST = {
+    "data": {"dataset": "digits", "num_clients": 5},
+    "training": {"num_rounds": 2, "join_ratio": 0.6, "local_epochs": 1, "batch_size": 64},
+    "evaluation": {
+        "eval_every": 2,
+        "draws": 2,
+        "shift": "label",
+        "degrees": [0.0, 1.0],
+        "corruptions": ["fog", "gaussian_noise"],
+        "severities": [2, 4],
+        "rotations": [30],
+        "matrix": True,
+    },
+    "algorithms": [{"name": "fedavg"}, {"name": "local"}],
+}
+
+
+def test_results_are_kept_and_read_back(tmp_path: Path) -> None:
+    made = personafl.run(ROBUST, out=tmp_path / "run")
+    again = personafl.Result.load(tmp_path / "run")
+    for label in ("fedavg", "local"):
+        first, second = made[label], again[label]
+        assert first.summary == second.summary
+        assert first.evaluations.keys() == second.evaluations.keys()
+        for name, held in first.evaluations.items():
+            assert held.dtype == second.evaluations[name].dtype
+            assert np.array_equal(held, second.evaluations[name]), name
+    found, summary = made["local"].evaluations, made["local"].summary
+    assert summary["shift"]["protocol"] == "label"
+    assert summary["shift"]["degrees"].keys() == {"0.0", "1.0"}
+    robust = summary["robustness"]
+    assert list(robust["corruptions"]) == ["fog", "gaussian_noise"]
+    cell = robust["corruptions"]["gaussian_noise"]["4"]
+    assert cell["mean"] == pytest.approx(found["corruption_accuracy"][:, 1, 1].mean())
+    assert cell["std"] == pytest.approx(found["corruption_accuracy"][:, 1, 1].std())
+    assert robust["corruption_average"]["mean"] == pytest.approx(found["corruption_accuracy"].mean())
+    assert robust["rotations"]["30.0"]["mean"] == pytest.approx(found["rotation_accuracy"].mean())
+    assert robust["expected"]["1.0"]["mean"] == pytest.approx(found["expected_accuracy"][:, -1].mean())
+    assert set(made["local"].clients[0]) == {"client", "train", "test", "accuracy", "shift_0", "shift_1"}
+    assert made["fedavg"].summary["hashes"] == summary["hashes"]
+
+
+QUICK = (
+    "training.num_rounds=4",
+    "training.local_epochs=1",
+    "data.num_clients=5",
+    "algorithms=dm-pfl,scaffold",
+    "dm-pfl.iterations=1",
+)
+
+
+def test_rows_on_disk_are_part_of_the_run_folder(tmp_path: Path) -> None:
+    usual = run(None, *QUICK, out=tmp_path / "usual")
+    disk = run(None, *QUICK, out=tmp_path / "disk", store="disk")
+    for label in ("dm-pfl", "scaffold"):
+        assert disk[label].summary["accuracy"] == usual[label].summary["accuracy"]
+        home = tmp_path / "disk" / label / "seed-0"
+        assert (home / "store" / "clients" / "store.json").is_file()
+        assert not (home / "checkpoint" / "clients.safetensors").exists()
+        told = json.loads((home / "checkpoint" / "engine.json").read_text())["store"]
+        assert told["home"] == "disk"
+        assert told["clients"] == len(disk[label].simulation.store)
+        assert told["disk_bytes_per_client"] >= told["bytes_per_client"]
+        told = json.loads((tmp_path / "usual" / label / "seed-0" / "checkpoint" / "engine.json").read_text())["store"]
+        assert told["home"] == "host" and "disk_bytes_per_client" not in told
+    for again in (Result.load(tmp_path / "disk"), Result.load(tmp_path / "usual")):
+        for label in ("dm-pfl", "scaffold"):
+            x = disk[label].simulation.federation.source.x[:3]
+            for c in range(5):
+                assert torch.equal(again[label].client(c).predict(x), usual[label].client(c).predict(x))
+
+
+def test_rows_in_a_folder_elsewhere_are_written_to_the_run_folder(tmp_path: Path) -> None:
+    done = run(None, *QUICK, store="disk")
+    done.save(tmp_path / "saved")
+    again = Result.load(tmp_path / "saved")
+    assert again["dm-pfl"].simulation.store.ids == sorted(done["dm-pfl"].simulation.store.ids)
+
+
+HELD_OUT: dict[str, Any] = {
+    "data": {"dataset": "digits", "num_clients": 6, "unseen_ratio": 0.34},
+    "training": {"num_rounds": 2, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 20},
+    "evaluation": {"eval_every": 2, "shift": "none"},
+    "algorithms": [{"name": "fedavg"}, {"name": "fedper"}],
+}
+
+
+@pytest.fixture(scope="module")
+def result() -> personafl.Result:
+    return personafl.run(HELD_OUT)
+
+
+def test_a_client_held_out_can_be_asked_like_any_other(result: personafl.Result) -> None:
+    sim = result["fedper"].simulation
+    assert (sim.federation.num_clients, sim.federation.unseen) == (4, 2)
+    x = sim.federation.source.x[:5]
+    for c in (4, 5):
+        client = result["fedper"].client(c)
+        assert client.predict(x).shape == (5, 10)
+        assert torch.equal(client.deployed["layers.0.weight"][0], sim.server["layers.0.weight"])
+        assert not torch.equal(client.deployed["head.weight"][0], sim.model.initial["head.weight"])
+    with pytest.raises(ValueError, match=r"client 6: this federation has clients 0..5"):
+        result["fedper"].client(6)
+
+
+def test_the_accuracy_of_newcomers_is_the_mean_over_them(result: personafl.Result) -> None:
+    for label in ("fedavg", "fedper"):
+        sim, scores = result[label].simulation, []
+        for c in (4, 5):
+            x, y = checks.rows_of(sim, c, "test")
+            scores.append(float((result[label].client(c).predict(x).argmax(1) == y).double().mean()))
+        told = result[label].summary["accuracy"]["unseen"]
+        assert told["mean"] == pytest.approx(sum(scores) / 2, abs=1e-6)
+        assert told["worst"] == pytest.approx(min(scores), abs=1e-6)
+
+
+def test_the_table_has_a_column_for_newcomers_only_where_there_are_some(result: personafl.Result) -> None:
+    assert "Newcomers" in result.table().splitlines()[0]
+    cell = f"{100 * result['fedavg'].summary['accuracy']['unseen']['mean']:.1f}"
+    assert cell in result.table().splitlines()[2]
+    plain = personafl.run(HELD_OUT | {"data": {"dataset": "digits", "num_clients": 4}})
+    assert "unseen" not in plain["fedavg"].summary["accuracy"]
+    assert "Newcomers" not in plain.table()
+    assert plain["fedavg"].simulation.newcomers() is None
+
+
+def test_results_read_back_have_the_same_newcomers(result: personafl.Result, tmp_path: Any) -> None:
+    result.save(tmp_path / "run")
+    again = personafl.Result.load(tmp_path / "run")
+    x = result["fedper"].simulation.federation.source.x[:5]
+    for c in range(6):
+        found, wanted = again["fedper"].client(c), result["fedper"].client(c)
+        checks.assert_agree(found.deployed, wanted.deployed)
+        assert torch.equal(found.predict(x), wanted.predict(x))  # what is read lies in memory as what was written

@@ -1,0 +1,98 @@
+"""Where clients' rows go, what is left for stacks, and memory under a limit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from personafl.core.store import HOST
+from personafl.sim import execution_plan
+from tests import worlds
+
+
+def test_rows_go_to_the_first_home_with_four_times_their_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = torch.device("cuda")
+    free = {"cuda": 4000.0, "cpu": 8000.0}
+    monkeypatch.setattr(execution_plan, "_free", lambda device: free[device.type])
+    home = [execution_plan.store_location("auto", rows, 10, gpu, None, tmp_path)[0] for rows in (100, 101, 200, 201)]
+    assert home == [gpu, HOST, HOST, tmp_path]
+    assert execution_plan.store_location("auto", 201, 10, HOST, None, tmp_path)[0] == tmp_path
+    assert execution_plan.store_location("device", 400, 10, gpu, None, None)[0] == gpu
+    with pytest.raises(ValueError, match=r"store='device': up to 401 clients of 10 bytes, .* use auto or a folder"):
+        execution_plan.store_location("device", 401, 10, gpu, None, None)
+    temporary = execution_plan.store_location("auto", 201, 10, HOST, None, None)[0]
+    assert isinstance(temporary, Path) and temporary.is_dir()
+
+
+def test_what_is_left_of_a_limit_is_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, gib = torch.device("cuda"), 2**30
+    monkeypatch.setattr(execution_plan, "_used", lambda device: 0.5 * gib)
+    monkeypatch.setattr(execution_plan, "_free", lambda device: 100.0 * gib)
+    home, room = execution_plan.store_location("auto", 10, gib // 40, gpu, 2.5, None)
+    assert home == gpu
+    assert room == pytest.approx(0.8 * (2.5 - 0.5 - 0.25) * gib)
+    with pytest.raises(ValueError, match=r"memory=0.4: 0.50 GiB are in use before the first round; allow more"):
+        execution_plan.store_location("auto", 10, 10, gpu, 0.4, None)
+
+
+def test_results_of_workers_do_not_pile_up() -> None:
+    """A reader that stops after the first result has let few others be begun."""
+    begun = []
+    plan = execution_plan.ExecutionPlan(1, 2, 1)
+    found = execution_plan.each(
+        plan, worlds.model(), torch.arange(1000), lambda _, ids: begun.append(ids), lambda ids: ids
+    )
+    next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert len(begun) <= 4 * 2 + 1
+
+
+PEAK = """
+import json, sys, warnings
+import numpy as np, torch
+from pathlib import Path
+from personafl import ALGORITHMS, Evaluation, Federation, Machine, Simulation, Source, StackedModel, Training
+from personafl.models import MLP
+
+def memory(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+torch.set_num_threads(1)
+name, more, rounds, clients = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), 100
+y = torch.arange(1000) % 10
+rows = np.arange(clients * 20).reshape(clients, 20) % 1000
+fed = Federation.build(Source("toy", torch.randn(1000, 64), y, 10), list(rows), 0)
+model = StackedModel(MLP(64, 400, 200, 10), fed.source.x[:2])
+training = Training(num_rounds=rounds, join_ratio=1.0, local_epochs=1, batch_size=10, lr=0.01, momentum=0.9)
+limit = memory("VmRSS:") + more * 2**20 if more else None
+algorithm = ALGORITHMS[name](**({"iterations": 1} if name == "dm-pfl" else {}))
+machine = Machine(memory=limit and limit / 2**30)
+sim = Simulation(fed, model, algorithm, training, Evaluation(shift="none"), machine=machine)
+sim.run()
+print(json.dumps({"peak": memory("VmHWM:"), "limit": limit, "chunk": sim.plan.chunk}))
+"""
+
+
+def peak(name: str, more: float, rounds: int) -> dict[str, float]:
+    """The peak of a process that trains 100 clients of 108,210 weights; it may take so many MiB (0: any) for it."""
+    words = [name, str(more), str(rounds)]
+    done = subprocess.run([sys.executable, "-c", PEAK, *words], check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read from /proc")
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "dm-pfl"])
+def test_memory_stays_under_a_limit(name: str) -> None:
+    found = peak(name, 320, rounds=4)
+    assert found["peak"] <= found["limit"]
+    assert 1 < found["chunk"] < 100
+    if name == "dm-pfl":
+        free = peak(name, 0, rounds=1)
+        assert free["chunk"] >= 100
+        assert free["peak"] > found["limit"]  # the limit was one
