@@ -40,8 +40,8 @@ class FedDST(Reference):
         self.share, self.interval, self.events = readjust_share, readjust_interval, Counter[str]()
         layers = []
         for name, w in self.initial.items():
-            if name.endswith(".weight"):
-                bias = name.removesuffix("weight") + "bias"
+            if w.dim() > 1:
+                bias = name.replace("weight", "bias")
                 layers.append(Layer(name, bias if bias in self.initial else None, tuple(w.shape), macs=0, outputs=0))
         self.budget = RULES[allocation](layers, sparsity)
         self.biases = [n for n in self.names if n not in self.budget]
