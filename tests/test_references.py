@@ -229,6 +229,7 @@ SEQUENCES = [
         ("dm-pfl", {"iterations": 1, **READJUSTING}, FOUR, ("recurrent", "attention")),
         ("dm-pfl-plus", {"iterations": 1, "allocation": "erk", **READJUSTING}, FOUR, ("recurrent", "attention")),
         ("feddst", READJUSTING, {}, ("recurrent", "attention")),
+        ("fedselect", {"select_interval": 1}, {}, ("recurrent", "attention")),
         ("co-pfl", {"select_share": 0.1}, {"lr": 0.01}, ("recurrent", "attention")),
         ("lg-fedavg", {"shared_layers": 2}, {}, ("recurrent",)),
     )

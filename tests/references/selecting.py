@@ -178,7 +178,7 @@ class FedSelect(Reference):
     def select(self, c: int) -> None:
         """The weights that moved most since the last selection join the mask, tensor by tensor."""
         for n in self.names:
-            if not n.endswith(".weight"):
+            if "weight" not in n.rsplit(".")[-1]:
                 continue
             personal, rest = positions(self.masks[c][n]), positions(~self.masks[c][n])
             if len(personal) / (len(personal) + len(rest)) > self.bound:
