@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from personafl import ALGORITHMS, Evaluation, FedAvg, FedProx, Inherit, Simulation, StackedModel, Training
+from personafl.core import tree
 from personafl.core.types import BufferPolicy
 from tests import reference
 from tests.references import REFERENCES
@@ -222,6 +223,21 @@ NORMED = [
 ]
 """Models with running statistics, under each policy for them."""
 
+READJUSTING = {"readjust_share": 0.3, "readjust_interval": 1}
+SEQUENCES = [
+    Case(name, settings, kind, {"join_ratio": 0.67, "local_epochs": 1, **training}, sizes=(9, 6, 5))
+    for name, settings, training, kinds in (
+        ("dm-pfl", {"iterations": 1, **READJUSTING}, FOUR, ("recurrent", "attention")),
+        ("dm-pfl-plus", {"iterations": 1, "allocation": "erk", **READJUSTING}, FOUR, ("recurrent", "attention")),
+        ("feddst", READJUSTING, {}, ("recurrent", "attention")),
+        ("fedselect", {"select_interval": 1}, {}, ("recurrent", "attention")),
+        ("co-pfl", {"select_share": 0.1}, {"lr": 0.01}, ("recurrent", "attention")),
+        ("lg-fedavg", {"shared_layers": 2}, {}, ("recurrent",)),
+    )
+    for kind in kinds
+]
+"""Models whose weights are those of recurrent layers and of attention."""
+
 WITHOUT: dict[str, tuple[str, Settings]] = {
     "local": ("fedavg", {}),
     "fedavg": ("local", {}),
@@ -415,8 +431,8 @@ def test_the_usual_run_has_clients_of_every_kind() -> None:
     assert all(single in cohort for cohort in rounds)
 
 
-def assert_played_alike(case: Case) -> None:
-    """LocalWork every stage in both, comparing after each, and what follows the last."""
+def assert_played_alike(case: Case) -> Simulation:
+    """LocalWork every stage in both, comparing after each, and what follows the last; the engine's is given back."""
     sim, slow = simulation(case), slow_of(case)
     assert_same_answers(sim, slow, "at the start")
     rounds = slow.training.num_rounds
@@ -435,6 +451,7 @@ def assert_played_alike(case: Case) -> None:
         slow.finish()  # nothing follows, for the reference either
         assert_same_answers(sim, slow, "at the end")
     PLAYED[repr(case)] = slow
+    return sim
 
 
 @pytest.mark.filterwarnings("ignore:.*units for")
@@ -462,6 +479,22 @@ def test_engine_answers_as_the_reference_under_the_optimiser_settings_of_a_recip
         assert acted["no clip"] > 0 or not training.grad_clip  # the bound lies among the norms
     sizes = world(case.kind, case.sizes)[1].sizes("train")
     assert training.local_steps not in (training.local_epochs * -(-sizes // training.batch_size)).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:allocation=")
+@pytest.mark.parametrize("case", SEQUENCES, ids=str)
+def test_recurrent_layers_and_attention_are_masked_as_in_the_reference(case: Case) -> None:
+    """All matrices are, and but for the first, which the default rule leaves dense, none of them whole."""
+    sim = assert_played_alike(case)
+    matrices = [n for n, t in sim.model.initial.items() if t.dim() > 1]
+    assert len(matrices) == (7 if case.kind == "recurrent" else 9)
+    if case.name == "lg-fedavg":
+        assert {n.partition(".")[0] for n in sim.server} == {"gru", "head"}
+        return
+    held = tree.under(sim.server | sim.store.gather(sim.everybody), "mask")
+    dense = matrices[:1] if case.settings.get("allocation") != "erk" and case.name in ("dm-pfl", "feddst") else []
+    assert [n for n in matrices if held[n].all()] == dense
+    assert all(held[n].any() for n in matrices)
 
 
 @pytest.mark.parametrize("case", NORMED, ids=str)

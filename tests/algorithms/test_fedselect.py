@@ -166,3 +166,23 @@ def test_a_share_of_a_hundred_positions_is_counted_exactly() -> None:
     local = ClientState({"w": moved}, {"mask/w": nothing, "snapshot/w": torch.zeros(1, 100)})
     chosen = FedSelect(select_share=0.07)._selected(local, Round(Stage(number=3), 0.1))["w"]
     assert torch.equal(chosen, moved >= 93)
+
+
+def test_matrices_turn_personal_whatever_they_are_called() -> None:
+    """And norms, whose scale is a weight by name; biases and other vectors never do."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.shift = nn.Parameter(torch.full((6, 6), 0.1)), nn.Parameter(torch.zeros(6))
+            self.norm, self.rnn = nn.LayerNorm(6), nn.RNN(6, 4, batch_first=True)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.rnn(self.norm(x @ self.mix + self.shift).unsqueeze(1))[0][:, -1])
+            return out
+
+    model = StackedModel(Named(), worlds.federation().source.x[:2])
+    sim = worlds.simulation(FedSelect(), model=model)
+    held = tree.under(sim.store.gather(sim.everybody), "mask")
+    assert list(held) == ["mix", "norm.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "head.weight"]

@@ -30,6 +30,7 @@ from personafl import (
 from personafl.core import cost
 from personafl.core.types import Setup, Stage
 from tests import worlds
+from tests.references.world import world
 
 
 class Joined(nn.Module):
@@ -54,8 +55,6 @@ def headless() -> StackedModel:
         (ALGORITHMS["fedmmd"](), "FedMMD looks at what enters the head"),
         (ALGORITHMS["fedphp"](), "FedPHP looks at what enters the head"),
         (ALGORITHMS["fedfu"](), "FedFu looks at what enters the head"),
-        (ALGORITHMS["dm-pfl"](), "DMPFL masks weights of convolution and linear layers; this model has none"),
-        (ALGORITHMS["feddst"](), "FedDST masks weights"),
         (ALGORITHMS["lg-fedavg"](), "LGFedAvg needs a head and a body"),
         (ALGORITHMS["fedpews"](), "FedPeWS masks the units of a chain"),
     ],
@@ -63,6 +62,50 @@ def headless() -> StackedModel:
 def test_a_model_that_does_not_fit_is_refused_before_anything_runs(algorithm: Algorithm, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         worlds.simulation(algorithm, model=headless())
+
+
+class Scaled(nn.Module):
+    """A model that multiplies by no matrix: a table of 3 x 6, position by position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3, 6), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unsqueeze(1) * self.weight).sum(2)
+
+
+@pytest.mark.parametrize(("name", "called"), [("dm-pfl", "DMPFL"), ("feddst", "FedDST")])
+def test_masks_need_a_matrix(name: str, called: str) -> None:
+    model = StackedModel(Scaled(), worlds.federation().source.x[:2])
+    with pytest.raises(ValueError, match=f"{called} masks weight matrices; this model multiplies by none"):
+        worlds.simulation(ALGORITHMS[name](), model=model)
+
+
+@pytest.mark.parametrize("name", ["fedpews", "fedpews-fixed"])
+@pytest.mark.parametrize("kind", ["recurrent", "attention"])
+def test_units_are_those_of_a_chain_of_layers_not_of_recurrent_ones_or_attention(name: str, kind: str) -> None:
+    module, federation = world(kind)
+    first = "lstm.weight_ih_l0" if kind == "recurrent" else "encoder.layers.0.self_attn.in_proj_weight"
+    why = f"masks the units of a chain of linear and convolution layers; this model has parameters elsewhere: {first}"
+    with pytest.raises(ValueError, match=why):
+        worlds.simulation(ALGORITHMS[name](), fed=federation, model=StackedModel(module, federation.source.x[:2]))
+
+
+def test_square_recurrent_weights_are_no_chain_though_their_shapes_would_fit() -> None:
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.RNN(6, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.rnn(x.unsqueeze(1))[0][:, -1])
+            return out
+
+    model = StackedModel(Square(), worlds.federation().source.x[:2])
+    assert [layer.shape for layer in model.info.layers] == [(6, 6), (6, 6), (3, 6)]
+    with pytest.raises(ValueError, match=r"FedPeWS masks the units of a chain .* elsewhere: rnn.weight_ih_l0"):
+        worlds.simulation(FedPeWS(), model=model)
 
 
 def test_outputs_can_be_inherited_from_any_model() -> None:

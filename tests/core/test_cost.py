@@ -1,6 +1,7 @@
+import dataclasses
+
 import pytest
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from personafl.core import cost, wire
@@ -52,51 +53,6 @@ def test_dense_forward_is_what_the_flop_counter_sees_and_the_biases(cifar):
     assert sum(cost.forward(layer) for layer in cifar.info.layers) == counted + BIASES
     assert counted == 2 * MACS == 29_386_496
     assert BIASES == 50_176 + 6_400 + 384 + 192 + 10
-
-
-def test_every_step_of_a_recurrent_layer_uses_its_weights():
-    lstm = StackedModel(MODELS["char-lstm"].build((80,), 80), torch.randint(80, (2, 80)))
-    weights = 4 * 256 * (8 + 256) + 4 * 256 * (256 + 256)  # of two layers: from the input, from the step before
-    assert lstm.info.other_flops == 2 * 80 * weights
-    assert [layer.macs for layer in lstm.info.layers] == [80 * 256]
-
-
-def test_a_recurrent_layer_may_be_called_by_keyword():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gru, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.head(self.gru(input=x)[0][:, -1])
-
-    assert StackedModel(Named(), torch.rand(2, 5, 4)).info.other_flops == 2 * 5 * 3 * 8 * (4 + 8)
-
-
-@pytest.mark.parametrize("weights", [True, False])
-def test_attention_counts(weights):
-    class Attending(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.head(self.attention(x, x, x, need_weights=weights)[0].mean(1))
-
-    projections, products = 5 * 8 * (3 * 8 + 8), 2 * 5 * 5 * 8  # in and out; queries by keys, weights by values
-    assert StackedModel(Attending(), torch.rand(2, 5, 8)).info.other_flops == 2 * (projections + products)
-
-
-def test_products_outside_layers_count():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.head(x @ x.new_ones(4, 6))
-
-    assert StackedModel(Twice(), torch.rand(2, 4)).info.other_flops == 2 * 4 * 6
 
 
 def test_a_training_step_is_three_forward_passes(cifar):
@@ -183,6 +139,18 @@ def test_a_norm_that_moves_asks_for_every_gradient_behind_it():
     norm = ModelInfo(SHAPES | {"norm.weight": (3,)}, frozenset(), INFO.head, (BODY, HEAD), other_flops=5)
     assert cost.step(norm, ["norm.weight"], {}, 1)[1].tolist() == [3 * 5 + 2 * 28 + 2 * 18]
     assert cost.step(norm, ["head.bias"], {}, 1)[1].tolist() == [5 + 28 + 3 * 18]
+
+
+def test_a_product_of_activations_has_two_gradients_where_something_before_it_moves():
+    """Attention's products between body and head: 10 FLOP, beside 5 of frozen layers before both."""
+    info = dataclasses.replace(INFO, other_flops=5 + 10, products={1: 10})
+    assert cost.forward_pass(info) == 46 + 15
+    assert cost.step(info, ALL, {}, 1)[1].tolist() == [3 * 46 + 5 + 3 * 10]
+    assert cost.step(info, INFO.head, {}, 1)[1].tolist() == [28 + 3 * 18 + 5 + 10]
+    assert cost.step(info, ["body.weight"], {"body.weight": half()}, 2)[0].tolist() == [
+        3 * 16 + 2 * 18 + 5 + 3 * 10,
+        3 * 10 + 2 * 18 + 5 + 3 * 10,
+    ]
 
 
 # Bytes: a message has 6, an entry called "w" has 6 and 4 per axis; two clients

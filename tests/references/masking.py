@@ -36,8 +36,8 @@ class DMPFL(Reference):
         )
         layers = []
         for name, w in self.initial.items():
-            if name.endswith(".weight") and w.dim() > 1:  # norms are not masked
-                layers.append(Layer(name, name.removesuffix("weight") + "bias", tuple(w.shape), macs=0, outputs=0))
+            if w.dim() > 1:  # neither biases nor norms are masked
+                layers.append(Layer(name, name.replace("weight", "bias"), tuple(w.shape), macs=0, outputs=0))
         budget = RULES[allocation](layers, sparsity)
         self.slow = reference.DMPFL(module, federation, training, settings, budget)
         self.acted = self.slow.acted

@@ -40,8 +40,8 @@ class FedDST(Reference):
         self.share, self.interval, self.events = readjust_share, readjust_interval, Counter[str]()
         layers = []
         for name, w in self.initial.items():
-            if name.endswith(".weight"):
-                bias = name.removesuffix("weight") + "bias"
+            if w.dim() > 1:
+                bias = name.replace("weight", "bias")
                 layers.append(Layer(name, bias if bias in self.initial else None, tuple(w.shape), macs=0, outputs=0))
         self.budget = RULES[allocation](layers, sparsity)
         self.biases = [n for n in self.names if n not in self.budget]
@@ -178,7 +178,7 @@ class FedSelect(Reference):
     def select(self, c: int) -> None:
         """The weights that moved most since the last selection join the mask, tensor by tensor."""
         for n in self.names:
-            if not n.endswith(".weight"):
+            if "weight" not in n.rsplit(".")[-1]:
                 continue
             personal, rest = positions(self.masks[c][n]), positions(~self.masks[c][n])
             if len(personal) / (len(personal) + len(rest)) > self.bound:

@@ -39,6 +39,32 @@ class Normed(nn.Module):
         return out
 
 
+class Recurrent(nn.Module):
+    """Two layers of an LSTM, then a GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, num_layers=2, batch_first=True)
+        self.gru, self.head = nn.GRU(3, 3, batch_first=True), nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.gru(self.lstm(x)[0])[0][:, -1])
+        return out
+
+
+class Attention(nn.Module):
+    """Two layers of a transformer's encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.encoder(x).mean(1))
+        return out
+
+
 def federation_of(shape: tuple[int, ...], sizes: tuple[int, ...] = SIZES) -> Federation:
     """Overlapping clusters, one per class; every client has mostly two classes."""
     g = torch.Generator().manual_seed(11)
@@ -55,8 +81,12 @@ def federation_of(shape: tuple[int, ...], sizes: tuple[int, ...] = SIZES) -> Fed
 
 
 def world(kind: str, sizes: tuple[int, ...] = SIZES) -> tuple[nn.Module, Federation]:
-    """A network and a federation for it: an MLP, a CNN, an MLP whose first units hardly fire, or one with a norm."""
+    """A network and a federation for it: an MLP, a CNN, an MLP whose first units hardly fire, one with a norm, or one
+    over sequences of three.
+    """
     torch.manual_seed(7)
+    if kind in ("recurrent", "attention"):
+        return (Recurrent if kind == "recurrent" else Attention)(), federation_of((3, 4), sizes)
     if kind == "norm":
         return Normed(), federation_of((8,), sizes)
     if kind == "cnn":

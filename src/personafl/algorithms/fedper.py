@@ -52,7 +52,9 @@ class LGFedAvg(Algorithm):
     def private(self) -> frozenset[str]:
         if self.shared_layers == 1:
             return frozenset(self.info.shapes) - self.own_head()
-        shared = {n for layer in self.info.layers[-self.shared_layers :] for n in layer.names}
+        modules = dict.fromkeys(layer.weight.rpartition(".")[0] for layer in self.info.layers)  # one may have several
+        last = list(modules)[-self.shared_layers :]
+        shared = {n for layer in self.info.layers if layer.weight.rpartition(".")[0] in last for n in layer.names}
         if shared >= set(self.info.parameters):
             raise UserError(f"shared_layers={self.shared_layers}: that is all of the model; fedavg shares it all")
         return frozenset(self.info.shapes) - shared

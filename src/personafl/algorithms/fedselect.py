@@ -51,7 +51,8 @@ class FedSelect(Algorithm):
         return self.info.buffers
 
     def _weights(self) -> list[str]:
-        return [n for n in self.info.parameters if n.rpartition(".")[2] == "weight"]
+        matrices = {layer.weight for layer in self.info.layers}
+        return [n for n in self.info.parameters if "weight" in n.rpartition(".")[2] or n in matrices]
 
     def schedule(self) -> list[Stage]:
         *rounds, last = super().schedule()

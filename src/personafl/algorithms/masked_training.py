@@ -17,7 +17,7 @@ from personafl.sparse import allocation, masks, schedules
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedTraining(Algorithm):
-    """Weights of convolutions and linear layers run under masks, kept in `local.fixed["mask/..."]`."""
+    """The weight matrices of a model run under masks, kept in `local.fixed["mask/..."]`."""
 
     sparsity: float = setting(0.5, "share of weights that are zero (S)")
     allocation: str = setting("feddst_first_dense", "how sparsity is spread over layers", tuple(allocation.RULES))
@@ -43,7 +43,7 @@ class MaskedTraining(Algorithm):
     def budget(self) -> dict[str, int]:
         """How many weights of each layer are active."""
         if not self.info.layers:
-            raise UserError(f"{self.called} masks weights of convolution and linear layers; this model has none")
+            raise UserError(f"{self.called} masks weight matrices; this model multiplies by none")
         return allocation.RULES[self.allocation](self.info.layers, self.sparsity)
 
     def warn_of_starved_layers(self) -> None:

@@ -6,9 +6,10 @@ a value, one bit per weight where its mask travels, no headers, the mean of both
 One multiply-accumulate is two FLOP, adding a bias one per output. The backward pass costs a
 forward pass per layer for the weights that move, and one for the layer's input wherever a layer at
 or below it moves: a full training step is three forward passes, the papers' convention. (The
-gradient towards the data, which frameworks skip, is counted with it.) A masked layer costs its
-density times as much, save in the gradient step that decides regrowth, which needs all of a
-layer's weight gradient. Where whole units are masked, so are their biases. Masks drawn anew in
+gradient towards the data, which frameworks skip, is counted with it.) A product of activations, as
+in attention, has a gradient for each of its factors where a layer before it moves. A masked layer
+costs its density times as much, save in the gradient step that decides regrowth, which needs all of
+a layer's weight gradient. Where whole units are masked, so are their biases. Masks drawn anew in
 every step are counted by their expected density, to the nearest whole FLOP of an example.
 """
 
@@ -92,8 +93,9 @@ def step(
             continue
         others = names - {n for layer in info.layers for n in layer.names}
         below = bool(others)  # a norm or embedding that moves: gradients must reach it
-        masked += info.other_flops * (3 if others else 1)
-        dense += info.other_flops * (3 if others else 1)
+        without_weights = _without_weights(info, names, below)
+        masked += without_weights
+        dense += without_weights
         for layer in info.layers:
             moves = not names.isdisjoint(layer.names)
             below = below or moves
@@ -103,6 +105,15 @@ def step(
             dense += full * (1 + moves + below)
             masked += sparse * (1 + below) + (full if regrow else sparse) * moves
     return masked.round(), dense
+
+
+def _without_weights(info: ModelInfo, names: Collection[str], below: bool) -> int:
+    """What all but the layers costs: a product of activations has two gradients, where anything before it moves."""
+    if below:
+        return 3 * info.other_flops
+    moving = (i for i, layer in enumerate(info.layers) if not set(names).isdisjoint(layer.names))
+    lowest = next(moving, len(info.layers))
+    return info.other_flops + 2 * sum(flops for place, flops in info.products.items() if lowest < place)
 
 
 def _under(prefix: str, layer: Layer) -> list[str]:

@@ -96,13 +96,18 @@ class Examples:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution or linear layer, as sparsity rules and cost accounting see it."""
+    """A weight matrix that activations are multiplied by, as sparsity rules and cost accounting see it.
+
+    Of a linear or convolution module, a recurrent layer, attention, or a bare parameter, with two axes or more.
+    """
 
     weight: str
     bias: str | None
     shape: tuple[int, ...]  # of the weight
     macs: int  # multiply-accumulates of one example's forward pass
     outputs: int  # outputs of one example that a bias is added to
+    feedforward: bool = True  # whether it is a linear or convolution module, whose rows are units
+    biases: int | None = None  # numbers in the bias; None: one per row of the weight
 
     @property
     def weights(self) -> int:
@@ -111,7 +116,9 @@ class Layer:
     @property
     def size(self) -> int:
         """Weights and biases."""
-        return self.weights + (self.shape[0] if self.bias else 0)
+        if self.bias is None:
+            return self.weights
+        return self.weights + (self.shape[0] if self.biases is None else self.biases)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -138,6 +145,8 @@ class ModelInfo:
     policy: BufferPolicy = "average"
     features: int = 0  # numbers of one example that enter the head; 0 where the head is no layer of its own
     outputs: int = 0  # numbers the model gives for one example
+    products: Mapping[int, int] = field(default_factory=dict)
+    """The part of `other_flops` that is of products of activations, by how many layers lie before them."""
 
     @property
     def parameters(self) -> tuple[str, ...]:

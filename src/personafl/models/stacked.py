@@ -27,13 +27,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from personafl.core import rng
 from personafl.core.errors import UserError
-from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, Layer, ModelInfo, Params
+from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, ModelInfo, Params
+from personafl.models.forward_cost import observe
 from personafl.models.layers import (
     BATCH_NORMS,
     CONVS,
@@ -314,8 +312,17 @@ def describe(module: nn.Module, example: Tensor, head: str | None, policy: Buffe
     buffers = [f"{prefix}.{n}".lstrip(".") for prefix, m in module.named_modules() if tracks(m) for n in RUNNING]
     state = dict(module.named_buffers())
     shapes = {n: tuple(p.shape) for n, p in trainable.items()} | {n: tuple(state[n].shape) for n in buffers}
-    layers, other, activations = _layers(module, example, trainable)
-    return ModelInfo(shapes, frozenset(buffers), _head(module, trainable, head), layers, other, activations, policy)
+    cost = observe(module, example, trainable)
+    return ModelInfo(
+        shapes,
+        frozenset(buffers),
+        _head(module, trainable, head),
+        cost.layers,
+        cost.other_flops,
+        cost.activations,
+        policy,
+        products=cost.products,
+    )
 
 
 def _head(module: nn.Module, trainable: dict[str, nn.Parameter], pattern: str | None) -> frozenset[str]:
@@ -331,81 +338,3 @@ def _head(module: nn.Module, trainable: dict[str, nn.Parameter], pattern: str | 
     if not found:
         raise UserError(f"model.head={pattern!r} matches no parameter; the model has {', '.join(trainable)}")
     return found
-
-
-def _layers(
-    module: nn.Module, example: Tensor, trainable: dict[str, nn.Parameter]
-) -> tuple[tuple[Layer, ...], int, int]:
-    """Convolution and linear layers in forward order; the FLOP of everything else; numbers an example leaves behind."""
-    names = {m: n for n, m in module.named_modules()}
-    found: dict[str, Layer] = {}
-
-    def note(m: nn.Module, _: Any, out: Tensor) -> None:
-        name = f"{names[m]}.weight".lstrip(".")
-        weight, bias = cast(Tensor, m.weight), cast("Tensor | None", m.bias)
-        outputs = out.numel() // len(example)
-        macs = outputs * weight[0].numel() if not isinstance(m, nn.Linear) else outputs * weight.shape[1]
-        bias_name = name[: -len("weight")] + "bias"
-        if name in found:  # called again: the work adds up
-            macs, outputs = macs + found[name].macs, outputs + found[name].outputs
-        found[name] = Layer(
-            name,
-            bias_name if bias is not None and bias_name in trainable else None,
-            tuple(weight.shape),
-            macs,
-            0 if bias is None else outputs,
-        )
-
-    sizes: list[int] = []
-
-    def measure(_: nn.Module, __: Any, out: Any) -> None:
-        sizes.append(out.numel() // len(example) if isinstance(out, Tensor) else 0)
-
-    known = (nn.Linear, *CONVS)
-    rest = _Rest()
-    handles = [m.register_forward_hook(note) for m in module.modules() if type(m) in known]
-    handles += [m.register_forward_hook(measure) for m in module.modules() if not list(m.children())]
-    for m in module.modules():
-        if type(m) in known or isinstance(m, nn.RNNBase):
-            handles += [m.register_forward_pre_hook(rest.enter, with_kwargs=True), m.register_forward_hook(rest.leave)]
-    quick = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # fused attention says nothing of its products
-    try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), rest:
-            module(example)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(quick)
-        for h in handles:
-            h.remove()
-    layers = tuple(layer for layer in found.values() if layer.weight in trainable)
-    frozen = sum(2 * layer.macs + layer.outputs for layer in found.values() if layer.weight not in trainable)
-    return layers, rest.flops // len(example) + frozen, sum(sizes)
-
-
-class _Rest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the FLOP of products outside the layers that are counted by themselves, and those of recurrent layers."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops, self.outside = 0, True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first operation imports PyTorch's compiler: a second, and five on a slow disk
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None and self.outside:
-            self.flops += count(*args, **(kwargs or {}), out_val=out)
-        return out
-
-    def enter(self, m: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self.outside = False
-        if isinstance(m, nn.RNNBase):  # every step uses every weight once
-            weights = sum(p.numel() for n, p in m.named_parameters() if n.startswith("weight"))
-            steps = (given[0] if given else named["input"]).data[..., 0].numel()
-            self.flops += 2 * weights * steps
-
-    def leave(self, m: nn.Module, given: tuple[Any, ...], out: Any) -> None:
-        self.outside = True

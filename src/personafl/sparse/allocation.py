@@ -1,6 +1,6 @@
 """How many weights each layer keeps at an overall sparsity S.
 
-All rules return the number of active weights per maskable tensor. Biases and norms are never masked.
+All rules return the number of active weights per maskable tensor. Biases, norms and embeddings are never masked.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from personafl.core.types import Layer, ModelInfo, Params
 
 def chain(info: ModelInfo, what: str) -> tuple[Layer, ...]:
     """The layers of a model that is a chain, refused by name if it is not."""
-    inside = {n for layer in info.layers for n in layer.names}
+    inside = {n for layer in info.layers if layer.feedforward for n in layer.names}
     others = [n for n in info.parameters if n not in inside]
     if others or len(info.layers) < 2:
         found = f"parameters elsewhere: {', '.join(others[:3])}" if others else f"{len(info.layers)} layer"
