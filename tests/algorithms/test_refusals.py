@@ -121,11 +121,3 @@ def test_the_papers_way_of_counting_sees_masks_that_travel_by_themselves() -> No
     stage = Stage(number=0, down=False)
     found = cost.traffic(stage, personafl.core.types.Download(), {"mask/w": mask}, 2)
     assert found.paper == 2 * 40 / 8 / 2  # a bit each, the mean of both directions
-
-
-def test_a_client_with_several_models_is_no_single_module() -> None:
-    few = {"training": {"num_rounds": 1, "local_epochs": 1}, "algorithms": [{"name": "flda"}, {"name": "fedavg"}]}
-    result = personafl.run(few)
-    assert isinstance(result["fedavg"].client(0).module, nn.Module)
-    with pytest.raises(ValueError, match="client 0 answers with more than one module"):
-        _ = result["flda"].client(0).module
