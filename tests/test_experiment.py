@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import personafl
 from personafl import config, experiment
@@ -51,6 +52,12 @@ def test_saved_and_loaded_results_predict_the_same(result: personafl.Result, tmp
         assert again[label].clients == result[label].clients
         for c in range(5):
             assert torch.equal(again[label].client(c).predict(x), result[label].client(c).predict(x))
+        modules = [r[label].client(3).module for r in (result, again)]
+        was, now = (m.state_dict() for m in modules)
+        assert was.keys() == now.keys() and all(torch.equal(t, now[n]) for n, t in was.items())
+        with torch.no_grad():
+            assert torch.equal(*(m(x) for m in modules))
+        save_file(was, tmp_path / "client.safetensors")  # which refuses tensors that share memory
 
 
 QUICK = {

@@ -200,14 +200,6 @@ def test_the_papers_way_of_counting_sees_masks_that_travel_by_themselves() -> No
     assert found.paper == 2 * 40 / 8 / 2  # a bit each, the mean of both directions
 
 
-def test_a_client_with_several_models_is_no_single_module() -> None:
-    few = {"training": {"num_rounds": 1, "local_epochs": 1}, "algorithms": [{"name": "flda"}, {"name": "fedavg"}]}
-    result = personafl.run(few)
-    assert isinstance(result["fedavg"].client(0).module, nn.Module)
-    with pytest.raises(ValueError, match="client 0 answers with more than one module"):
-        _ = result["flda"].client(0).module
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from personafl import config
 from personafl.config import Method, Recipe
@@ -28,6 +28,7 @@ from personafl.evaluation import final, report
 from personafl.experiment.build import SPLIT, federation, model, simulation, source
 from personafl.experiment.run_folder import begin, claimed
 from personafl.models import StackedModel
+from personafl.models.client_module import ClientModule
 from personafl.sim import profile
 from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Row, Simulation
@@ -57,14 +58,9 @@ class Client:
         return torch.cat([out for part in sim.each(torch.arange(len(blocks)), work) for out in part]).cpu()
 
     @property
-    def module(self) -> nn.Module:
-        """The client's own model as an ordinary module; adaptive inference is `predict`'s alone."""
-        shapes = self.simulation.model.info.shapes
-        more = [n for n in self.deployed if n not in shapes and not n.startswith(("global/", "base_entropy/"))]
-        if more:
-            raise UserError(f"client {self.id} answers with more than one module ({more[0]}, ...); use predict")
-        own = {n: t[0] for n, t in self.deployed.items() if n in self.simulation.model.info.shapes}
-        return self.simulation.model.client(own)
+    def module(self) -> ClientModule:
+        """The same as an ordinary module that holds all it needs; `models/client_module.py` says what that is."""
+        return ClientModule(self.simulation.model, self.simulation.algorithm, self.deployed)
 
 
 @dataclass(frozen=True)

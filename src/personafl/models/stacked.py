@@ -184,6 +184,15 @@ class StackedModel:
         order = list(self.info.shapes)
         return min(holders, key=lambda m: min(order.index(n) for n in m.own.values()))
 
+    @property
+    def head_name(self) -> str | None:
+        """The name of the module that `features` are the input of; None where the head is no layer of its own."""
+        if not self.info.features:
+            return None
+        head = self._find_head()
+        names: list[str] = [n for n, m in self._folded.named_modules() if m is head]
+        return names[0]
+
     def copy(self) -> StackedModel:
         """Another one, to be moved elsewhere."""
         return copy.deepcopy(self)
