@@ -361,12 +361,14 @@ def test_ones_own_arrays_with_clients_run(call, tmp_path: Path) -> None:
 
 
 def test_a_run_folder_says_who_its_clients_are(call, tmp_path: Path) -> None:
-    clients = np.array(["anna", "ben", "3e2", "dov, 2"])[np.repeat([0, 1, 2, 3], [20, 24, 13, 3])]
+    clients = np.array(["anna", "ben", "3e2", "dov, 2"])[np.repeat([0, 1, 2, 3], [20, 24, 15, 1])]
     path = write(tmp_path / "own.npz", x=X, y=Y, clients=clients)
     words = [f"data.dataset={path}", "data.partition=natural", *QUICK[:2], "algorithms=local", "--out", "o", "--quiet"]
-    assert call("run", *words, "data.unseen_ratio=0.3").code == 0
+    said = call("run", *words, "data.unseen_ratio=0.3")
+    assert "client dov, 2 has 1 sample, too few for a training and a test part; data.small_clients=drop" in said.err
+    assert call("run", *words, "data.unseen_ratio=0.3", "data.small_clients=drop").code == 0
     back = personafl.Result.load(tmp_path / "o")["local"]
-    sizes = {"anna": 15 + 5, "ben": 18 + 6, "3e2": 10 + 3}  # the fourth has too few samples and is left out
+    sizes = {"anna": 15 + 5, "ben": 18 + 6, "3e2": 11 + 4}
     rows = [*back.clients, {"name": back.evaluations["unseen_names"][0], "train": 0, "test": 0}]
     assert {r["name"] for r in rows} == sizes.keys()
     for r in back.clients:

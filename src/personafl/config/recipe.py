@@ -11,6 +11,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.types import BufferPolicy, Evaluation, Training
 from personafl.data import PARTITIONS
 from personafl.data.partition import declared_settings, knows_clients
+from personafl.data.small_clients import SmallClients
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Data:
     unseen_ratio: float = 0.0
     corruption: str = "none"  # of the images themselves: one for all, or one per client
     corruption_severity: int = 5
+    small_clients: SmallClients = "refuse"  # natural clients with too few samples for their parts
 
     @property
     def from_file(self) -> bool:
@@ -85,7 +87,7 @@ def unused(recipe: Recipe) -> dict[str, str]:
     declared = declared_settings(data.partition)
     of_test_parts = {n for n, s in declared.items() if s.of_test_part}
     if data.from_file:
-        named = {"num_clients", "official_test", "test_share", "validation_share", "unseen_ratio"}
+        named = {"num_clients", "official_test", "test_share", "validation_share", "unseen_ratio", "small_clients"}
         used, why = set[str](), "the partition file says who holds what"
     else:
         used, why = set(PARTITIONS[data.partition].settings), f"{data.partition} does not use it"
@@ -94,6 +96,8 @@ def unused(recipe: Recipe) -> dict[str, str]:
             out["data.test_share"] = "the test part is dealt"
         else:
             out |= {f"data.{n}": "goes with official_test=dealt" for n in of_test_parts}
+        if data.partition != "natural":
+            out["data.small_clients"] = "goes with partition=natural"
     out = {f"data.{n}": why for n in sorted(named | (declared.keys() - used))} | out
     if data.corruption == "none":
         out["data.corruption_severity"] = "data.corruption=none"

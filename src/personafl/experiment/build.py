@@ -28,6 +28,7 @@ from personafl.data.partition import (
 )
 from personafl.data.ragged import Indices, Ragged
 from personafl.data.shift import Shift
+from personafl.data.small_clients import without_small_clients
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS, StackedModel
@@ -77,7 +78,8 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     if d.from_file:
         return corrupt_federation(partition_file.load(d.partition, data), d.corruption, d.corruption_severity)
     draw = rng.generator(seed, "partition")
-    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients, draw, data.clients, data.sources)
+    clients, dropped = _clients(recipe, data)
+    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients, draw, clients, data.sources)
     try:
         parts, tests, official = _divided(recipe, request, data)
     except UserError as e:
@@ -95,12 +97,20 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         seed,
         test_share=d.test_share,
         validation_share=d.validation_share,
-        notes=parts.notes,
+        notes=parts.notes | ({"small_clients_left_out": dropped} if dropped else {}),
         unseen=unseen,
         tests=tests,
         official=official,
     )
     return corrupt_federation(built, d.corruption, d.corruption_severity)
+
+
+def _clients(recipe: Recipe, data: Source) -> tuple[Indices | None, int]:
+    """The natural client of each example, -1 where it is left out for its size, and how many clients that are."""
+    d = recipe.data
+    if d.partition != "natural" or (d.official_test != "pooled" and data.test is None):
+        return data.clients, 0
+    return without_small_clients(data, d.small_clients, d.official_test, d.test_share, d.validation_share)
 
 
 def _divided(
