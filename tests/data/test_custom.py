@@ -56,6 +56,20 @@ class Counted(Dataset[Any]):
         return self.items[i]
 
 
+def test_labels_may_be_text() -> None:
+    made = custom.datasets([Counted([(np.zeros(2), "walk"), (np.zeros(2), "sit")]), Counted([(np.zeros(2), "run")])])
+    assert (made.class_names, made.y.tolist()) == (("run", "sit", "walk"), [2, 1, 0])
+
+
+def test_a_test_part_may_be_empty_and_a_client_may_not() -> None:
+    full, empty = TensorDataset(*numbers(2)), TensorDataset(*numbers(0))
+    made = custom.datasets([(full, empty), (full, full)])
+    assert made.clients.tolist() == [0, 0, 1, 1, 1, 1]
+    assert made.test.tolist() == [False] * 4 + [True] * 2
+    with pytest.raises(ValueError, match="client 1, training part: no examples"):
+        custom.datasets([(full, full), (empty, empty)])
+
+
 def test_every_item_is_read_once() -> None:
     data = Counted([(np.full((2, 2), i), i) for i in range(4)])
     assert custom.datasets([data]).x.shape == (4, 2, 2)
@@ -80,12 +94,20 @@ GOOD = (np.zeros(2, np.float32), 0)
     ("items", "message"),
     [
         ([GOOD, (np.zeros(3, np.float32), 0)], r"client b, item 1: its shape is \(3,\), that of item 0 \(2,\)"),
-        ([GOOD, (np.zeros(2, np.float32), [0, 1])], "client b, item 1: its label must be one number"),
+        (
+            [GOOD, (np.zeros(2, np.float32), [0, 1])],
+            r"client b, item 1: its label has shape \(2,\), that of item 0 \(\)",
+        ),
         ([GOOD, np.zeros(3)], "client b, item 1: must be an example and its label"),
         ([("text", 0)], "client b, item 0: must be numbers, it is str"),
         ([GOOD, (np.full(2, np.nan), 0)], "client b: example 1 contains NaN"),
-        ([GOOD, (np.zeros(2), -1)], "client b: example 1 has a negative label"),
-        ([GOOD, (np.zeros(2), 0.5)], "client b: example 1 has a label that is no whole number"),
+        ([GOOD, (np.full(2, np.inf), 0)], "client b: example 1 contains infinity"),
+        ([GOOD, (np.zeros(2), -1)], "label -1 of example 1 of client b is not in 0..0"),
+        ([GOOD, (np.zeros(2), 0.5)], "labels must be whole numbers, that of example 1 of client b is 0.5"),
+        ([GOOD, (np.zeros(2), np.nan)], "client b: example 1 has no label: it is NaN or infinity"),
+        ([GOOD, (np.zeros(2), "dog")], "client b, item 1: its label is 'dog', that of item 0 0"),
+        ([(np.zeros(2), "dog")], "client b: labels are text, those of client a numbers"),
+        ([(np.zeros(2), [0, 1])], r"client b: labels of shape \(2,\), those of client a have \(\)"),
         ([], "client b: no examples"),
         ([(np.zeros(4, np.float32), 0)], r"client b: examples of shape \(4,\), those of client a have \(2,\)"),
         ([(np.zeros(2, np.uint8), 0)], "client b: examples are uint8, those of client a float32"),
@@ -112,6 +134,7 @@ def test_what_is_no_list_of_clients_is_refused() -> None:
 
 class Label:
     num_classes = 7
+    names = tuple("abcdefg")
 
 
 class Table:
@@ -145,10 +168,13 @@ def test_partitions_with_columns_of_usual_or_given_names(monkeypatch: pytest.Mon
     second = Table({"fine_label": Label()}, features=[[3.0, 4.0]], fine_label=[5])
     made = custom.hugging_face([first, second])
     assert made.classes == 7  # the features say so, though label 6 does not occur
+    assert made.class_names == tuple("abcdefg")
     assert made.clients is not None and made.clients.tolist() == [0] * 5 + [1]
     assert made.y.tolist() == [0, 1, 2, 3, 4, 5]
     renamed = custom.hugging_face([Table(a=[[1.0]], b=[1], c=[0])], image="a", label="c")
     assert renamed.y.tolist() == [0]
+    text = custom.hugging_face([Table(x=[[1.0]] * 2, label=["walk", "run"]), Table(x=[[1.0]], label=["sit"])])
+    assert (text.class_names, text.y.tolist()) == (("run", "sit", "walk"), [2, 0, 1])
 
 
 def test_a_federated_data_set_gives_train_and_test_where_both_are_divided() -> None:
@@ -220,7 +246,7 @@ def wrong_files(home: Path) -> dict[str, tuple[str, Any, str]]:
         "only a header": ("a.csv", "x,y\n", "one per example are needed"),
         "ragged": ("a.csv", "x,y\n1,2\n1,2,3\n", "below the column names"),
         "few names": ("a.csv", "x,y\n1,2,3\n", "2 column names but 3 columns"),
-        "half a label": ("a.csv", "x,y\n1,0.5\n", "client a: example 0 has a label that is no whole number"),
+        "half a label": ("a.csv", "x,y\n1,0.5\n", "labels must be whole numbers, that of example 0 of client a is 0.5"),
         "not text": ("a.csv", b"\xff\xfe\x00", "not a readable .csv file"),
         "no archive": ("a.npz", b"PK", "not a readable .npz file"),
         "no tensors": ("a.safetensors", b"1234567890", "not a readable .safetensors file"),

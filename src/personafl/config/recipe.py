@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import BufferPolicy, Evaluation, Training
-from personafl.data import PARTITIONS
+from personafl.data import DATASETS, PARTITIONS
+from personafl.data.missing import Missing
 from personafl.data.partition import declared_settings, knows_clients
 from personafl.data.small_clients import SmallClients
 
@@ -28,6 +29,7 @@ class Data:
     unseen_ratio: float = 0.0
     corruption: str = "none"  # of the images themselves: one for all, or one per client
     corruption_severity: int = 5
+    missing: Missing = "refuse"  # what becomes of missing values in data of one's own
     small_clients: SmallClients = "refuse"  # natural clients with too few samples for their parts
 
     @property
@@ -99,6 +101,8 @@ def unused(recipe: Recipe) -> dict[str, str]:
         if data.partition != "natural":
             out["data.small_clients"] = "goes with partition=natural"
     out = {f"data.{n}": why for n in sorted(named | (declared.keys() - used))} | out
+    if data.dataset in DATASETS:
+        out["data.missing"] = "goes with data of one's own"
     if data.corruption == "none":
         out["data.corruption_severity"] = "data.corruption=none"
     if not recipe.evaluation.corruptions:

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from personafl.core.errors import UserError
 from personafl.data.client_data import ClientData, client_names, concatenate
 from personafl.data.dataset import Array, Source, arrays
+from personafl.data.missing import Missing
 from personafl.data.pfllib import is_pfllib, pfllib, read_client_npz, to_pfllib
 
 __all__ = ["convert", "datasets", "folder", "hugging_face", "open_folder", "pfllib", "to_pfllib"]
@@ -31,7 +32,7 @@ _PLAIN = {"1": "L", "LA": "L", "P": "RGB", "RGBA": "RGB", "CMYK": "RGB"}  # mode
 _AT_ONCE = 1000  # rows of a table read together
 
 
-def convert(made: Any, name: str) -> Source:
+def convert(made: Any, name: str, *, missing: Missing = "refuse") -> Source:
     """What a function of one's own gives: a `Source`, arrays (x, y[, clients]), or a list of clients' data sets."""
     if isinstance(made, Source):
         return made
@@ -39,15 +40,17 @@ def convert(made: Any, name: str) -> Source:
     first = next(iter(first.values()), None) if isinstance(first, dict) else first
     first = first[0] if isinstance(first, tuple) and first else first
     if hasattr(made, "load_partition") or hasattr(first, "column_names"):
-        return hugging_face(made, name=name)
+        return hugging_face(made, name=name, missing=missing)
     if isinstance(first, Dataset):
-        return datasets(made, name=name)
+        return datasets(made, name=name, missing=missing)
     if isinstance(made, (list, tuple)) and len(made) in (2, 3):
-        return arrays(*made, name=name)
+        return arrays(*made, name=name, missing=missing)
     raise UserError(f"gave {type(made).__name__}; expected a Source, (x, y[, clients]) or a list of clients' data sets")
 
 
-def datasets(parts: Sequence[Any], names: Sequence[str] | None = None, *, name: str = "datasets") -> Source:
+def datasets(
+    parts: Sequence[Any], names: Sequence[str] | None = None, *, name: str = "datasets", missing: Missing = "refuse"
+) -> Source:
     """A map-style data set per client, each item an example and its label, or a (training, test) pair of them.
 
     Every item is read once, so a random transform is drawn once. Pictures become bytes `[channels, height, width]`.
@@ -57,7 +60,7 @@ def datasets(parts: Sequence[Any], names: Sequence[str] | None = None, *, name: 
         for client, part in zip(client_names(names, len(parts)), parts, strict=True)
         for data, test in _halves(part)
     )
-    return concatenate(name, clients)
+    return concatenate(name, clients, missing=missing)
 
 
 def _halves(part: Any) -> list[tuple[Any, bool | None]]:
@@ -81,14 +84,29 @@ def _items(where: str, data: Any) -> tuple[Array, Array]:
         except (TypeError, ValueError) as e:
             raise UserError(f"{where}, item {i}: must be an example and its label: {e}") from None
         xs.append(_array(x, f"{where}, item {i}"))
-        ys.append(_array(y, f"{where}, item {i}"))
+        ys.append(_label(y, f"{where}, item {i}"))
         if xs[i].shape != xs[0].shape:
             raise UserError(f"{where}, item {i}: its shape is {xs[i].shape}, that of item 0 {xs[0].shape}")
-        if ys[i].size != 1:
-            raise UserError(f"{where}, item {i}: its label must be one number, it has shape {ys[i].shape}")
-    if not xs:
-        raise UserError(f"{where}: no examples")
-    return np.stack(xs), np.array([y.item() for y in ys])
+        _check_label(ys, f"{where}, item {i}", "item 0")
+    return _stacked(xs), _stacked(ys)
+
+
+def _label(value: Any, where: str) -> Array:
+    """A label: a number, text, or several numbers `[T]`."""
+    found = np.asarray(value) if isinstance(value, str) else _array(value, where)
+    return found.reshape(()) if found.size == 1 else found
+
+
+def _check_label(labels: Sequence[Array], where: str, first: str) -> None:
+    """The last label must be like the first."""
+    if labels[-1].shape != labels[0].shape:
+        raise UserError(f"{where}: its label has shape {labels[-1].shape}, that of {first} {labels[0].shape}")
+    if (labels[-1].dtype.kind == "U") != (labels[0].dtype.kind == "U"):
+        raise UserError(f"{where}: its label is {labels[-1].item()!r}, that of {first} {labels[0].item()!r}")
+
+
+def _stacked(values: Sequence[Array]) -> Array:
+    return np.stack(values) if values else np.zeros(0)
 
 
 def _array(value: Any, where: str, *, rows_first: bool = False) -> Array:
@@ -110,7 +128,13 @@ def _array(value: Any, where: str, *, rows_first: bool = False) -> Array:
 
 
 def hugging_face(
-    parts: Any, image: str = "", label: str = "", *, names: Sequence[str] | None = None, name: str = "hugging-face"
+    parts: Any,
+    image: str = "",
+    label: str = "",
+    *,
+    names: Sequence[str] | None = None,
+    name: str = "hugging-face",
+    missing: Missing = "refuse",
 ) -> Source:
     """Partitions of a Hugging Face data set, or a Flower `FederatedDataset`, without either package being needed.
 
@@ -119,6 +143,7 @@ def hugging_face(
     """
     clients = _loaded(parts) if hasattr(parts, "load_partition") else list(parts)
     sizes: set[int] = set()
+    class_names: set[tuple[str, ...]] = set()
 
     def read() -> Iterator[ClientData]:
         for client, part in zip(client_names(names, len(clients)), clients, strict=True):
@@ -127,10 +152,12 @@ def hugging_face(
                 x, y = _column(where, data, image, _EXAMPLES, "image"), _column(where, data, label, _LABELS, "label")
                 kinds = getattr(data, "features", None) or {}
                 sizes.add(int(getattr(kinds.get(y), "num_classes", 0) or 0))
+                class_names.add(tuple(getattr(kinds.get(y), "names", None) or ()))
                 yield ClientData(client, *_columns(where, data, x, y, type(kinds.get(x)).__name__ == "Image"), test)
 
     held = list(read())
-    return concatenate(name, held, classes=max(sizes, default=0))
+    known = class_names.pop() if len(class_names) == 1 else ()
+    return concatenate(name, held, classes=max(sizes, default=0), missing=missing, class_names=known or None)
 
 
 def _loaded(federated: Any) -> list[Any]:
@@ -166,22 +193,23 @@ def _columns(where: str, data: Any, x: str, y: str, pictures: bool) -> tuple[Arr
             xs.append(_array(value, at, rows_first=pictures and not isinstance(value, Tensor)))
             if xs[-1].shape != xs[0].shape:
                 raise UserError(f"{at}: its shape is {xs[-1].shape}, that of row 0 {xs[0].shape}")
-        ys += [_array(v, f"{where}, row {start + i}, column {y}") for i, v in enumerate(rows[y])]
-    if not xs:
-        raise UserError(f"{where}: no examples")
-    return np.stack(xs), np.stack(ys)
+        for value in rows[y]:
+            at = f"{where}, row {len(ys)}, column {y}"
+            ys.append(_label(value, at))
+            _check_label(ys, at, "row 0")
+    return _stacked(xs), _stacked(ys)
 
 
 # Folders
 
 
-def open_folder(path: str | Path) -> Source:
+def open_folder(path: str | Path, *, missing: Missing = "refuse") -> Source:
     """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file per client."""
     home = Path(path)
-    return pfllib(home) if is_pfllib(home) else folder(home)
+    return (pfllib if is_pfllib(home) else folder)(home, missing=missing)
 
 
-def folder(path: str | Path) -> Source:
+def folder(path: str | Path, *, missing: Missing = "refuse") -> Source:
     """A file per client, named after it: .npz, .pt or .safetensors with x and y, or .csv with a line of column names.
 
     The label of a .csv is in its column label, y or target, or else in its last. Nothing is unpickled.
@@ -199,7 +227,8 @@ def folder(path: str | Path) -> Source:
     for p in files:
         if stems.count(p.stem) > 1:
             raise UserError(f"{home}: {' and '.join(f.name for f in files if f.stem == p.stem)} name the same client")
-    return concatenate(home.resolve().name, (ClientData(p.stem, *_READERS[p.suffix.lower()](p)) for p in files))
+    parts = (ClientData(p.stem, *_READERS[p.suffix.lower()](p)) for p in files)
+    return concatenate(home.resolve().name, parts, missing=missing)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

@@ -19,6 +19,7 @@ from personafl.core import batches, rng
 from personafl.core.errors import UserError
 from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
+from personafl.data.missing import Missing
 from personafl.data.partition import (
     PartitionRequest,
     PartitionResult,
@@ -39,15 +40,15 @@ from personafl.sim.simulator import Simulation, check_data
 
 def source(recipe: Recipe) -> Source:
     """The data set of a recipe."""
-    name = recipe.data.dataset
+    d, name = recipe.data, recipe.data.dataset
     if name in DATASETS:
         return DATASETS[name]()
     if name.endswith(".npz"):
-        return _npz(Path(name))
+        return _npz(Path(name), d.missing)
     if ":" not in name or Path(name).is_dir():
-        return _named(name, lambda: custom.open_folder(name))
+        return _named(name, lambda: custom.open_folder(name, missing=d.missing))
     made = config.imported(name, "data set")()
-    return _named(name, lambda: custom.convert(made, name.rpartition(":")[2]))
+    return _named(name, lambda: custom.convert(made, name.rpartition(":")[2], missing=d.missing))
 
 
 def _named(name: str, read: Callable[[], Source]) -> Source:
@@ -58,7 +59,7 @@ def _named(name: str, read: Callable[[], Source]) -> Source:
         raise ConfigError(f"data.dataset={name!r}: {e}") from None
 
 
-def _npz(path: Path) -> Source:
+def _npz(path: Path, missing: Missing) -> Source:
     if not path.is_file():
         raise ConfigError(f"data.dataset={str(path)!r}: no such file")
     try:
@@ -68,7 +69,7 @@ def _npz(path: Path) -> Source:
         raise ConfigError(f"data.dataset={str(path)!r}: not a readable .npz file: {e}") from None
     if not {"x", "y"} <= held.keys():
         raise ConfigError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")
-    return arrays(held["x"], held["y"], held.get("clients"), name=path.stem)
+    return arrays(held["x"], held["y"], held.get("clients"), name=path.stem, missing=missing)
 
 
 def federation(recipe: Recipe, data: Source | None = None) -> Federation:
