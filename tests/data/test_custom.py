@@ -219,13 +219,17 @@ def test_a_folder_of_files_of_every_kind_in_natural_order(tmp_path: Path) -> Non
     torch.save(dict(zip("xy", numbers(2, 10), strict=True)), tmp_path / "client-2.pt")
     save_file(dict(zip("xy", numbers(2, 20), strict=True)), tmp_path / "client-1.safetensors")
     (tmp_path / "client-3.csv").write_text('a,label,"b"\n30,0,-30\n31,1,-31\n')
+    (tmp_path / "client-4").mkdir()
+    np.savez(tmp_path / "client-4" / "b.npz", x=x + np.array([[50, -50]], np.float32), y=y)
+    (tmp_path / "client-4" / "a.csv").write_text("b,label,a\n-40,2,40\n")
     (tmp_path / "README.md").write_text("notes are left alone")
     made = custom.folder(tmp_path)
-    assert made.names == ("client-1", "client-2", "client-3", "client-10")
-    assert made.x[:, 0].tolist() == [20, 21, 10, 11, 30, 31, 0, 1]
+    assert made.names == ("client-1", "client-2", "client-3", "client-4", "client-10")
+    assert made.x[:, 0].tolist() == [20, 21, 10, 11, 30, 31, 40, 50, 51, 0, 1]
     assert torch.equal(made.x[:, 1], -made.x[:, 0])
-    assert made.y.tolist() == [20 % 3, 21 % 3, 10 % 3, 11 % 3, 0, 1, 0, 1]
+    assert made.y.tolist() == [20 % 3, 21 % 3, 10 % 3, 11 % 3, 0, 1, 2, 0, 1, 0, 1]
     assert made.name == tmp_path.name
+    assert made.feature_names is None  # arrays have none
 
 
 @pytest.mark.parametrize(
@@ -241,13 +245,7 @@ def test_the_label_of_a_csv_is_its_label_column_or_its_last(tmp_path: Path, head
 def wrong_files(home: Path) -> dict[str, tuple[str, Any, str]]:
     """What is written under which name, and what is said of it."""
     return {
-        "no numbers": ("a.csv", "x,y\n1,walk\n", "a.csv: below the column names: could not convert string 'walk'"),
         "no header": ("a.csv", "1,2\n3,4\n", "the first line must name the columns"),
-        "only a header": ("a.csv", "x,y\n", "one per example are needed"),
-        "ragged": ("a.csv", "x,y\n1,2\n1,2,3\n", "below the column names"),
-        "few names": ("a.csv", "x,y\n1,2,3\n", "2 column names but 3 columns"),
-        "half a label": ("a.csv", "x,y\n1,0.5\n", "labels must be whole numbers, that of example 0 of client a is 0.5"),
-        "not text": ("a.csv", b"\xff\xfe\x00", "not a readable .csv file"),
         "no archive": ("a.npz", b"PK", "not a readable .npz file"),
         "no tensors": ("a.safetensors", b"1234567890", "not a readable .safetensors file"),
         "no torch file": ("a.pt", b"1234567890", "not a readable file of tensors"),
@@ -276,6 +274,16 @@ def test_files_without_x_and_y_and_clients_with_two_files_are_refused(tmp_path: 
         custom.folder(tmp_path)
     with pytest.raises(ValueError, match="no such folder"):
         custom.folder(tmp_path / "absent")
+
+
+def test_settings_without_anything_to_act_on_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 1)), y=np.zeros(2))
+    with pytest.raises(ValueError, match=r"data\.label goes with \.csv and \.parquet files, and there are none"):
+        custom.folder(tmp_path, label=["y"])
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+    with pytest.raises(ValueError, match=r"data\.label does not go with PFLlib's train/ and test/"):
+        custom.open_folder(tmp_path, label=["y"])
 
 
 def test_no_file_runs_code(tmp_path: Path) -> None:
@@ -344,6 +352,12 @@ def test_a_folder_runs_and_its_results_come_back(tmp_path: Path, monkeypatch: py
     (tmp_path / "homes" / "anna.pt").write_bytes(b"")
     with pytest.raises(config.ConfigError, match=r"data\.dataset='\./homes': homes.anna\.pt: not a readable"):
         experiment.source(recipe)
+
+
+def test_a_recipe_says_how_a_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("p,kind,q\n1,walk,\n2,run,4\n")
+    made = experiment.source(recipe_of(str(tmp_path), label="kind", missing="zero"))
+    assert (made.x.tolist(), made.class_names) == ([[1, 0], [2, 4]], ("run", "walk"))
 
 
 def test_a_name_that_is_no_folder_is_refused_with_what_is_possible() -> None:

@@ -49,6 +49,7 @@ def _data(data: Data) -> None:
         ("validation_share", 0 <= data.validation_share < 1, "in [0, 1)"),
         ("unseen_ratio", 0 <= data.unseen_ratio < 1, "in [0, 1)"),
         ("corruption_severity", data.corruption_severity in SEVERITIES, "1 to 5"),
+        ("label", _distinct(data.label), "names of columns, each once"),
     ]
     _hold("data", data, rules)
     if data.official_test == "dealt" and data.partition not in deal_test_parts() and not data.from_file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from personafl.core.algorithm import Algorithm
@@ -29,6 +30,7 @@ class Data:
     unseen_ratio: float = 0.0
     corruption: str = "none"  # of the images themselves: one for all, or one per client
     corruption_severity: int = 5
+    label: tuple[str, ...] = ()  # columns of .csv and .parquet files; none: label, y, target or the last
     missing: Missing = "refuse"  # what becomes of missing values in data of one's own
     small_clients: SmallClients = "refuse"  # natural clients with too few samples for their parts
 
@@ -74,6 +76,11 @@ class Recipe:
 SECTIONS: dict[str, type[Any]] = {"data": Data, "model": ModelChoice, "training": Training, "evaluation": Evaluation}
 
 
+def is_function(dataset: str) -> bool:
+    """Whether `data.dataset` is `package.module:function`, not a folder with such a name."""
+    return ":" in dataset and not Path(dataset).is_dir()
+
+
 def values(section: Any) -> dict[str, Any]:
     """The settings of a section as its table has them, those of a partition in their place."""
     out: dict[str, Any] = {}
@@ -103,6 +110,8 @@ def unused(recipe: Recipe) -> dict[str, str]:
     out = {f"data.{n}": why for n in sorted(named | (declared.keys() - used))} | out
     if data.dataset in DATASETS:
         out["data.missing"] = "goes with data of one's own"
+    if data.dataset in DATASETS or data.dataset.endswith(".npz") or is_function(data.dataset):
+        out["data.label"] = "goes with a folder of one's own"
     if data.corruption == "none":
         out["data.corruption_severity"] = "data.corruption=none"
     if not recipe.evaluation.corruptions:

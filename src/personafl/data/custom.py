@@ -1,12 +1,10 @@
-"""One's own data as a `Source`: PyTorch data sets, Hugging Face partitions, a folder with a file per client.
+"""One's own data as a `Source`: PyTorch data sets, Hugging Face partitions, a folder with each client's files.
 
 Clients are numbered in the order they are given. Bytes are pixels and are scaled to [0, 1] for the model.
 """
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from personafl.core.errors import UserError
+from personafl.data import tables
 from personafl.data.client_data import ClientData, client_names, concatenate
+from personafl.data.client_files import ClientFiles, find_clients
 from personafl.data.dataset import Array, Source, arrays
 from personafl.data.missing import Missing
 from personafl.data.pfllib import is_pfllib, pfllib, read_client_npz, to_pfllib
@@ -203,37 +203,49 @@ def _columns(where: str, data: Any, x: str, y: str, pictures: bool) -> tuple[Arr
 # Folders
 
 
-def open_folder(path: str | Path, *, missing: Missing = "refuse") -> Source:
-    """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file per client."""
+def open_folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse") -> Source:
+    """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file or a folder per client."""
     home = Path(path)
-    return (pfllib if is_pfllib(home) else folder)(home, missing=missing)
+    if is_pfllib(home):
+        if label:
+            raise UserError(f"{home}: data.label does not go with PFLlib's train/ and test/")
+        return pfllib(home, missing=missing)
+    return folder(home, label=label, missing=missing)
 
 
-def folder(path: str | Path, *, missing: Missing = "refuse") -> Source:
-    """A file per client, named after it: .npz, .pt or .safetensors with x and y, or .csv with a line of column names.
+def folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse") -> Source:
+    """A file per client, named after it, or a folder per client with several.
 
-    The label of a .csv is in its column label, y or target, or else in its last. Nothing is unpickled.
+    Files are .npz, .pt or .safetensors with x and y, or .csv or .parquet with named columns, of which `label` names
+    those of the labels (else label, y, target or the last). `missing` says what becomes of missing values. Nothing is
+    unpickled.
     """
     home = Path(path)
-    if home.suffix.lower() in _READERS and not home.is_dir():
+    suffixes = (*_READERS, *tables.READERS)
+    if home.suffix.lower() in suffixes and not home.is_dir():
         raise UserError(f"{home}: a {home.suffix} file is one client's and belongs in a folder; name that folder")
     if not home.is_dir():
         raise UserError(f"{home}: no such folder")
-    files = [p for p in home.iterdir() if p.suffix.lower() in _READERS and not p.name.startswith(".") and p.is_file()]
-    if not files:
-        raise UserError(f"{home}: no client's file in it; possible are {', '.join(_READERS)}, or train/ and test/")
-    files.sort(key=lambda p: _natural(p.name))
-    stems = [p.stem for p in files]
-    for p in files:
-        if stems.count(p.stem) > 1:
-            raise UserError(f"{home}: {' and '.join(f.name for f in files if f.stem == p.stem)} name the same client")
-    parts = (ClientData(p.stem, *_READERS[p.suffix.lower()](p)) for p in files)
-    return concatenate(home.resolve().name, parts, missing=missing)
+    clients = find_clients(home, suffixes)
+    parts, features = _client_parts(clients, label, missing)
+    return concatenate(home.resolve().name, parts, missing=missing, feature_names=features)
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """A key by which client-2 comes before client-10."""
-    return [(not w.isdecimal(), int(w) if w.isdecimal() else 0, w) for w in re.split(r"(\d+)", name) if w]
+def _client_parts(
+    clients: Sequence[ClientFiles], label: Sequence[str], missing: Missing
+) -> tuple[list[ClientData], tuple[str, ...] | None]:
+    """What every file holds, in order, and the names of the features where all are tables."""
+    files = [(c.name, p) for c in clients for p in c.files]
+    held = [(c, tables.READERS[p.suffix.lower()](p)) for c, p in files if p.suffix.lower() in tables.READERS]
+    if label and not held:
+        raise UserError(f"{clients[0].path}: data.label goes with .csv and .parquet files, and there are none")
+    encoded, features = tables.encode(held, label, missing) if held else ([], ())
+    of_table = iter(encoded)
+    parts = [
+        next(of_table) if p.suffix.lower() in tables.READERS else ClientData(c, *_READERS[p.suffix.lower()](p))
+        for c, p in files
+    ]
+    return parts, features if len(held) == len(files) else None
 
 
 def _pt(path: Path) -> tuple[Array, Array]:
@@ -261,29 +273,8 @@ def _tensors(path: Path, held: object) -> tuple[Array, Array]:
     return x.numpy(), y.numpy()
 
 
-def _csv(path: Path) -> tuple[Array, Array]:
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: not a readable .csv file: {e}") from None
-    if len(lines) < 2:
-        raise UserError(f"{path}: a line of column names and then one per example are needed")
-    names = [n.strip().lower() for n in next(csv.reader(lines[:1]))]
-    if len(names) < 2 or any(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", n) for n in names):
-        raise UserError(f"{path}: the first line must name the columns, two or more; it is {lines[0][:60]!r}")
-    try:
-        table = np.loadtxt(lines[1:], delimiter=",", quotechar='"', comments=None, ndmin=2)
-    except ValueError as e:
-        raise UserError(f"{path}: below the column names: {e}") from None
-    if table.shape[1] != len(names):
-        raise UserError(f"{path}: {len(names)} column names but {table.shape[1]} columns")
-    at = next((names.index(n) for n in ("label", "y", "target") if n in names), len(names) - 1)
-    return np.delete(table, at, axis=1), table[:, at]
-
-
 _READERS: dict[str, Callable[[Path], tuple[Array, Array]]] = {
     ".npz": read_client_npz,
     ".pt": _pt,
     ".safetensors": _safetensors,
-    ".csv": _csv,
 }
