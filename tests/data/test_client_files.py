@@ -38,6 +38,11 @@ def test_a_client_is_a_file_or_a_folder_of_files_in_natural_order(tmp_path: Path
     assert [p.name for p in found[0].files] == ["day-9.CSV", "day-10.csv"]
 
 
+def test_folders_within_a_client_s_folder_are_classes(tmp_path: Path) -> None:
+    (client,) = find_clients(put(tmp_path, "a/dog/1.png", "a/cat/1.png"), KINDS)
+    assert ([p.name for p in client.classes], client.files) == (["cat", "dog"], ())
+
+
 def test_hidden_files_are_left_alone(tmp_path: Path) -> None:
     put(tmp_path, "a.csv", ".b.csv", ".git/c.csv", "d/e.csv", "d/.f.csv")
     (tmp_path / ".loop").symlink_to(".loop")
@@ -54,6 +59,10 @@ def test_hidden_files_are_left_alone(tmp_path: Path) -> None:
         (["a/b.csv", "a/c/d.csv"], "HOME/a/c: a folder beside the files of client a"),
         (["a/notes.txt"], "HOME/a: nothing that can be read in it; possible are .csv, .npz"),
         (["notes.txt"], "HOME: no client's file in it; possible are .csv, .npz, a folder"),
+        (["1.png"], "HOME/1.png: a picture must lie in a folder named for its class"),
+        (["a/1.png"], "HOME/a/1.png: a picture must lie in a folder named for its class"),
+        (["a/cat/1.png", "b.csv"], "HOME: a holds pictures, b.csv does not"),
+        (["a.csv", "b/cat/1.png"], "HOME: b holds pictures, a.csv does not"),
     ],
 )
 def test_what_cannot_be_a_client_is_named(tmp_path: Path, names: list[str], message: str) -> None:

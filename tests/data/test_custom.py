@@ -280,10 +280,12 @@ def test_settings_without_anything_to_act_on_are_refused(tmp_path: Path) -> None
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 1)), y=np.zeros(2))
     with pytest.raises(ValueError, match=r"data\.label goes with \.csv and \.parquet files, and there are none"):
         custom.folder(tmp_path, label=["y"])
+    with pytest.raises(ValueError, match=r"data\.image_size goes with folders of pictures, and these are none"):
+        custom.folder(tmp_path, image_size=8)
     for part in ("train", "test"):
         (tmp_path / part).mkdir()
-    with pytest.raises(ValueError, match=r"data\.label does not go with PFLlib's train/ and test/"):
-        custom.open_folder(tmp_path, label=["y"])
+    with pytest.raises(ValueError, match=r"data\.image_size does not go with PFLlib's train/ and test/"):
+        custom.open_folder(tmp_path, image_size=8)
 
 
 def test_no_file_runs_code(tmp_path: Path) -> None:
@@ -358,6 +360,10 @@ def test_a_recipe_says_how_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("p,kind,q\n1,walk,\n2,run,4\n")
     made = experiment.source(recipe_of(str(tmp_path), label="kind", missing="zero"))
     assert (made.x.tolist(), made.class_names) == ([[1, 0], [2, 4]], ("run", "walk"))
+    (tmp_path / "a.csv").unlink()
+    (tmp_path / "a" / "cat").mkdir(parents=True)
+    Image.new("L", (4, 4)).save(tmp_path / "a" / "cat" / "1.png")
+    assert experiment.source(recipe_of(str(tmp_path), image_size=2)).x.shape == (1, 1, 2, 2)
 
 
 def test_a_name_that_is_no_folder_is_refused_with_what_is_possible() -> None:

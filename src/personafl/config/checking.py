@@ -50,6 +50,7 @@ def _data(data: Data) -> None:
         ("unseen_ratio", 0 <= data.unseen_ratio < 1, "in [0, 1)"),
         ("corruption_severity", data.corruption_severity in SEVERITIES, "1 to 5"),
         ("label", _distinct(data.label), "names of columns, each once"),
+        ("image_size", data.image_size >= 0, "a number of pixels, or 0 to leave pictures as they are"),
     ]
     _hold("data", data, rules)
     if data.official_test == "dealt" and data.partition not in deal_test_parts() and not data.from_file:

@@ -32,6 +32,7 @@ class Data:
     corruption_severity: int = 5
     label: tuple[str, ...] = ()  # columns of .csv and .parquet files; none: label, y, target or the last
     missing: Missing = "refuse"  # what becomes of missing values in data of one's own
+    image_size: int = 0  # pixels that pictures of one's own are resized to; 0: they are all of one size
     small_clients: SmallClients = "refuse"  # natural clients with too few samples for their parts
 
     @property
@@ -111,7 +112,7 @@ def unused(recipe: Recipe) -> dict[str, str]:
     if data.dataset in DATASETS:
         out["data.missing"] = "goes with data of one's own"
     if data.dataset in DATASETS or data.dataset.endswith(".npz") or is_function(data.dataset):
-        out["data.label"] = "goes with a folder of one's own"
+        out |= {f"data.{n}": "goes with a folder of one's own" for n in ("label", "image_size")}
     if data.corruption == "none":
         out["data.corruption_severity"] = "data.corruption=none"
     if not recipe.evaluation.corruptions:

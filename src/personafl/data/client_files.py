@@ -9,14 +9,17 @@ from pathlib import Path
 
 from personafl.core.errors import UserError
 
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
 
 @dataclass(frozen=True)
 class ClientFiles:
-    """What a client holds."""
+    """What a client holds: files of examples, or a folder of pictures for each class."""
 
     name: str
     path: Path
-    files: tuple[Path, ...]
+    files: tuple[Path, ...] = ()
+    classes: tuple[Path, ...] = ()
 
 
 def find_clients(home: Path, suffixes: Collection[str]) -> list[ClientFiles]:
@@ -30,15 +33,20 @@ def find_clients(home: Path, suffixes: Collection[str]) -> list[ClientFiles]:
             found.append(_client_folder(path, suffixes))
         elif path.suffix.lower() in suffixes:
             found.append(ClientFiles(path.stem, path, (path,)))
+        elif path.suffix.lower() in PICTURES:
+            raise UserError(_misplaced(path))
     if not found:
         raise UserError(
             f"{home}: no client's file in it; possible are {', '.join(suffixes)}, a folder of such files for each "
-            "client, or train/ and test/"
+            "client, pictures as CLIENT/CLASS/PICTURE, or train/ and test/"
         )
+    seen: dict[str, ClientFiles] = {}
     for client in found:
-        same = [c.path.name for c in found if c.name == client.name]
-        if len(same) > 1:
-            raise UserError(f"{home}: {' and '.join(same)} name the same client")
+        if (other := seen.setdefault(client.name, client)) is not client:
+            raise UserError(f"{home}: {other.path.name} and {client.path.name} name the same client")
+        if bool(client.classes) != bool(found[0].classes):
+            pictures, files = (client, found[0]) if client.classes else (found[0], client)
+            raise UserError(f"{home}: {pictures.path.name} holds pictures, {files.path.name} does not")
     return found
 
 
@@ -48,12 +56,13 @@ def listed(home: Path, suffixes: Collection[str] = ()) -> list[Path]:
         found = sorted((p for p in home.iterdir() if not p.name.startswith(".")), key=lambda p: natural_order(p.name))
     except OSError as e:
         raise UserError(f"{home}: cannot be read: {e.strerror}") from None
+    around = {home.resolve(), *home.resolve().parents}
     for path in found:
         try:
             path.stat()
         except OSError as e:  # a link to nothing, or to itself
             raise UserError(f"{path}: cannot be read: {e.strerror}") from None
-        if path.is_dir() and path.resolve() in (home.resolve(), *home.resolve().parents):
+        if path.is_dir() and path.resolve() in around:
             raise UserError(f"{path}: a link to a folder that it lies in")
         if path.suffix.lower() in suffixes and not path.is_file():
             raise UserError(f"{path}: named like a {path.suffix} file, but it is {_kind(path)}")
@@ -70,12 +79,18 @@ def natural_order(name: str) -> list[tuple[bool, int, str]]:
 
 
 def _client_folder(home: Path, suffixes: Collection[str]) -> ClientFiles:
-    """A client's folder and its files."""
+    """A client's folder: its files, or its folders of pictures."""
     there = listed(home, suffixes)
     files = tuple(p for p in there if not p.is_dir() and p.suffix.lower() in suffixes)
-    folder = next((p for p in there if p.is_dir()), None)
-    if folder:
-        raise UserError(f"{folder}: a folder beside the files of client {home.name}; put its files beside them")
-    if not files:
+    folders = tuple(p for p in there if p.is_dir())
+    if picture := next((p for p in there if p.suffix.lower() in PICTURES and not p.is_dir()), None):
+        raise UserError(_misplaced(picture))
+    if files and folders:
+        raise UserError(f"{folders[0]}: a folder beside the files of client {home.name}; put its files beside them")
+    if not files and not folders:
         raise UserError(f"{home}: nothing that can be read in it; possible are {', '.join(suffixes)}")
-    return ClientFiles(home.name, home, files)
+    return ClientFiles(home.name, home, files, folders)
+
+
+def _misplaced(picture: Path) -> str:
+    return f"{picture}: a picture must lie in a folder named for its class, in one of its client: CLIENT/CLASS/PICTURE"

@@ -21,6 +21,7 @@ from personafl.data import tables
 from personafl.data.client_data import ClientData, client_names, concatenate
 from personafl.data.client_files import ClientFiles, find_clients
 from personafl.data.dataset import Array, Source, arrays
+from personafl.data.image_folder import read_image_folders
 from personafl.data.missing import Missing
 from personafl.data.pfllib import is_pfllib, pfllib, read_client_npz, to_pfllib
 
@@ -203,22 +204,26 @@ def _columns(where: str, data: Any, x: str, y: str, pictures: bool) -> tuple[Arr
 # Folders
 
 
-def open_folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse") -> Source:
+def open_folder(
+    path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0
+) -> Source:
     """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file or a folder per client."""
     home = Path(path)
     if is_pfllib(home):
-        if label:
-            raise UserError(f"{home}: data.label does not go with PFLlib's train/ and test/")
+        if label or image_size:
+            raise UserError(
+                f"{home}: data.{'label' if label else 'image_size'} does not go with PFLlib's train/ and test/"
+            )
         return pfllib(home, missing=missing)
-    return folder(home, label=label, missing=missing)
+    return folder(home, label=label, missing=missing, image_size=image_size)
 
 
-def folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse") -> Source:
-    """A file per client, named after it, or a folder per client with several.
+def folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0) -> Source:
+    """A file per client, named after it, or a folder per client with several, or with its pictures by class.
 
     Files are .npz, .pt or .safetensors with x and y, or .csv or .parquet with named columns, of which `label` names
-    those of the labels (else label, y, target or the last). `missing` says what becomes of missing values. Nothing is
-    unpickled.
+    those of the labels (else label, y, target or the last). `missing` says what becomes of missing values. Pictures,
+    `CLIENT/CLASS/PICTURE`, are of one size or resized to `image_size`. Nothing is unpickled.
     """
     home = Path(path)
     suffixes = (*_READERS, *tables.READERS)
@@ -227,8 +232,15 @@ def folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "r
     if not home.is_dir():
         raise UserError(f"{home}: no such folder")
     clients = find_clients(home, suffixes)
+    name = home.resolve().name
+    if clients[0].classes:
+        if label:
+            raise UserError(f"{home}: data.label goes with .csv and .parquet files, and these are pictures")
+        return concatenate(name, read_image_folders(clients, image_size))
+    if image_size:
+        raise UserError(f"{home}: data.image_size goes with folders of pictures, and these are none")
     parts, features = _client_parts(clients, label, missing)
-    return concatenate(home.resolve().name, parts, missing=missing, feature_names=features)
+    return concatenate(name, parts, missing=missing, feature_names=features)
 
 
 def _client_parts(

@@ -46,7 +46,8 @@ def source(recipe: Recipe) -> Source:
     if name.endswith(".npz"):
         return _npz(Path(name), d.missing)
     if ":" not in name or Path(name).is_dir():
-        return _named(name, lambda: custom.open_folder(name, label=d.label, missing=d.missing))
+        settings: dict[str, Any] = {"label": d.label, "missing": d.missing, "image_size": d.image_size}
+        return _named(name, lambda: custom.open_folder(name, **settings))
     made = config.imported(name, "data set")()
     return _named(name, lambda: custom.convert(made, name.rpartition(":")[2], missing=d.missing))
 
