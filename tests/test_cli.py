@@ -298,13 +298,13 @@ def test_wrong_input_ends_in_one_line_exit_two_and_nothing_written(call, tmp_pat
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.where(np.arange(180).reshape(60, 3) == 100, np.nan, X), "y": Y}, "example 33 contains NaN"),
+        ({"x": np.where(np.arange(180).reshape(60, 3) == 100, np.nan, X), "y": Y}, "example 33 contains NaN, the only"),
         ({"x": X, "y": Y - 1}, "label -1 of example 0 is not in 0.."),
         ({"x": X, "y": Y + 0.5}, "labels must be whole numbers"),
         ({"x": X, "y": Y[:50]}, "60 examples but 50 labels"),
         ({"x": X}, "must hold arrays x and y"),
         ({"x": (10 * X).astype(np.int64), "y": Y}, "examples are whole numbers: give floats, or bytes for images"),
-        ({"x": X, "y": np.array(["a", "b", "c"])[Y]}, "must be numbers"),
+        ({"x": X, "y": np.array([b"a", b"b", b"c"])[Y]}, "must be numbers"),
     ],
 )
 def test_wrong_data_are_named(call, tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
@@ -320,6 +320,12 @@ def test_data_that_know_their_clients_say_so_where_another_partition_fails(call,
     assert "two are needed per client; own knows its clients, data.partition=natural takes them" in said.err
     said = call("partition", f"data.dataset={path}", "data.partition=natural")
     assert re.search(r"2 +cleo +15 +5", said.out)
+
+
+def test_classes_are_listed_by_their_names(call, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.npz", x=X, y=np.array(["walk", "[b]run", "sit"])[Y])
+    said = call("partition", f"data.dataset={path}", "data.partition=iid", "data.num_clients=2")
+    assert re.search(r"train +test +\[b\]run +sit +walk", said.out)
 
 
 @pytest.mark.filterwarnings("default")
@@ -361,12 +367,14 @@ def test_ones_own_arrays_with_clients_run(call, tmp_path: Path) -> None:
 
 
 def test_a_run_folder_says_who_its_clients_are(call, tmp_path: Path) -> None:
-    clients = np.array(["anna", "ben", "3e2", "dov, 2"])[np.repeat([0, 1, 2, 3], [20, 24, 13, 3])]
+    clients = np.array(["anna", "ben", "3e2", "dov, 2"])[np.repeat([0, 1, 2, 3], [20, 24, 15, 1])]
     path = write(tmp_path / "own.npz", x=X, y=Y, clients=clients)
     words = [f"data.dataset={path}", "data.partition=natural", *QUICK[:2], "algorithms=local", "--out", "o", "--quiet"]
-    assert call("run", *words, "data.unseen_ratio=0.3").code == 0
+    said = call("run", *words, "data.unseen_ratio=0.3")
+    assert "client dov, 2 has 1 sample, too few for a training and a test part; data.small_clients=drop" in said.err
+    assert call("run", *words, "data.unseen_ratio=0.3", "data.small_clients=drop").code == 0
     back = personafl.Result.load(tmp_path / "o")["local"]
-    sizes = {"anna": 15 + 5, "ben": 18 + 6, "3e2": 10 + 3}  # the fourth has too few samples and is left out
+    sizes = {"anna": 15 + 5, "ben": 18 + 6, "3e2": 11 + 4}
     rows = [*back.clients, {"name": back.evaluations["unseen_names"][0], "train": 0, "test": 0}]
     assert {r["name"] for r in rows} == sizes.keys()
     for r in back.clients:

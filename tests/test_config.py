@@ -122,6 +122,12 @@ def test_settings_a_partition_does_not_use_are_dropped() -> None:
             r"data.test_share \(the test part is dealt\)",
         ),
         (["data.corruption_severity=2"], r"data.corruption_severity \(data.corruption=none\)"),
+        (["data.small_clients=drop"], r"data.small_clients \(goes with partition=natural\)"),
+        (["data.missing=mean"], r"data.missing \(goes with data of one's own\)"),
+        (
+            ["data.dataset=mine.npz", "data.label=y", "data.image_size=8", "data.missing=mean"],
+            r"data.label \(goes with a folder of one's own\), data.image_size \(goes with a folder of one's own\)",
+        ),
         (["evaluation.severities=3"], r"evaluation.severities \(no evaluation.corruptions\)"),
     ],
 )
@@ -160,6 +166,10 @@ def test_what_has_no_effect_is_said(overrides: list[str], message: str) -> None:
         ("evaluation.matrix=1", "evaluation.matrix=1: must be true or false"),
         ("data.corruption=perclient", "did you mean per-client?"),
         ("data.corruption_severity=6", "data.corruption_severity=6: must be 1 to 5"),
+        ("data.missing=median", "data.missing='median': possible are refuse, mean, zero"),
+        ("data.small_clients=keep", "data.small_clients='keep': possible are refuse, drop"),
+        ("data.label=a,a", r"data.label=\['a', 'a'\]: must be names of columns, each once"),
+        ("data.image_size=-1", "data.image_size=-1: must be a number of pixels, or 0"),
         ("evaluation.degrees=0,2", "must be shares in"),
         ("evaluation.clients=some", "possible are all, selected, a whole number"),
         ("dm-pfl.sparsity=1", r"dm-pfl: sparsity=1.0: must be in \[0, 1\)"),

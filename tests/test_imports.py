@@ -93,7 +93,18 @@ def test_an_algorithm_file_holds_no_loop_over_batches_no_optimiser_and_no_files(
 
 
 def test_importing_the_package_leaves_slow_and_optional_packages_alone() -> None:
-    slow = ["matplotlib", "scipy", "sklearn", "flwr", "onnx", "tensorboard", "opacus", "torch._dynamo", "sympy"]
+    slow = [
+        "matplotlib",
+        "scipy",
+        "sklearn",
+        "flwr",
+        "onnx",
+        "tensorboard",
+        "opacus",
+        "pyarrow",
+        "torch._dynamo",
+        "sympy",
+    ]
     model = "personafl.StackedModel(torch.nn.Linear(3, 2), torch.rand(2, 3))"  # making one imports no more
     code = f"import sys, torch, personafl, personafl.cli; {model}; print([m for m in {slow} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -57,6 +57,20 @@ class Counted(Dataset[Any]):
         return self.items[i]
 
 
+def test_labels_may_be_text() -> None:
+    made = custom.datasets([Counted([(np.zeros(2), "walk"), (np.zeros(2), "sit")]), Counted([(np.zeros(2), "run")])])
+    assert (made.class_names, made.y.tolist()) == (("run", "sit", "walk"), [2, 1, 0])
+
+
+def test_a_test_part_may_be_empty_and_a_client_may_not() -> None:
+    full, empty = TensorDataset(*numbers(2)), TensorDataset(*numbers(0))
+    made = custom.datasets([(full, empty), (full, full)])
+    assert made.clients.tolist() == [0, 0, 1, 1, 1, 1]
+    assert made.test.tolist() == [False] * 4 + [True] * 2
+    with pytest.raises(ValueError, match="client 1, training part: no examples"):
+        custom.datasets([(full, full), (empty, empty)])
+
+
 def test_every_item_is_read_once() -> None:
     data = Counted([(np.full((2, 2), i), i) for i in range(4)])
     assert custom.datasets([data]).x.shape == (4, 2, 2)
@@ -81,12 +95,20 @@ GOOD = (np.zeros(2, np.float32), 0)
     ("items", "message"),
     [
         ([GOOD, (np.zeros(3, np.float32), 0)], r"client b, item 1: its shape is \(3,\), that of item 0 \(2,\)"),
-        ([GOOD, (np.zeros(2, np.float32), [0, 1])], "client b, item 1: its label must be one number"),
+        (
+            [GOOD, (np.zeros(2, np.float32), [0, 1])],
+            r"client b, item 1: its label has shape \(2,\), that of item 0 \(\)",
+        ),
         ([GOOD, np.zeros(3)], "client b, item 1: must be an example and its label"),
         ([("text", 0)], "client b, item 0: must be numbers, it is str"),
         ([GOOD, (np.full(2, np.nan), 0)], "client b: example 1 contains NaN"),
-        ([GOOD, (np.zeros(2), -1)], "client b: example 1 has a negative label"),
-        ([GOOD, (np.zeros(2), 0.5)], "client b: example 1 has a label that is no whole number"),
+        ([GOOD, (np.full(2, np.inf), 0)], "client b: example 1 contains infinity"),
+        ([GOOD, (np.zeros(2), -1)], "label -1 of example 1 of client b is not in 0..0"),
+        ([GOOD, (np.zeros(2), 0.5)], "labels must be whole numbers, that of example 1 of client b is 0.5"),
+        ([GOOD, (np.zeros(2), np.nan)], "client b: example 1 has no label: it is NaN or infinity"),
+        ([GOOD, (np.zeros(2), "dog")], "client b, item 1: its label is 'dog', that of item 0 0"),
+        ([(np.zeros(2), "dog")], "client b: labels are text, those of client a numbers"),
+        ([(np.zeros(2), [0, 1])], r"client b: labels of shape \(2,\), those of client a have \(\)"),
         ([], "client b: no examples"),
         ([(np.zeros(4, np.float32), 0)], r"client b: examples of shape \(4,\), those of client a have \(2,\)"),
         ([(np.zeros(2, np.uint8), 0)], "client b: examples are uint8, those of client a float32"),
@@ -113,6 +135,7 @@ def test_what_is_no_list_of_clients_is_refused() -> None:
 
 class Label:
     num_classes = 7
+    names = tuple("abcdefg")
 
 
 class Table:
@@ -146,10 +169,13 @@ def test_partitions_with_columns_of_usual_or_given_names(monkeypatch: pytest.Mon
     second = Table({"fine_label": Label()}, features=[[3.0, 4.0]], fine_label=[5])
     made = custom.hugging_face([first, second])
     assert made.classes == 7  # the features say so, though label 6 does not occur
+    assert made.class_names == tuple("abcdefg")
     assert made.clients is not None and made.clients.tolist() == [0] * 5 + [1]
     assert made.y.tolist() == [0, 1, 2, 3, 4, 5]
     renamed = custom.hugging_face([Table(a=[[1.0]], b=[1], c=[0])], image="a", label="c")
     assert renamed.y.tolist() == [0]
+    text = custom.hugging_face([Table(x=[[1.0]] * 2, label=["walk", "run"]), Table(x=[[1.0]], label=["sit"])])
+    assert (text.class_names, text.y.tolist()) == (("run", "sit", "walk"), [2, 0, 1])
 
 
 def test_a_federated_data_set_gives_train_and_test_where_both_are_divided() -> None:
@@ -194,13 +220,17 @@ def test_a_folder_of_files_of_every_kind_in_natural_order(tmp_path: Path) -> Non
     torch.save(dict(zip("xy", numbers(2, 10), strict=True)), tmp_path / "client-2.pt")
     save_file(dict(zip("xy", numbers(2, 20), strict=True)), tmp_path / "client-1.safetensors")
     (tmp_path / "client-3.csv").write_text('a,label,"b"\n30,0,-30\n31,1,-31\n')
+    (tmp_path / "client-4").mkdir()
+    np.savez(tmp_path / "client-4" / "b.npz", x=x + np.array([[50, -50]], np.float32), y=y)
+    (tmp_path / "client-4" / "a.csv").write_text("b,label,a\n-40,2,40\n")
     (tmp_path / "README.md").write_text("notes are left alone")
     made = custom.folder(tmp_path)
-    assert made.names == ("client-1", "client-2", "client-3", "client-10")
-    assert made.x[:, 0].tolist() == [20, 21, 10, 11, 30, 31, 0, 1]
+    assert made.names == ("client-1", "client-2", "client-3", "client-4", "client-10")
+    assert made.x[:, 0].tolist() == [20, 21, 10, 11, 30, 31, 40, 50, 51, 0, 1]
     assert torch.equal(made.x[:, 1], -made.x[:, 0])
-    assert made.y.tolist() == [20 % 3, 21 % 3, 10 % 3, 11 % 3, 0, 1, 0, 1]
+    assert made.y.tolist() == [20 % 3, 21 % 3, 10 % 3, 11 % 3, 0, 1, 2, 0, 1, 0, 1]
     assert made.name == tmp_path.name
+    assert made.feature_names is None  # arrays have none
 
 
 @pytest.mark.parametrize(
@@ -216,13 +246,7 @@ def test_the_label_of_a_csv_is_its_label_column_or_its_last(tmp_path: Path, head
 def wrong_files(home: Path) -> dict[str, tuple[str, Any, str]]:
     """What is written under which name, and what is said of it."""
     return {
-        "no numbers": ("a.csv", "x,y\n1,walk\n", "a.csv: below the column names: could not convert string 'walk'"),
         "no header": ("a.csv", "1,2\n3,4\n", "the first line must name the columns"),
-        "only a header": ("a.csv", "x,y\n", "one per example are needed"),
-        "ragged": ("a.csv", "x,y\n1,2\n1,2,3\n", "below the column names"),
-        "few names": ("a.csv", "x,y\n1,2,3\n", "2 column names but 3 columns"),
-        "half a label": ("a.csv", "x,y\n1,0.5\n", "client a: example 0 has a label that is no whole number"),
-        "not text": ("a.csv", b"\xff\xfe\x00", "not a readable .csv file"),
         "no archive": ("a.npz", b"PK", "not a readable .npz file"),
         "no tensors": ("a.safetensors", b"1234567890", "not a readable .safetensors file"),
         "no torch file": ("a.pt", b"1234567890", "not a readable file of tensors"),
@@ -251,6 +275,18 @@ def test_files_without_x_and_y_and_clients_with_two_files_are_refused(tmp_path: 
         custom.folder(tmp_path)
     with pytest.raises(ValueError, match="no such folder"):
         custom.folder(tmp_path / "absent")
+
+
+def test_settings_without_anything_to_act_on_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 1)), y=np.zeros(2))
+    with pytest.raises(ValueError, match=r"data\.label goes with \.csv and \.parquet files, and there are none"):
+        custom.folder(tmp_path, label=["y"])
+    with pytest.raises(ValueError, match=r"data\.image_size goes with folders of pictures, and these are none"):
+        custom.folder(tmp_path, image_size=8)
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+    with pytest.raises(ValueError, match=r"data\.image_size does not go with PFLlib's train/ and test/"):
+        custom.open_folder(tmp_path, image_size=8)
 
 
 def test_no_file_runs_code(tmp_path: Path) -> None:
@@ -319,6 +355,16 @@ def test_a_folder_runs_and_its_results_come_back(tmp_path: Path, monkeypatch: py
     (tmp_path / "homes" / "anna.pt").write_bytes(b"")
     with pytest.raises(UserError, match=r"data\.dataset='\./homes': homes.anna\.pt: not a readable"):
         experiment.source(recipe)
+
+
+def test_a_recipe_says_how_a_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("p,kind,q\n1,walk,\n2,run,4\n")
+    made = experiment.source(recipe_of(str(tmp_path), label="kind", missing="zero"))
+    assert (made.x.tolist(), made.class_names) == ([[1, 0], [2, 4]], ("run", "walk"))
+    (tmp_path / "a.csv").unlink()
+    (tmp_path / "a" / "cat").mkdir(parents=True)
+    Image.new("L", (4, 4)).save(tmp_path / "a" / "cat" / "1.png")
+    assert experiment.source(recipe_of(str(tmp_path), image_size=2)).x.shape == (1, 1, 2, 2)
 
 
 def test_a_name_that_is_no_folder_is_refused_with_what_is_possible() -> None:

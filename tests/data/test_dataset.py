@@ -29,15 +29,38 @@ def test_client_names_become_numbers():
     assert s.clients.dtype == np.int64
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_example_that_is_not_finite_is_refused(bad):
-    with pytest.raises(ValueError, match="mine: example 2 contains NaN or infinity"):
+@pytest.mark.parametrize(
+    ("bad", "message"), [(float("nan"), "NaN, the only missing value"), (float("inf"), "NaN or infinity")]
+)
+def test_an_example_that_is_not_finite_is_refused(bad, message):
+    with pytest.raises(ValueError, match=f"mine: example 2 contains {message}"):
         arrays([[1.0], [2.0], [bad]], [0, 1, 0], name="mine")
 
 
 def test_an_example_that_is_one_number_and_not_finite_is_refused():
     with pytest.raises(ValueError, match="mine: example 1 contains NaN or infinity"):
-        arrays([1.0, float("nan")], [0, 1], name="mine")
+        arrays([1.0, float("-inf")], [0, 1], name="mine")
+
+
+def test_labels_that_are_text_become_numbers_with_names():
+    made = arrays([[1.0]] * 4, np.array(["walk", "run", "walk", "sit"]))
+    assert (made.y.tolist(), made.classes, made.class_names) == ([2, 0, 2, 1], 3, ("run", "sit", "walk"))
+    assert arrays([[1.0]] * 2, ["b", "a"]).y.tolist() == [1, 0]
+    for wrong in ([["a"], ["b"]], np.array(["a", 1], object)):
+        with pytest.raises(ValueError, match="labels must be numbers, or text, one for each example"):
+            arrays([[1.0]] * 2, wrong)
+
+
+def test_labels_in_a_column_are_one_per_example():
+    assert arrays([[1.0]] * 2, [[1], [0]]).y.tolist() == [1, 0]
+
+
+def test_names_of_classes_and_features_must_fit():
+    x, y = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="toy: 1 classes but 2 names of classes"):
+        Source("toy", x, y, 1, class_names=("a", "b"))
+    with pytest.raises(ValueError, match=r"toy: 2 names of features for examples of shape \(3,\)"):
+        Source("toy", x, y, 1, feature_names=("a", "b"))
 
 
 @pytest.mark.parametrize(("label", "at"), [(4, 1), (-1, 0)])

@@ -61,7 +61,7 @@ def test_a_small_client_still_gets_a_test_sample():
 
 
 def test_a_client_too_small_to_split_is_refused():
-    with pytest.raises(ValueError, match="client 1 has 1 samples"):
+    with pytest.raises(ValueError, match="client 1 has 1 sample, too few for a training and a test part"):
         Federation.build(source(), [PARTS[0], np.array([41])], seed=0)
     with pytest.raises(ValueError, match=r"client 0 has 2 samples, too few .* a validation and a test part"):
         Federation.build(source(), [np.array([0, 1])], seed=0, validation_share=0.1)

@@ -17,3 +17,10 @@ def test_every_federation_can_be_drawn(tmp_path: Path, clients: int, classes: in
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match=r"p\.xyz: Format 'xyz' is not supported"):
         plot_partition(counts, tmp_path / "p.xyz", "title")
+
+
+@pytest.mark.parametrize("clients", [3, 100])
+def test_classes_are_called_by_their_names(tmp_path: Path, clients: int) -> None:
+    plot_partition(np.ones((clients, 2), np.int64), tmp_path / "p.svg", "title", ("walk", "run"))
+    drawn = (tmp_path / "p.svg").read_text()
+    assert "<!-- walk -->" in drawn and "<!-- run -->" in drawn  # a comment at each text that is drawn as paths

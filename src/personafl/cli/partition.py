@@ -38,7 +38,8 @@ def partition(
     fed = experiment.federation(chosen)
     counts = fed.class_counts()
     names = fed.names
-    columns = ["client", *(["name"] if names else []), "train", "test", *(f"c{k}" for k in range(counts.shape[1]))]
+    classes = fed.source.class_names or [f"c{k}" for k in range(counts.shape[1])]
+    columns = ["client", *(["name"] if names else []), "train", "test", *map(escape, classes)]
     table = Table(*columns[: 12 + 3 + bool(names)], box=None, pad_edge=False)
     for c in range(min(fed.everybody, 40)):
         sizes = [str(int(fed.sizes(s)[c])) for s in ("train", "test")]
@@ -55,7 +56,8 @@ def partition(
         found = partition_file.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
         console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}", markup=False)
     if plot:
-        plot_partition(counts, plot, f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients")
+        title = f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients"
+        plot_partition(counts, plot, title, fed.source.class_names)
     if pfllib:
         alpha = chosen.data.partition_settings.get("alpha", 0.1)  # PFLlib writes one for every partition
         custom.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=alpha)

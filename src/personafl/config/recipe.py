@@ -18,7 +18,9 @@ from personafl.core.types import BufferPolicy, Training
 from personafl.data import DATASETS, PARTITIONS
 from personafl.data.client_corruption import CORRUPTED_BY_DEFAULT, PER_CLIENT
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
+from personafl.data.missing import Missing
 from personafl.data.partition import deal_test_parts, declared_settings, knows_clients
+from personafl.data.small_clients import SmallClients
 from personafl.evaluation.settings import Evaluation
 from personafl.models import MODELS, StackedModel
 
@@ -48,6 +50,10 @@ class Data(Section):
     unseen_ratio: float = setting(0.0, "share of the clients that join only after training")
     corruption: str = setting(AUTO, "of the images themselves: one for all, per-client or none")
     corruption_severity: int = setting(5, "of this corruption, 1 to 5")
+    label: tuple[str, ...] = setting((), "label columns of tables; none: label, y, target or the last")
+    missing: Missing = setting("refuse", "what becomes of missing values in data of one's own")
+    image_size: int = setting(0, "pixels that pictures of one's own are resized to; 0: they are all of one size")
+    small_clients: SmallClients = setting("refuse", "what becomes of natural clients too small for their parts")
 
     @classmethod
     def arranged(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +96,8 @@ class Data(Section):
                 ("validation_share", 0 <= self.validation_share < 1, "in [0, 1)"),
                 ("unseen_ratio", 0 <= self.unseen_ratio < 1, "in [0, 1)"),
                 ("corruption_severity", self.corruption_severity in SEVERITIES, "1 to 5"),
+                ("label", len(set(self.label)) == len(self.label), "names of columns, each once"),
+                ("image_size", self.image_size >= 0, "a number of pixels, or 0 to leave pictures as they are"),
             ]
         )
         settled = self.from_file or self.partition == AUTO
@@ -203,6 +211,11 @@ class Recipe:
 SECTIONS: dict[str, type[Any]] = {"data": Data, "model": ModelChoice, "training": Training, "evaluation": Evaluation}
 
 
+def is_function(dataset: str) -> bool:
+    """Whether `data.dataset` is `package.module:function`, not a folder with such a name."""
+    return ":" in dataset and not Path(dataset).is_dir()
+
+
 def values(section: Any) -> dict[str, Any]:
     """The settings of a section as its table has them, those of a partition in their place."""
     out: dict[str, Any] = {}
@@ -222,7 +235,7 @@ def unused(recipe: Recipe) -> dict[str, str]:
     declared = declared_settings(data.partition)
     of_test_parts = {n for n, s in declared.items() if s.of_test_part}
     if data.from_file:
-        named = {"num_clients", "official_test", "test_share", "validation_share", "unseen_ratio"}
+        named = {"num_clients", "official_test", "test_share", "validation_share", "unseen_ratio", "small_clients"}
         used, why = set[str](), "the partition file says who holds what"
     elif data.partition == AUTO:
         return out
@@ -233,7 +246,14 @@ def unused(recipe: Recipe) -> dict[str, str]:
             out["data.test_share"] = "the test part is dealt"
         else:
             out |= {f"data.{n}": "goes with official_test=dealt" for n in of_test_parts}
+        if data.partition != "natural":
+            out["data.small_clients"] = "goes with partition=natural"
     out = {f"data.{n}": why for n in sorted(named | (declared.keys() - used))} | out
+    if data.dataset in DATASETS:
+        out["data.missing"] = "goes with data of one's own"
+    name = data.dataset
+    if not isinstance(name, str) or name in DATASETS or name.endswith(".npz") or is_function(name):
+        out |= {f"data.{n}": "goes with a folder of one's own" for n in ("label", "image_size")}
     if data.corruption == "none":
         out["data.corruption_severity"] = "data.corruption=none"
     if not recipe.evaluation.corruptions:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
-from personafl.data.dataset import Array, Source, arrays
+from personafl.data.dataset import Array, Source, as_tensors
+from personafl.data.missing import Missing, fill_missing
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """A client's examples, or those of its training or test part."""
+    """Examples of a client, or of its training or test part; it may come in several pieces."""
 
     name: str  # of the client
     x: Array  # [n, ...]
-    y: Array  # [n]
+    y: Array  # [n] numbers or text, or [n, T] numbers
     test: bool | None = None  # None: it is not divided
 
     @property
@@ -27,19 +28,26 @@ class ClientData:
         return f"client {self.name}{part}"
 
 
-def concatenate(name: str, parts: Iterable[ClientData], *, classes: int = 0) -> Source:
-    """All parts as one data set, its clients numbered as they first come; what does not fit is named."""
-    held = [_checked(name, p) for p in parts]
-    if not held:
-        raise UserError(f"{name}: no clients")
+def concatenate(
+    name: str,
+    parts: Iterable[ClientData],
+    *,
+    classes: int = 0,
+    missing: Missing = "refuse",
+    class_names: tuple[str, ...] | None = None,
+    feature_names: tuple[str, ...] | None = None,
+) -> Source:
+    """All parts as one data set, its clients numbered as they first come; what does not fit is named.
+
+    A part may be empty where its client has another that is not.
+    """
+    held = [_checked(name, p) for p in _present(name, parts)]
     first = held[0]
     for p in held[1:]:
-        if p.x.shape[1:] != first.x.shape[1:]:
-            raise UserError(
-                f"{name}: {p.where}: examples of shape {p.x.shape[1:]}, those of {first.where} have {first.x.shape[1:]}"
-            )
-        if p.x.dtype != first.x.dtype:
-            raise UserError(f"{name}: {p.where}: examples are {p.x.dtype}, those of {first.where} {first.x.dtype}")
+        _check_fit(name, p, first)
+    if first.x.dtype.kind == "f":
+        filled = fill_missing(name, [(p.where, p.x) for p in held], missing, feature_names)
+        held = [replace(p, x=x) for p, x in zip(held, filled, strict=True)]
     names = list(dict.fromkeys(p.name for p in held))
     number = {n: i for i, n in enumerate(names)}
     lengths = [len(p.y) for p in held]
@@ -49,36 +57,70 @@ def concatenate(name: str, parts: Iterable[ClientData], *, classes: int = 0) -> 
         odd = held[divided.index(divided[0] is False)]
         raise UserError(f"{name}: {odd.where}: either all clients or none come with a test part")
     test = np.repeat([bool(p.test) for p in held], lengths) if all(divided) else None
-    made = arrays(
-        np.concatenate([p.x for p in held]), np.concatenate([p.y for p in held]), clients, classes=classes, name=name
+    x, y = np.concatenate([p.x for p in held]), np.concatenate([p.y for p in held])
+    xs, ys, count, found = as_tensors(name, x, y, classes)
+    return Source(
+        name,
+        xs,
+        ys,
+        count,
+        clients=clients,
+        test=test,
+        names=tuple(names),
+        class_names=found or class_names,
+        feature_names=feature_names,
     )
-    return Source(name, made.x, made.y, made.classes, made.model, made.clients, test=test, names=tuple(names))
+
+
+def _present(name: str, parts: Iterable[ClientData]) -> list[ClientData]:
+    """The parts that are not empty, of which every client must have one."""
+    given = list(parts)
+    held = [p for p in given if len(p.y)]
+    bare = {p.name: p for p in given}.keys() - {p.name for p in held}
+    if bare:
+        raise UserError(f"{name}: {next(p for p in given if p.name in bare).where}: no examples")
+    if not held:
+        raise UserError(f"{name}: no clients")
+    return held
+
+
+def _check_fit(name: str, part: ClientData, first: ClientData) -> None:
+    where = f"{name}: {part.where}"
+    if part.x.shape[1:] != first.x.shape[1:]:
+        raise UserError(
+            f"{where}: examples of shape {part.x.shape[1:]}, those of {first.where} have {first.x.shape[1:]}"
+        )
+    if part.x.dtype != first.x.dtype:
+        raise UserError(f"{where}: examples are {part.x.dtype}, those of {first.where} {first.x.dtype}")
+    if part.y.shape[1:] != first.y.shape[1:]:
+        raise UserError(f"{where}: labels of shape {part.y.shape[1:]}, those of {first.where} have {first.y.shape[1:]}")
+    kinds = ["text" if p.y.dtype.kind == "U" else "numbers" for p in (part, first)]
+    if kinds[0] != kinds[1]:
+        raise UserError(f"{where}: labels are {kinds[0]}, those of {first.where} {kinds[1]}")
 
 
 def _checked(name: str, part: ClientData) -> ClientData:
-    """The part with floats in single precision and whole-number labels, or what is wrong with it."""
+    """The part with floats in single precision, or what is wrong with it; NaN among its examples is let through."""
     x, y = part.x, part.y
-    if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
+    if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiubU":
         kind = x.dtype if x.dtype.kind not in "fiub" else y.dtype
         raise UserError(f"{name}: {part.where}: examples and labels must be numbers, they are {kind}")
-    if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
+    if y.ndim not in (1, 2) or x.ndim < 1 or len(x) != len(y):
         raise UserError(
             f"{name}: {part.where}: one label per example is needed; examples have shape {x.shape}, labels {y.shape}"
         )
-    if not len(y):
-        raise UserError(f"{name}: {part.where}: no examples")
     if x.dtype.kind == "f":
         x = x.astype(np.float32, copy=False)
-        _refuse(name, part, ~np.isfinite(x).reshape(len(x), -1).all(axis=1), "contains NaN or infinity")
+        _refuse(name, part, np.isinf(x), "contains infinity")
     if y.dtype.kind == "f":
-        _refuse(name, part, y != np.round(y), "has a label that is no whole number")
-    _refuse(name, part, y < 0, "has a negative label")
-    return ClientData(part.name, x, y.astype(np.int64), part.test)
+        _refuse(name, part, ~np.isfinite(y), "has no label: it is NaN or infinity")
+    return replace(part, x=x)
 
 
-def _refuse(name: str, part: ClientData, wrong: NDArray[np.bool_] | np.bool_, what: str) -> None:
+def _refuse(name: str, part: ClientData, wrong: NDArray[np.bool_], what: str) -> None:
     if wrong.any():
-        raise UserError(f"{name}: {part.where}: example {int(wrong.argmax())} {what}")
+        example = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
+        raise UserError(f"{name}: {part.where}: example {example} {what}")
 
 
 def client_names(names: Sequence[str] | None, count: int) -> list[str]:

@@ -1,12 +1,10 @@
-"""One's own data as a `Source`: PyTorch data sets, Hugging Face partitions, a folder with a file per client.
+"""One's own data as a `Source`: PyTorch data sets, Hugging Face partitions, a folder with each client's files.
 
 Clients are numbered in the order they are given. Bytes are pixels and are scaled to [0, 1] for the model.
 """
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from personafl.core.errors import UserError
+from personafl.data import tables
 from personafl.data.client_data import ClientData, client_names, concatenate
+from personafl.data.client_files import ClientFiles, find_clients
 from personafl.data.dataset import Array, Source, arrays
+from personafl.data.image_folder import read_image_folders
+from personafl.data.missing import Missing
 from personafl.data.pfllib import is_pfllib, pfllib, read_client_npz, to_pfllib
 
 __all__ = ["convert", "datasets", "folder", "hugging_face", "open_folder", "pfllib", "to_pfllib"]
@@ -31,7 +33,7 @@ _PLAIN = {"1": "L", "LA": "L", "P": "RGB", "RGBA": "RGB", "CMYK": "RGB"}  # mode
 _AT_ONCE = 1000  # rows of a table read together
 
 
-def convert(made: Any, name: str) -> Source:
+def convert(made: Any, name: str, *, missing: Missing = "refuse") -> Source:
     """What a function of one's own gives: a `Source`, arrays (x, y[, clients]), or a list of clients' data sets."""
     if isinstance(made, Source):
         return made
@@ -39,15 +41,17 @@ def convert(made: Any, name: str) -> Source:
     first = next(iter(first.values()), None) if isinstance(first, dict) else first
     first = first[0] if isinstance(first, tuple) and first else first
     if hasattr(made, "load_partition") or hasattr(first, "column_names"):
-        return hugging_face(made, name=name)
+        return hugging_face(made, name=name, missing=missing)
     if isinstance(first, Dataset):
-        return datasets(made, name=name)
+        return datasets(made, name=name, missing=missing)
     if isinstance(made, (list, tuple)) and len(made) in (2, 3):
-        return arrays(*made, name=name)
+        return arrays(*made, name=name, missing=missing)
     raise UserError(f"gave {type(made).__name__}; expected a Source, (x, y[, clients]) or a list of clients' data sets")
 
 
-def datasets(parts: Sequence[Any], names: Sequence[str] | None = None, *, name: str = "datasets") -> Source:
+def datasets(
+    parts: Sequence[Any], names: Sequence[str] | None = None, *, name: str = "datasets", missing: Missing = "refuse"
+) -> Source:
     """A map-style data set per client, each item an example and its label, or a (training, test) pair of them.
 
     Every item is read once, so a random transform is drawn once. Pictures become bytes `[channels, height, width]`.
@@ -57,7 +61,7 @@ def datasets(parts: Sequence[Any], names: Sequence[str] | None = None, *, name: 
         for client, part in zip(client_names(names, len(parts)), parts, strict=True)
         for data, test in _halves(part)
     )
-    return concatenate(name, clients)
+    return concatenate(name, clients, missing=missing)
 
 
 def _halves(part: Any) -> list[tuple[Any, bool | None]]:
@@ -81,14 +85,29 @@ def _items(where: str, data: Any) -> tuple[Array, Array]:
         except (TypeError, ValueError) as e:
             raise UserError(f"{where}, item {i}: must be an example and its label: {e}") from None
         xs.append(_array(x, f"{where}, item {i}"))
-        ys.append(_array(y, f"{where}, item {i}"))
+        ys.append(_label(y, f"{where}, item {i}"))
         if xs[i].shape != xs[0].shape:
             raise UserError(f"{where}, item {i}: its shape is {xs[i].shape}, that of item 0 {xs[0].shape}")
-        if ys[i].size != 1:
-            raise UserError(f"{where}, item {i}: its label must be one number, it has shape {ys[i].shape}")
-    if not xs:
-        raise UserError(f"{where}: no examples")
-    return np.stack(xs), np.array([y.item() for y in ys])
+        _check_label(ys, f"{where}, item {i}", "item 0")
+    return _stacked(xs), _stacked(ys)
+
+
+def _label(value: Any, where: str) -> Array:
+    """A label: a number, text, or several numbers `[T]`."""
+    found = np.asarray(value) if isinstance(value, str) else _array(value, where)
+    return found.reshape(()) if found.size == 1 else found
+
+
+def _check_label(labels: Sequence[Array], where: str, first: str) -> None:
+    """The last label must be like the first."""
+    if labels[-1].shape != labels[0].shape:
+        raise UserError(f"{where}: its label has shape {labels[-1].shape}, that of {first} {labels[0].shape}")
+    if (labels[-1].dtype.kind == "U") != (labels[0].dtype.kind == "U"):
+        raise UserError(f"{where}: its label is {labels[-1].item()!r}, that of {first} {labels[0].item()!r}")
+
+
+def _stacked(values: Sequence[Array]) -> Array:
+    return np.stack(values) if values else np.zeros(0)
 
 
 def _array(value: Any, where: str, *, rows_first: bool = False) -> Array:
@@ -110,7 +129,13 @@ def _array(value: Any, where: str, *, rows_first: bool = False) -> Array:
 
 
 def hugging_face(
-    parts: Any, image: str = "", label: str = "", *, names: Sequence[str] | None = None, name: str = "hugging-face"
+    parts: Any,
+    image: str = "",
+    label: str = "",
+    *,
+    names: Sequence[str] | None = None,
+    name: str = "hugging-face",
+    missing: Missing = "refuse",
 ) -> Source:
     """Partitions of a Hugging Face data set, or a Flower `FederatedDataset`, without either package being needed.
 
@@ -119,6 +144,7 @@ def hugging_face(
     """
     clients = _loaded(parts) if hasattr(parts, "load_partition") else list(parts)
     sizes: set[int] = set()
+    class_names: set[tuple[str, ...]] = set()
 
     def read() -> Iterator[ClientData]:
         for client, part in zip(client_names(names, len(clients)), clients, strict=True):
@@ -127,10 +153,12 @@ def hugging_face(
                 x, y = _column(where, data, image, _EXAMPLES, "image"), _column(where, data, label, _LABELS, "label")
                 kinds = getattr(data, "features", None) or {}
                 sizes.add(int(getattr(kinds.get(y), "num_classes", 0) or 0))
+                class_names.add(tuple(getattr(kinds.get(y), "names", None) or ()))
                 yield ClientData(client, *_columns(where, data, x, y, type(kinds.get(x)).__name__ == "Image"), test)
 
     held = list(read())
-    return concatenate(name, held, classes=max(sizes, default=0))
+    known = class_names.pop() if len(class_names) == 1 else ()
+    return concatenate(name, held, classes=max(sizes, default=0), missing=missing, class_names=known or None)
 
 
 def _loaded(federated: Any) -> list[Any]:
@@ -166,45 +194,70 @@ def _columns(where: str, data: Any, x: str, y: str, pictures: bool) -> tuple[Arr
             xs.append(_array(value, at, rows_first=pictures and not isinstance(value, Tensor)))
             if xs[-1].shape != xs[0].shape:
                 raise UserError(f"{at}: its shape is {xs[-1].shape}, that of row 0 {xs[0].shape}")
-        ys += [_array(v, f"{where}, row {start + i}, column {y}") for i, v in enumerate(rows[y])]
-    if not xs:
-        raise UserError(f"{where}: no examples")
-    return np.stack(xs), np.stack(ys)
+        for value in rows[y]:
+            at = f"{where}, row {len(ys)}, column {y}"
+            ys.append(_label(value, at))
+            _check_label(ys, at, "row 0")
+    return _stacked(xs), _stacked(ys)
 
 
 # Folders
 
 
-def open_folder(path: str | Path) -> Source:
-    """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file per client."""
+def open_folder(
+    path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0
+) -> Source:
+    """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file or a folder per client."""
     home = Path(path)
-    return pfllib(home) if is_pfllib(home) else folder(home)
+    if is_pfllib(home):
+        if label or image_size:
+            raise UserError(
+                f"{home}: data.{'label' if label else 'image_size'} does not go with PFLlib's train/ and test/"
+            )
+        return pfllib(home, missing=missing)
+    return folder(home, label=label, missing=missing, image_size=image_size)
 
 
-def folder(path: str | Path) -> Source:
-    """A file per client, named after it: .npz, .pt or .safetensors with x and y, or .csv with a line of column names.
+def folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0) -> Source:
+    """A file per client, named after it, or a folder per client with several, or with its pictures by class.
 
-    The label of a .csv is in its column label, y or target, or else in its last. Nothing is unpickled.
+    Files are .npz, .pt or .safetensors with x and y, or .csv or .parquet with named columns, of which `label` names
+    those of the labels (else label, y, target or the last). `missing` says what becomes of missing values. Pictures,
+    `CLIENT/CLASS/PICTURE`, are of one size or resized to `image_size`. Nothing is unpickled.
     """
     home = Path(path)
-    if home.suffix.lower() in _READERS and not home.is_dir():
+    suffixes = (*_READERS, *tables.READERS)
+    if home.suffix.lower() in suffixes and not home.is_dir():
         raise UserError(f"{home}: a {home.suffix} file is one client's and belongs in a folder; name that folder")
     if not home.is_dir():
         raise UserError(f"{home}: no such folder")
-    files = [p for p in home.iterdir() if p.suffix.lower() in _READERS and not p.name.startswith(".") and p.is_file()]
-    if not files:
-        raise UserError(f"{home}: no client's file in it; possible are {', '.join(_READERS)}, or train/ and test/")
-    files.sort(key=lambda p: _natural(p.name))
-    stems = [p.stem for p in files]
-    for p in files:
-        if stems.count(p.stem) > 1:
-            raise UserError(f"{home}: {' and '.join(f.name for f in files if f.stem == p.stem)} name the same client")
-    return concatenate(home.resolve().name, (ClientData(p.stem, *_READERS[p.suffix.lower()](p)) for p in files))
+    clients = find_clients(home, suffixes)
+    name = home.resolve().name
+    if clients[0].classes:
+        if label:
+            raise UserError(f"{home}: data.label goes with .csv and .parquet files, and these are pictures")
+        return concatenate(name, read_image_folders(clients, image_size))
+    if image_size:
+        raise UserError(f"{home}: data.image_size goes with folders of pictures, and these are none")
+    parts, features = _client_parts(clients, label, missing)
+    return concatenate(name, parts, missing=missing, feature_names=features)
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """A key by which client-2 comes before client-10."""
-    return [(not w.isdecimal(), int(w) if w.isdecimal() else 0, w) for w in re.split(r"(\d+)", name) if w]
+def _client_parts(
+    clients: Sequence[ClientFiles], label: Sequence[str], missing: Missing
+) -> tuple[list[ClientData], tuple[str, ...] | None]:
+    """What every file holds, in order, and the names of the features where all are tables."""
+    files = [(c.name, p) for c in clients for p in c.files]
+    held = [(c, tables.READERS[p.suffix.lower()](p)) for c, p in files if p.suffix.lower() in tables.READERS]
+    if label and not held:
+        raise UserError(f"{clients[0].path}: data.label goes with .csv and .parquet files, and there are none")
+    encoded, features = tables.encode(held, label, missing) if held else ([], ())
+    of_table = iter(encoded)
+    parts = [
+        next(of_table) if p.suffix.lower() in tables.READERS else ClientData(c, *_READERS[p.suffix.lower()](p))
+        for c, p in files
+    ]
+    return parts, features if len(held) == len(files) else None
 
 
 def _pt(path: Path) -> tuple[Array, Array]:
@@ -232,29 +285,8 @@ def _tensors(path: Path, held: object) -> tuple[Array, Array]:
     return x.numpy(), y.numpy()
 
 
-def _csv(path: Path) -> tuple[Array, Array]:
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: not a readable .csv file: {e}") from None
-    if len(lines) < 2:
-        raise UserError(f"{path}: a line of column names and then one per example are needed")
-    names = [n.strip().lower() for n in next(csv.reader(lines[:1]))]
-    if len(names) < 2 or any(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", n) for n in names):
-        raise UserError(f"{path}: the first line must name the columns, two or more; it is {lines[0][:60]!r}")
-    try:
-        table = np.loadtxt(lines[1:], delimiter=",", quotechar='"', comments=None, ndmin=2)
-    except ValueError as e:
-        raise UserError(f"{path}: below the column names: {e}") from None
-    if table.shape[1] != len(names):
-        raise UserError(f"{path}: {len(names)} column names but {table.shape[1]} columns")
-    at = next((names.index(n) for n in ("label", "y", "target") if n in names), len(names) - 1)
-    return np.delete(table, at, axis=1), table[:, at]
-
-
 _READERS: dict[str, Callable[[Path], tuple[Array, Array]]] = {
     ".npz": read_client_npz,
     ".pt": _pt,
     ".safetensors": _safetensors,
-    ".csv": _csv,
 }

@@ -39,11 +39,11 @@ class LazySplit:
     @classmethod
     def of(cls, held: Ragged, seed: int, shares: tuple[float, float]) -> dict[Split, LazySplit]:
         """The three splits, each client's size checked."""
-        test, validation = (_shares(share, held.sizes) for share in shares)
+        test, validation = (share_sizes(share, held.sizes) for share in shares)
         train = held.sizes - test - validation
         if (train < 1).any():
             client = int((train < 1).argmax())
-            raise UserError(_too_few(client, int(held.sizes[client]), bool(shares[1])))
+            raise UserError(f"client {client} {too_few(int(held.sizes[client]), *shares)}; use fewer clients")
         sizes: dict[Split, Indices] = {"train": train, "validation": validation, "test": test}
         return {
             split: cls(held, split, seed, shares, torch.from_numpy(np.concatenate([[0], np.cumsum(n)])))
@@ -238,15 +238,15 @@ def _cut(
         shuffled, ends = _by_group(client, rows, groups[rows], draw, wanted)
         test, validation = (*ends, 0)[:2] if test else (0, ends[0])
     if len(rows) - test - validation < 1:
-        raise UserError(_too_few(client, len(rows), validation > 0))
+        raise UserError(f"client {client} {too_few(len(rows), test_share, validation_share)}; use fewer clients")
     return shuffled, test, validation
 
 
-def _too_few(client: int, size: int, validation: bool) -> str:
-    return (
-        f"client {client} has {size} samples, too few for a training, {'a validation ' if validation else ''}"
-        "and a test part; use fewer clients"
-    )
+def too_few(size: int, test_share: float, validation_share: float) -> str:
+    """What to say of a client of that size, behind its name."""
+    parts = ["a training", *(["a validation"] if validation_share else []), *(["a test"] if test_share else [])]
+    wanted = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return f"has {size} {'sample' if size == 1 else 'samples'}, too few for {wanted} part"
 
 
 def _by_group(
@@ -268,7 +268,7 @@ def _by_group(
     return np.concatenate(pieces), np.diff(ends[places], prepend=0).tolist()
 
 
-def _shares(share: float, sizes: Indices) -> Indices:
-    """How many samples of clients of these sizes a share is."""
+def share_sizes(share: float, sizes: Indices) -> Indices:
+    """How many samples of clients of these sizes a share is: at least one, unless the share is 0."""
     asked: Indices = np.rint(share * sizes).astype(np.int64)
     return asked.clip(min=1) if share else asked

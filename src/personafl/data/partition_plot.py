@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from personafl.core.errors import UserError
 
 _BARS = 40  # clients that stacked bars can show
 _COLOURS = 10  # classes that colours can tell apart
+_NAMES = 40  # of classes that can be read beside the map
 
 
-def plot_partition(counts: NDArray[np.int64], path: str | Path, title: str) -> None:
+def plot_partition(
+    counts: NDArray[np.int64], path: str | Path, title: str, class_names: Sequence[str] | None = None
+) -> None:
     """Plot class counts `[clients, K]`: stacked bars where they can be told apart, else sizes above a map of shares."""
     from matplotlib.colors import PowerNorm  # slow to import
     from matplotlib.figure import Figure
@@ -25,7 +29,9 @@ def plot_partition(counts: NDArray[np.int64], path: str | Path, title: str) -> N
         axes = figure.subplots()
         below = np.zeros(clients)
         for k in range(classes):
-            axes.bar(range(clients), counts[:, k], bottom=below, label=str(k), width=0.9)
+            axes.bar(
+                range(clients), counts[:, k], bottom=below, label=class_names[k] if class_names else str(k), width=0.9
+            )
             below += counts[:, k]
         axes.set(xlabel="client", ylabel="samples", title=title)
         axes.locator_params(axis="x", integer=True)
@@ -40,6 +46,8 @@ def plot_partition(counts: NDArray[np.int64], path: str | Path, title: str) -> N
         shown = axes.imshow(shares.T, aspect="auto", interpolation="nearest", cmap="Blues", norm=scale)
         axes.set(xlabel="client", ylabel="class", xlim=(-0.5, clients - 0.5))
         axes.locator_params(axis="both", integer=True)
+        if class_names and classes <= _NAMES:
+            axes.set_yticks(range(classes), class_names)
         figure.colorbar(shown, ax=axes, label="share of the client's samples")
     try:
         figure.savefig(path, dpi=120)

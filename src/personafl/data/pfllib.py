@@ -19,6 +19,7 @@ from personafl.core.errors import UserError
 from personafl.data.client_data import ClientData, concatenate
 from personafl.data.dataset import Array, Source
 from personafl.data.federated import Federation, Split
+from personafl.data.missing import Missing
 from personafl.data.unpickle import unpickle, unwrap
 
 
@@ -27,7 +28,7 @@ def is_pfllib(path: str | Path) -> bool:
     return all((Path(path) / part).is_dir() for part in ("train", "test"))
 
 
-def pfllib(path: str | Path) -> Source:
+def pfllib(path: str | Path, *, missing: Missing = "refuse") -> Source:
     """A data set in PFLlib's layout: its clients, and which rows are their test parts."""
     home = Path(path)
     files = {part: {p.stem: p for p in (home / part).glob("*.npz")} for part in ("train", "test")}
@@ -41,7 +42,7 @@ def pfllib(path: str | Path) -> Source:
     parts = (
         ClientData(c, *read_client_npz(files[part][c]), part == "test") for c in order for part in ("train", "test")
     )
-    return concatenate(home.resolve().name, parts, classes=_classes(home / "config.json"))
+    return concatenate(home.resolve().name, parts, classes=_classes(home / "config.json"), missing=missing)
 
 
 def _classes(path: Path) -> int:

@@ -20,6 +20,7 @@ from personafl.core.errors import Note, UserError
 from personafl.core.types import LOSSES
 from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
+from personafl.data.missing import Missing
 from personafl.data.partition import (
     PartitionRequest,
     PartitionResult,
@@ -29,6 +30,7 @@ from personafl.data.partition import (
 )
 from personafl.data.ragged import Indices, Ragged
 from personafl.data.shift import Shift
+from personafl.data.small_clients import without_small_clients
 from personafl.evaluation import matrix
 from personafl.evaluation.metrics import METRICS
 from personafl.models import MODELS, StackedModel
@@ -42,19 +44,20 @@ SPLIT = "split.json"
 
 def source(recipe: Recipe) -> Source:
     """The data set of a recipe."""
-    name = recipe.data.dataset
+    d, name = recipe.data, recipe.data.dataset
     if isinstance(name, Federation):
         return name.source
     if not isinstance(name, str):
-        return _named(recipe.data.named, lambda: custom.convert(name, "own"))
+        return _named(d.named, lambda: custom.convert(name, "own", missing=d.missing))
     if name in DATASETS:
         return DATASETS[name]()
     if name.endswith(".npz"):
-        return _npz(Path(name))
+        return _npz(Path(name), d.missing)
     if ":" not in name or Path(name).is_dir():
-        return _named(name, lambda: custom.open_folder(name))
+        settings: dict[str, Any] = {"label": d.label, "missing": d.missing, "image_size": d.image_size}
+        return _named(name, lambda: custom.open_folder(name, **settings))
     made = config.imported(name, "data set")()
-    return _named(name, lambda: custom.convert(made, name.rpartition(":")[2]))
+    return _named(name, lambda: custom.convert(made, name.rpartition(":")[2], missing=d.missing))
 
 
 def _named(name: str, read: Callable[[], Source]) -> Source:
@@ -65,7 +68,7 @@ def _named(name: str, read: Callable[[], Source]) -> Source:
         raise UserError(f"data.dataset={name!r}: {e}") from None
 
 
-def _npz(path: Path) -> Source:
+def _npz(path: Path, missing: Missing) -> Source:
     if not path.is_file():
         raise UserError(f"data.dataset={str(path)!r}: no such file")
     try:
@@ -75,7 +78,7 @@ def _npz(path: Path) -> Source:
         raise UserError(f"data.dataset={str(path)!r}: not a readable .npz file: {e}") from None
     if not {"x", "y"} <= held.keys():
         raise UserError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")
-    return arrays(held["x"], held["y"], held.get("clients"), name=path.stem)
+    return arrays(held["x"], held["y"], held.get("clients"), name=path.stem, missing=missing)
 
 
 def federation(recipe: Recipe, data: Source | None = None) -> Federation:
@@ -89,7 +92,8 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     recipe = settled_partition(recipe, data)
     d = recipe.data
     draw = rng.generator(seed, "partition")
-    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients or 0, draw, data.clients, data.sources)
+    clients, dropped = _clients(recipe, data)
+    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients or 0, draw, clients, data.sources)
     try:
         parts, tests, official = _divided(recipe, request, data)
     except UserError as e:
@@ -107,12 +111,20 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         seed,
         test_share=d.test_share,
         validation_share=d.validation_share,
-        notes=parts.notes,
+        notes=parts.notes | ({"small_clients_left_out": dropped} if dropped else {}),
         unseen=unseen,
         tests=tests,
         official=official,
     )
     return corrupt_federation(built, d.corruption, d.corruption_severity)
+
+
+def _clients(recipe: Recipe, data: Source) -> tuple[Indices | None, int]:
+    """The natural client of each example, -1 where it is left out for its size, and how many clients that are."""
+    d = recipe.data
+    if d.partition != "natural" or (d.official_test != "pooled" and data.test is None):
+        return data.clients, 0
+    return without_small_clients(data, d.small_clients, d.official_test, d.test_share, d.validation_share)
 
 
 def _divided(

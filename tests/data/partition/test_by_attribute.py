@@ -59,11 +59,12 @@ def test_natural_clients_keep_their_samples():
     assert parts.notes == {"clients_left_out": 0}
 
 
-def test_natural_clients_of_fewer_than_four_samples_are_left_out():
-    who = np.array([0, 0, 0, 1, 1, 1, 1, 2])
+def test_samples_of_no_natural_client_are_left_out():
+    who = np.array([0, -1, 0, 1, -1, 1, 1, 2])
     parts = partition("natural", request(np.zeros(8, int), 0, clients=who))
-    assert [r.tolist() for r in parts.rows] == [[3, 4, 5, 6]]
-    assert parts.notes == {"clients_left_out": 2}
+    assert [r.tolist() for r in parts.rows] == [[0, 2], [3, 5, 6], [7]]
+    with pytest.raises(ValueError, match="num_clients=4: the data set has 3 natural clients"):
+        partition("natural", request(np.zeros(8, int), 4, clients=who))
 
 
 def test_a_number_of_natural_clients_is_drawn():

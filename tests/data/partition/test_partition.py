@@ -48,6 +48,10 @@ def test_natural_clients_keep_their_given_rows_and_need_both_parts():
     assert [r.tolist() for r in parts.rows] == [[0, 1, 2], [3, 4, 5]]
     assert [r.tolist() for r in tests] == [[8, 9], [10]]
     assert parts.notes == {"clients_left_out": 2}
+    parts, tests = partition_train_and_test(
+        "natural", request(np.zeros(13, int), 0, clients=np.where(clients == 0, -1, clients)), test
+    )
+    assert [r.tolist() for r in parts.rows] == [[3, 4, 5]]
     with pytest.raises(ValueError, match="no natural client has both training and test samples"):
         partition_train_and_test("natural", request(np.zeros(13, int), 0, clients=test.astype(int)), test)
 

@@ -103,12 +103,12 @@ def _natural_both(request: PartitionRequest, test: NDArray[np.bool_]) -> tuple[P
     if request.clients is None:
         natural(request)  # says so
     ids = np.asarray(request.clients)
-    both = np.intersect1d(ids[test], ids[~test])
+    both = np.intersect1d(ids[test & (ids >= 0)], ids[~test])
     if not len(both):
         raise UserError("data.official_test='dealt': no natural client has both training and test samples")
     rows = np.flatnonzero(np.isin(ids, both))
     found = natural(request.subset(rows))
-    lacking = len(np.unique(ids)) - len(both)
+    lacking = len(np.unique(ids[ids >= 0])) - len(both)
     notes = {"clients_left_out": found.notes["clients_left_out"] + lacking}
     held = [rows[r] for r in found.rows]
     return PartitionResult([r[~test[r]] for r in held], notes), [r[test[r]] for r in held]

@@ -40,14 +40,15 @@ def by_source(request: PartitionRequest) -> PartitionResult:
 
 @partitioner(deals_test_part=True, knows_clients=True)
 def natural(request: PartitionRequest) -> PartitionResult:
-    """The clients the data came from; those with fewer than four samples are left out."""
+    """The clients the data came from."""
     if request.clients is None:
         raise UserError("partition='natural': this data set has no natural clients; try dirichlet, pathological or iid")
-    order = np.argsort(request.clients, kind="stable")
+    order = np.argsort(request.clients, kind="stable").astype(np.int64)
+    order = order[request.clients[order] >= 0]
     groups = np.split(order, np.flatnonzero(np.diff(request.clients[order])) + 1)
-    usable = [g.astype(np.int64) for g in groups if len(g) >= 4]
-    if request.num_clients > len(usable):
-        raise UserError(f"num_clients={request.num_clients}: the data set has {len(usable)} natural clients")
+    chosen = groups
+    if request.num_clients > len(groups):
+        raise UserError(f"num_clients={request.num_clients}: the data set has {len(groups)} natural clients")
     if request.num_clients:
-        usable = [usable[i] for i in np.sort(request.rng.choice(len(usable), request.num_clients, replace=False))]
-    return PartitionResult(usable, {"clients_left_out": len(groups) - len(usable)})
+        chosen = [groups[i] for i in np.sort(request.rng.choice(len(groups), request.num_clients, replace=False))]
+    return PartitionResult(chosen, {"clients_left_out": len(groups) - len(chosen)})

@@ -26,7 +26,7 @@ class PartitionRequest:
     classes: int
     num_clients: int  # 0: as many as there are, where the data say so
     rng: np.random.Generator
-    clients: NDArray[np.int64] | None = None  # [N] natural client of each example
+    clients: NDArray[np.int64] | None = None  # [N] natural client of each example; -1: of one that is left out
     sources: NDArray[np.int64] | None = None  # [N] which data set each example came from
     part: str = "data set"  # what is divided, in messages
     train_size: int = 0  # of a test part: how many training samples the first client has
