@@ -77,9 +77,9 @@ def test_a_recipe_corrupts_its_clients() -> None:
 
 def test_cifar10_c_has_a_corruption_per_client_unless_told() -> None:
     assert "cifar10-c" in DATASETS
-    assert config.load("demo", ["data.dataset=cifar10-c"]).data.corruption == "per-client"
-    assert config.load("demo", ["data.dataset=cifar10-c", "data.corruption=fog"]).data.corruption == "fog"
-    assert config.load("demo", ["data.dataset=cifar10"]).data.corruption == "none"
+    assert config.load(None, ["data.dataset=cifar10-c"]).data.corruption == "per-client"
+    assert config.load(None, ["data.dataset=cifar10-c", "data.corruption=fog"]).data.corruption == "fog"
+    assert config.load(None, ["data.dataset=cifar10"]).data.corruption == "none"
 
 
 @pytest.mark.skipif("PERSONAFL_DATA" not in os.environ, reason="CIFAR-10 lies in $PERSONAFL_DATA, which is not set")

@@ -31,6 +31,10 @@ def made_section(section: str, values: Any) -> Any:
         return values
     if not isinstance(values, Mapping) or not all(isinstance(k, str) for k in values):
         raise UserError(f"[{section}] must be a table of settings, it is {shortened(values)}")
+    for key, value in values.items():
+        if key not in kind.names():
+            told = unknown("setting", key, sorted(kind.names()), f"of [{section}]")
+            raise UserError(f"{section}.{key}={shortened(value)}: {told}")
     return kind(**values)
 
 

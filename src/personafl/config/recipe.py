@@ -66,9 +66,8 @@ class Data(Section):
         return rest | {"partition_settings": {**given.get("partition_settings", {}), **own}}
 
     @classmethod
-    def also(cls) -> list[str]:
-        """Names of settings beside the fields."""
-        return list(declared_settings())
+    def names(cls) -> list[str]:
+        return [*super().names(), *declared_settings()]
 
     @property
     def from_file(self) -> bool:
@@ -238,7 +237,7 @@ def unused(recipe: Recipe) -> dict[str, str]:
         named = {"num_clients", "official_test", "test_share", "validation_share", "unseen_ratio", "small_clients"}
         used, why = set[str](), "the partition file says who holds what"
     elif data.partition == AUTO:
-        return out
+        named, used, why = set(), set(declared), ""
     else:
         used, why = set(PARTITIONS[data.partition].settings), f"{data.partition} does not use it"
         named = {"num_clients"} if knows_clients(data.partition) and not data.num_clients else set()
@@ -249,9 +248,9 @@ def unused(recipe: Recipe) -> dict[str, str]:
         if data.partition != "natural":
             out["data.small_clients"] = "goes with partition=natural"
     out = {f"data.{n}": why for n in sorted(named | (declared.keys() - used))} | out
-    if data.dataset in DATASETS:
-        out["data.missing"] = "goes with data of one's own"
     name = data.dataset
+    if isinstance(name, str) and name in DATASETS:
+        out["data.missing"] = "goes with data of one's own"
     if not isinstance(name, str) or name in DATASETS or name.endswith(".npz") or is_function(name):
         out |= {f"data.{n}": "goes with a folder of one's own" for n in ("label", "image_size")}
     if data.corruption == "none":

@@ -94,7 +94,7 @@ class SettingsMeta(type):
             if name not in fields:
                 where = getattr(cls, "section", "")
                 title = f"of [{where}]" if where else f"of {cls.__name__}"
-                known += cls.also() if hasattr(cls, "also") else []
+                known = cls.names() if hasattr(cls, "names") else known
                 told = unknown("setting", name, sorted(known), title)
                 raise UserError(f"{where or cls.__name__}.{name}={shortened(value)}: {told}")
         return super().__call__(**given)
@@ -110,6 +110,11 @@ class Section(metaclass=SettingsMeta):
         for name, hint in hints(type(self)).items():
             object.__setattr__(self, name, typed(f"{self.section}.{name}", getattr(self, name), hint))
         self.check()
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """What a table of this section may hold."""
+        return [f.name for f in dataclasses.fields(cls) if f.name not in _INTERNAL]
 
     def check(self) -> None:
         """Raise `UserError` for settings that cannot be."""

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 HASHED = 4 * 2**20  # bytes of examples a hash is taken of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """A data set before it is divided: examples, labels, and natural clients where it has them."""
 

@@ -80,7 +80,7 @@ class LazySplit:
         return Ragged.of([self.client(c) for c in range(len(self.rows))]).to(self.device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Federation:
     """A data set divided over clients; those with very many draw a client's splits when it is asked for."""
 
