@@ -30,6 +30,7 @@ ACROSS = {
     "test_imports.py": "imports of all files",
     "test_layout.py": "this one",
     "test_names.py": "names over the whole package",
+    "test_mistakes.py": "what users do wrong, in Python and on the command line",
     "test_machine.py": "the same numbers whatever the machine, its threads and its memory",
     "test_reference_states.py": "FedAvg and DM-PFL, all weights and masks, against tests/reference.py",
     "test_references.py": "every method against tests/references/",

@@ -17,6 +17,12 @@ CASES = {
     "sgd-all": (SGD(0.9, 0.2, 1.0), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.2}),
     "adam": (Adam(), torch.optim.Adam, {}),
     "adam-betas": (Adam(beta1=0.5, beta2=0.9, eps=1e-3), torch.optim.Adam, {"betas": (0.5, 0.9), "eps": 1e-3}),
+    "adamw": (Adam(weight_decay=0.2, decoupled=True), torch.optim.AdamW, {"weight_decay": 0.2}),
+    "adamw-clip": (
+        Adam(weight_decay=0.2, grad_clip=1.0, decoupled=True),
+        torch.optim.AdamW,
+        {"weight_decay": 0.2},
+    ),
     "adam-all": (Adam(weight_decay=0.2, grad_clip=1.0), torch.optim.Adam, {"weight_decay": 0.2}),
 }
 EACH_CASE = pytest.mark.parametrize(("rule", "torch_rule", "settings"), CASES.values(), ids=CASES)
@@ -234,6 +240,7 @@ def test_a_recipe_chooses_the_optimiser():
     assert optim.default(Training(optimizer="adam", weight_decay=0.1, grad_clip=2.0)) == Adam(
         weight_decay=0.1, grad_clip=2.0
     )
-    for kind in ("sgd", "adam"):
+    assert optim.default(Training(optimizer="adamw", weight_decay=0.1)) == Adam(weight_decay=0.1, decoupled=True)
+    for kind in ("sgd", "adam", "adamw"):
         rule = optim.default(Training(optimizer=kind, grad_clip=2.0), joint_clip=True)
         assert rule == dataclasses.replace(optim.default(Training(optimizer=kind, grad_clip=2.0)), joint_clip=True)  # type: ignore[type-var]

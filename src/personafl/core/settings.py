@@ -59,7 +59,8 @@ def unknown(what: str, given: str, possible: Collection[str], where: str = "") -
     elsewhere = _ELSEWHERE.get(given.lower())
     near = [elsewhere] if elsewhere in names else difflib.get_close_matches(given, names, 1, 0.6)
     guess = f"; did you mean {near[0]}?" if near else ";"
-    return f"no such {what}{' ' + where if where else ''}{guess} possible are {', '.join(names)}"
+    listed = ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
+    return f"no such {what}{' ' + where if where else ''}{guess} possible are {listed}"
 
 
 def setting(
@@ -140,8 +141,8 @@ def hints(cls: type[Any]) -> dict[str, Any]:
 
 def shortened(value: object) -> str:
     """A value as it is shown in a message."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def typed(where: str, value: Any, hint: Any) -> Any:

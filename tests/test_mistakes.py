@@ -1,0 +1,241 @@
+"""Mistakes users make, in Python and on the command line: one line each, with thing, value and what is possible."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import personafl
+from personafl import Ditto, Evaluation, FedAvg, Simulation, Training, UserError, cli
+from tests import worlds
+
+X, Y = np.zeros((40, 6), np.float32), np.arange(40) % 3
+QUICK = {"num_rounds": 1, "local_epochs": 1}
+
+
+def run(*overrides: str, **given: Any) -> Any:
+    """The smallest run with something wrong in it."""
+    given.setdefault("algorithms", "fedavg")
+    given.setdefault("training", QUICK)
+    return personafl.run(given.pop("recipe", None), *overrides, **given)
+
+
+def flat(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (out.argmax(-1) != y).float().mean()
+
+
+class Shapeless(nn.Module):
+    def __init__(self, a: int, b: int, c: int) -> None:
+        super().__init__()
+
+
+# What a setting must be: section, key, wrong value, and what is said, alike from keyword, dict, override and recipe.
+SETTINGS: list[tuple[str, str, Any, str]] = [
+    ("training", "optimizer", "adagrad", r"training.optimizer='adagrad': possible are sgd, adam, adamw"),
+    ("training", "loss", "msee", r"training.loss='msee': no such loss; "),
+    ("training", "lr", -0.1, r"training.lr=-0.1: must be greater than 0"),
+    ("training", "lr", "fast", r"training.lr='fast': must be a number"),
+    ("training", "precision", "fp16", r"training.precision='fp16': possible are float64, float32, tf32, bf16"),
+    ("training", "num_rounds", 0, r"training.num_rounds=0: must be at least 1"),
+    ("training", "num_rounds", 2.5, r"training.num_rounds=2.5: must be a whole number"),
+    ("training", "num_rounds", True, r"training.num_rounds=True: must be a whole number"),
+    ("training", "batch_size", 2**70, rf"training.batch_size={2**70}: must be below 2\^63"),
+    ("training", "join_ratio", 1.5, r"training.join_ratio=1.5: must be in \(0, 1\]"),
+    ("training", "momentum", 1.0, r"training.momentum=1.0: must be in \[0, 1\)"),
+    ("training", "weight_decay", -1.0, r"training.weight_decay=-1.0: must be not negative"),
+    ("training", "seed", -1, r"training.seed=-1: must be not negative"),
+    ("training", "rounds", 5, r"training.rounds=5: no such setting of \[training\]; did you mean num_rounds\?"),
+    ("training", "learning_rate", 0.1, r"training.learning_rate=0.1: no such setting .* did you mean lr\?"),
+    ("training", "moment", 0.9, r"training.moment=0.9: no such setting .* did you mean momentum\?"),
+    ("evaluation", "shift", "weather", r"evaluation.shift='weather': possible are donor, pool, label, none"),
+    ("evaluation", "eval_every", 0, r"evaluation.eval_every=0: must be at least 1"),
+    ("evaluation", "degrees", [0.5, 2.0], r"evaluation.degrees=\[0.5, 2.0\]: must be shares in \[0, 1\]"),
+    ("evaluation", "corruptions", ["foggy"], r"evaluation.corruptions='foggy': no such corruption; did you mean fog\?"),
+    ("evaluation", "metric", "acuracy", r"evaluation.metric='acuracy': no such metric; did you mean accuracy\?"),
+    ("evaluation", "matrix", "yes", r"evaluation.matrix='yes': must be true or false"),
+    ("model", "buffers", "forget", r"model.buffers='forget': possible are average, local, drop"),
+    ("model", "name", "mpl", r"model.name='mpl': no such model; did you mean mlp\?"),
+    ("data", "dataset", "minst", r"data.dataset='minst': no such data set; did you mean mnist\?"),
+    ("data", "partition", "dirichelt", r"data.partition='dirichelt': no such partition; did you mean dirichlet\?"),
+    ("data", "alpha", -1.0, r"data.alpha=-1.0: must be greater than 0"),
+    ("data", "alhpa", 0.1, r"data.alhpa=0.1: no such setting of \[data\]; did you mean alpha\?"),
+    ("data", "num_clients", 0, r"data.num_clients=0: must be at least 1"),
+    ("data", "test_share", 1.0, r"data.test_share=1.0: must be between 0 and 1"),
+    ("data", "corruption_severity", 9, r"data.corruption_severity=9: must be 1 to 5"),
+]
+KINDS: dict[str, Callable[..., Any]] = {
+    "training": Training,
+    "evaluation": Evaluation,
+    "model": personafl.ModelChoice,
+    "data": personafl.Data,
+}
+
+
+def one_line(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 900
+
+
+def spoken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command line says of a mistake: one line, exit code 2, and nothing written."""
+    monkeypatch.setattr(sys, "argv", ["personafl", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    assert end.value.code == 2 and not said.out
+    lines = [line for line in said.err.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1 and lines[0].startswith("personafl: ")
+    return lines[0].removeprefix("personafl: ")
+
+
+def as_text(value: Any) -> str:
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else ",".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "message"), SETTINGS, ids=[f"{s}.{k}={v}"[:40] for s, k, v, _ in SETTINGS]
+)
+def test_a_wrong_setting_is_refused_alike_wherever_it_is_set(
+    section: str,
+    key: str,
+    value: Any,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one_line(lambda: KINDS[section](**{key: value}), message)
+    one_line(lambda: personafl.run(algorithms="fedavg", **{section: {key: value}}), message)
+    one_line(lambda: personafl.run({section: {key: value}, "algorithms": [{"name": "fedavg"}]}), message)
+    said = spoken(monkeypatch, capsys, "run", "algorithms=fedavg", f"{section}.{key}={as_text(value)}", "--quiet")
+    one_line(lambda: (_ for _ in ()).throw(UserError(said)), message)
+    assert not list(tmp_path.iterdir())
+
+
+# What a call may be given wrongly: the call, and what is said.
+CALLS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Training(0.1), r"Training\(0.1\): settings go by name, as Training\(num_rounds=\.\.\.\)"),
+    (lambda: Ditto(0.1), r"Ditto\(0.1\): settings go by name"),
+    (
+        lambda: Ditto(proximal=1.0),  # type: ignore[call-arg]
+        r"Ditto.proximal=1.0: no such setting of Ditto; did you mean proximal_weight\?",
+    ),
+    (lambda: Ditto(lr="fast"), r"lr='fast': must be a number"),
+    (lambda: Ditto(inherit="mmd"), r"inherit='mmd': possible are .*Inherit\(\.\.\.\).*, or None"),
+    (lambda: Ditto(weights="many"), r"weights='many': possible are examples, uniform"),
+    (lambda: run(seeds=3), r"seeds=3: must be a list; one seed is \[3\], the first three are range\(3\)"),
+    (lambda: run(seeds=[0, 0]), r"seeds=\[0, 0\]: must differ and not be negative"),
+    (lambda: run(seeds=[0.5]), r"seeds=0.5: must be a whole number"),
+    (lambda: run(recipe=(X, Y)), r"recipe=.*: must be a path, a shipped name or a dict; data, model and algorithms"),
+    (lambda: run(recipe="no-such"), r"recipe 'no-such': no such file, and no such shipped recipe"),
+    (lambda: personafl.run("demo", 3), r"override 3: must be text"),  # type: ignore[arg-type]
+    (lambda: personafl.run("demo", "alpha"), r"override 'alpha': expected section.key=value"),
+    (lambda: personafl.run("demo", "dito.lr=1"), r"override dito.lr=1: 'dito' is neither a section .* nor a method"),
+    (lambda: run(algorithms=3), r"algorithms=3: must be \[\[algorithms\]\] tables, names or Algorithm objects"),
+    (lambda: run(algorithms=["dito"]), r"algorithm 'dito': no such algorithm; did you mean ditto\?"),
+    (lambda: run(algorithms=[]), r"no algorithms: add"),
+    (lambda: run(algorithms=[FedAvg(), FedAvg(lr=0.1)]), r"two methods are called 'fedavg'; give one of them another"),
+    (lambda: run(algorithms=[nn.Linear(1, 1)]), r"algorithms: Linear.*: must be a name, a table with a name, or an"),
+    (lambda: run(algorithms=[{"label": "x"}]), r"\[\[algorithms\]\] entry {'label': 'x'}: it has no name"),
+    (lambda: run(algorithms={"a/b": "fedavg"}), r"algorithms.label='a/b': letters, digits"),
+    (lambda: run(training=Training), r"training=<class .*: must be a dict of settings or Training\(\.\.\.\)"),
+    (lambda: run(training=0.1), r"training=0.1: must be a dict of settings or Training\(\.\.\.\)"),
+    (lambda: run(evaluation="donor"), r"evaluation='donor': must be a dict of settings or Evaluation\(\.\.\.\)"),
+    (lambda: run(model=3), r"model.name=3: must be a name, a torch.nn.Module or a function that makes one"),
+    (lambda: run(model=personafl.ModelChoice), r"model=ModelChoice: a class; give an object, ModelChoice\(\.\.\.\)"),
+    (lambda: run(data=3), r"data.dataset=3: must be a name, arrays \(x, y\[, clients\]\)"),
+    (lambda: run(data=X), r"gave ndarray; expected a Source, \(x, y\[, clients\]\) or a list of clients' data sets"),
+    (lambda: run(data=(X, Y[:3])), r"40 examples but 3 labels"),
+    (lambda: run(data=(X, Y, Y[:3])), r"40 examples but 3 client ids"),
+    (lambda: run(data=(X * np.nan, Y)), r"(NaN|missing)"),
+    (lambda: run(data=(X, Y), model=Shapeless), r"model Shapeless: called with \(\(6,\), 3\): .*missing 1 required"),
+    (
+        lambda: run(data=(X, Y), model=nn.Linear(5, 3)),
+        r"model.name='object:Linear': fails on a batch of float32 of shape \(2, 6\)",
+    ),
+    (
+        lambda: run(data=(X, Y), training={"loss": flat}),
+        r"must give one number per example, gave \(\) for two examples",
+    ),
+    (lambda: run(device="tpu"), r"--device tpu: possible are auto, cpu, cuda, cuda:N"),
+    (lambda: run(device="cuda:9"), r"--device cuda:9: this machine has \d+ CUDA devices"),
+    (lambda: run(store="tape"), r"--store tape: possible are auto, device, host, disk"),
+    (lambda: run(threads=0), r"--threads 0: must be at least 1"),
+    (lambda: personafl.Result.load("no-such-folder"), r"no-such-folder: not a run folder, it has no recipe.toml"),
+    (
+        lambda: Simulation(worlds.model(), worlds.federation(), FedAvg(), worlds.training()),  # type: ignore[arg-type]
+        r"Simulation\(federation=.*\): must be Federation; the order is federation, model, algorithm, training",
+    ),
+    (
+        lambda: Simulation(worlds.federation(), worlds.model(), "fedavg", worlds.training()),  # type: ignore[arg-type]
+        r"Simulation\(algorithm='fedavg'\): must be Algorithm; .* personafl.run takes names, arrays and modules",
+    ),
+    (
+        lambda: Simulation(worlds.federation(), worlds.model(), FedAvg(), {"lr": 0.1}),  # type: ignore[arg-type]
+        r"Simulation\(training={'lr': 0.1}\): must be Training",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS, ids=[str(i) for i in range(len(CALLS))])
+def test_a_wrong_call_is_refused_in_one_line(call: Callable[[], Any], message: str) -> None:
+    one_line(call, message)
+
+
+# What the command line may be told wrongly beside settings.
+WORDS: list[tuple[tuple[str, ...], str]] = [
+    (("run", "--seeds", "a"), r"--seeds a: expected whole numbers, such as 0,1,2"),
+    (("run", "--seeds", "1,1"), r"--seeds 1,1: must differ and not be negative"),
+    (("run", "demmo"), r"recipe 'demmo': no such file, and no such shipped recipe; did you mean demo\?"),
+    (("run", "algorithms=dito"), r"algorithm 'dito': no such algorithm; did you mean ditto\?"),
+    (("run", "algorithms="), r"no algorithms"),
+    (("run", "ditto.proximal=1"), r"ditto.proximal=1: no such setting of ditto; did you mean proximal_weight\?"),
+    (("run", "trainng.lr=1"), r"override trainng.lr=1: 'trainng' is neither a section"),
+    (("run", "--device", "tpu"), r"--device tpu: possible are"),
+    (("run", "data.dataset=nothing.npz"), r"data.dataset='nothing.npz': no such file"),
+    (("run", "model.name=no.such:Thing"), r"model 'no.such:Thing': cannot be imported"),
+    (("run", "training.loss=no.such:thing"), r"loss 'no.such:thing': cannot be imported"),
+    (("info", "dito"), r"info dito: no such name; did you mean ditto\?"),
+    (("compare", "nowhere"), r"nowhere: no finished run here"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WORDS, ids=[" ".join(w) for w, _ in WORDS])
+def test_a_wrong_command_is_refused_in_one_line(
+    words: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = spoken(monkeypatch, capsys, *words)
+    one_line(lambda: (_ for _ in ()).throw(UserError(said)), message)
+    assert not list(tmp_path.iterdir())
+
+
+# What looks wrong and has one plain meaning: it is taken.
+def test_what_has_a_plain_meaning_is_taken(tmp_path: Path) -> None:
+    assert personafl.config.load({"algorithms": ["fedavg", "ditto"]}).algorithms[1].name == "ditto"
+    (tmp_path / "short.toml").write_text('algorithms = ["fedavg"]\n')
+    assert personafl.config.load(tmp_path / "short.toml").algorithms[0].label == "fedavg"
+    assert Training(lr=np.float32(0.5), num_rounds=np.int64(3)) == Training(lr=0.5, num_rounds=3)  # type: ignore[arg-type]
+    assert Evaluation(degrees=0.5).degrees == (0.5,)  # type: ignore[arg-type]
+    taken = Simulation(worlds.federation(), worlds.module(), FedAvg, worlds.training())
+    assert taken.algorithm == Simulation(worlds.federation(), worlds.model(), FedAvg(), worlds.training()).algorithm
+    assert personafl.run("training.num_rounds=1", algorithms=FedAvg)["fedavg"].label == "fedavg"
