@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -35,9 +36,15 @@ def test_a_method_written_outside_the_package_is_compared_with_the_others() -> N
 
 def test_quickstart_gives_every_client_a_better_model_than_the_common_one() -> None:
     out = run_example("quickstart.py")
-    own = {name: float(value) for name, value in re.findall(r"^(\w+) +own data +([\d.]+) %", out, re.M)}
-    assert own.keys() == {"FedAvg", "Ditto", "DMPFL"}
-    assert own["Ditto"] > own["FedAvg"] + 10
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    own = {row[0]: float(row[1].split()[0]) for row in rows[2:]}
+    assert own.keys() == {"fedavg", "ditto", "fedrep"}
+    assert min(own["ditto"], own["fedrep"]) > own["fedavg"] + 10
+    said, true = re.findall(r"\[[\d, ]+\]", re.search(r"^client 3: .*$", out, re.M)[0])  # type: ignore[index]
+    assert said == true
+    folder = Path(re.search(r"^written to (.*)$", out, re.M)[1])  # type: ignore[index]
+    assert (folder / "report.html").is_file()
+    shutil.rmtree(folder)
 
 
 def test_ones_own_data_run_from_memory_from_files_and_by_a_saved_split() -> None:

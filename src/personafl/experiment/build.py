@@ -247,7 +247,7 @@ def resolved(
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
     recipe, told = defaults.settled(recipe, feds[seeds[0]])
     if told:
-        warnings.warn(told, Note, stacklevel=2)
+        warnings.warn(told, Note, stacklevel=3)
     note_clients(recipe, data)
     matrix.check(recipe.evaluation, feds[seeds[0]], device)
     check_data(feds[seeds[0]], recipe.training, recipe.evaluation)
