@@ -89,7 +89,7 @@ def assert_same_state(sim: Simulation, slow: reference.DMPFL, when: str) -> None
 
 
 def assert_played_alike(sim: Simulation, slow: reference.DMPFL) -> None:
-    """LocalWork every stage in both, comparing after each; the masks must really have moved in Phase 1."""
+    """Play every stage in both, comparing after each; the masks must really have moved in Phase 1."""
     first_m_g = dict(slow.m_g)
     assert_same_state(sim, slow, "at the start")
     assert [s.number for s in sim.schedule] == list(range(slow.training.num_rounds))

@@ -432,7 +432,7 @@ def test_the_usual_run_has_clients_of_every_kind() -> None:
 
 
 def assert_played_alike(case: Case) -> Simulation:
-    """LocalWork every stage in both, comparing after each, and what follows the last; the engine's is given back."""
+    """Play every stage in both, comparing after each, and what follows the last; the engine's is given back."""
     sim, slow = simulation(case), slow_of(case)
     assert_same_answers(sim, slow, "at the start")
     rounds = slow.training.num_rounds

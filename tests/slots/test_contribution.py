@@ -251,7 +251,7 @@ RECOMPUTED: dict[str, Algorithm] = {
 
 
 def stepped(sim: Simulation) -> tuple[Tensor, list[Params]]:
-    """LocalWork a round; the clients of it, and what its aggregation gives without each of them."""
+    """Play a round; the clients of it, and what its aggregation gives without each of them."""
     number, ids, done = checks.rehearsed(sim)
     method, server, known = sim.algorithm, sim.server, sim.known.gather(ids)
     assert isinstance(method, Contribution)

@@ -1,6 +1,6 @@
 """What a round costs: bytes, and floating-point operations with and without masks.
 
-Bytes are the length of what the codec packs. TwoModels them stands the papers' way of counting: four bytes
+Bytes are the length of what the codec packs. Beside them stands the papers' way of counting: four bytes
 a value, one bit per weight where its mask travels, no headers, the mean of both directions.
 
 One multiply-accumulate is two FLOP, adding a bias one per output. The backward pass costs a

@@ -68,7 +68,7 @@ class GraphCache:
         return sum(len(reel.graphs) for reel in self._seen.values() if reel is not None)
 
     def refuse(self, key: Hashable, reason: Exception) -> None:
-        """LocalWork this turn unrecorded from now on."""
+        """Run this turn unrecorded from now on."""
         self._refused.add(key)
         self._seen.pop(key, None)
         warnings.warn(f"a training step cannot be recorded as a CUDA graph, it runs slower: {reason}", stacklevel=2)
@@ -146,7 +146,7 @@ class CapturedTurn:
         self.loss.zero_()
 
     def run(self, active: Sequence[int]) -> None:
-        """LocalWork the steps of a plan."""
+        """Run the steps of a plan."""
         for k, run in itertools.groupby(active):
             for _ in run:
                 if k in self.graphs:

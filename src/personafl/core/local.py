@@ -111,7 +111,7 @@ def run_local_work(
     graph_cache: GraphCache | None = None,
     clock: Clock = untimed,
 ) -> tuple[ClientState, Work]:
-    """LocalWork a list of turns over a stack of clients; without `train`, only count what it would cost."""
+    """Run a list of turns over a stack of clients; without `train`, only count what it would cost."""
     at_work = _Session(task, local, data, training, rnd, train, graph_cache, clock)
     for turn in turns:
         match turn:
@@ -203,7 +203,7 @@ class _Session:
         return _Update([_Steps(self.task, local, part) for part in parts])
 
     def _replayed(self, parts: list[_MinibatchUpdate], plan: batches.Plan, noise: Tensor) -> bool:
-        """LocalWork the plan from a recording, where there is one."""
+        """Run the plan from a recording, where there is one."""
         graph_cache, data = self.graph_cache, self.data
         if graph_cache is None or data.x.device != plan.rows.device or not plan.active:
             return False

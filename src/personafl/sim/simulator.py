@@ -246,7 +246,7 @@ class Simulation:
     # A round
 
     def step(self) -> Row:
-        """LocalWork the next stage."""
+        """Run the next stage."""
         with self.alone():
             return self._step()
 
@@ -501,7 +501,7 @@ class Simulation:
     # A run
 
     def run(self, on_round: Callable[[Row], None] | None = None) -> None:
-        """LocalWork what is left of the schedule."""
+        """Run what is left of the schedule."""
         while self.played < len(self.schedule):
             row = self.step()
             if on_round is not None:
