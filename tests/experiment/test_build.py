@@ -25,3 +25,13 @@ def test_a_share_above_nothing_holds_out_at_least_one() -> None:
     recipe = personafl.config.load(HELD_OUT)
     few = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, unseen_ratio=0.01))
     assert personafl.experiment.federation(few).unseen == 1
+
+
+def test_the_default_model_goes_by_the_shape_of_the_examples() -> None:
+    def named(shape: tuple[int, ...]) -> str:
+        data = (torch.zeros(12, *shape), torch.arange(12) % 2, torch.arange(12) // 6)
+        made, _ = personafl.experiment.resolved(personafl.config.load(None, given={"data": data}), [0])
+        return str(made.model.name)
+
+    assert named((3, 8, 8)) == "small-cnn"
+    assert named((5,)) == named((2, 5)) == "mlp"

@@ -28,7 +28,7 @@ class Source:
     x: Tensor  # [N, ...]
     y: Tensor  # [N] int64
     classes: int
-    model: str = "mlp"  # what model.name = "auto" means
+    model: str = ""  # what model.name = "auto" means; none: what suits their shape
     clients: NDArray[np.int64] | None = None  # [N] natural client of each example
     sources: NDArray[np.int64] | None = None  # [N] which of several data sets it came from
     groups: NDArray[np.int64] | None = None  # [N] examples of one group share raw data and are never split apart

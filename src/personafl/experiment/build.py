@@ -170,7 +170,7 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
         return choice.name
     build: Any = choice.name
     if isinstance(build, str):
-        name = data.model if name == config.AUTO else name
+        name = default_model(data) if name == config.AUTO else name
         build = MODELS[name].build if name in MODELS else config.imported(name, "model")
     example = batches.inputs(data.x[:2], torch.float32)
     with torch.random.fork_rng(devices=[]):
@@ -185,6 +185,11 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
         what = f"{example.dtype} of shape {tuple(example.shape)}".removeprefix("torch.")
         hint = "" if example.is_floating_point() else "; examples are whole numbers: give floats, or bytes for images"
         raise UserError(f"model.name={name!r}: fails on a batch of {what}: {e}{hint}") from None
+
+
+def default_model(data: Source) -> str:
+    """The network of a data set, or by the shape of its examples: convolutions for images, else full layers."""
+    return data.model or ("small-cnn" if data.x.dim() == 4 else "mlp")
 
 
 def _users(build: Callable[..., Any], data: Source) -> Any:
@@ -242,7 +247,7 @@ def resolved(
     if not isinstance(recipe.data.dataset, (str, Federation)):
         recipe = replace(recipe, data=replace(recipe.data, dataset=data))
     if recipe.model.name == config.AUTO:
-        recipe = replace(recipe, model=replace(recipe.model, name=data.model))
+        recipe = replace(recipe, model=replace(recipe.model, name=default_model(data)))
     recipe = settled_partition(recipe, data).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
     recipe, told = defaults.settled(recipe, feds[seeds[0]])
