@@ -98,12 +98,27 @@ class Transformer(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.embedding = nn.Embedding(ALPHABET, width)
-        self.places = nn.Parameter(torch.zeros(LENGTH, width))
-        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.places = nn.Embedding(LENGTH, width)
+        self.blocks = nn.Sequential(_Block(width), _Block(width))
         self.head = nn.Linear(width, ALPHABET)
 
     def forward(self, x: Tensor) -> Tensor:
-        ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        out: Tensor = self.head(self.encoder(self.embedding(x) + self.places[: x.shape[1]], mask=ahead))
+        place = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+        out: Tensor = self.head(self.blocks(self.embedding(x) + self.places(place)))
         return out
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.then = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        m, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(m, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # [M, heads, L, D]
+        x = x + self.out(seen.transpose(1, 2).reshape(m, length, width))
+        return x + self.down(self.up(self.then(x)).relu())
