@@ -30,6 +30,7 @@ ACROSS = {
     "test_layout.py": "this one",
     "test_names.py": "names over the whole package",
     "test_machine.py": "the same numbers whatever the machine, its threads and its memory",
+    "test_tasks.py": "every method on every task, from targets to tables",
     "test_references.py": "every method against tests/references/",
 }
 # Tests whose names do not say which file they are for; to be renamed or divided.

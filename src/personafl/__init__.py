@@ -32,7 +32,7 @@ from personafl.algorithms import (
 )
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.types import Evaluation, Training
+from personafl.core.types import Evaluation, Metric, Training
 from personafl.data import Federation, Source, arrays
 from personafl.experiment import Result, run
 from personafl.models import StackedModel
@@ -72,6 +72,7 @@ __all__ = [
     "LGFedAvg",
     "LocalOnly",
     "Machine",
+    "Metric",
     "Result",
     "Scaffold",
     "Simulation",

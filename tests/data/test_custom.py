@@ -80,12 +80,13 @@ GOOD = (np.zeros(2, np.float32), 0)
     ("items", "message"),
     [
         ([GOOD, (np.zeros(3, np.float32), 0)], r"client b, item 1: its shape is \(3,\), that of item 0 \(2,\)"),
-        ([GOOD, (np.zeros(2, np.float32), [0, 1])], "client b, item 1: its label must be one number"),
+        ([GOOD, (np.zeros(2, np.float32), [0, 1])], r"client b, item 1: its label has shape \(2,\)"),
         ([GOOD, np.zeros(3)], "client b, item 1: must be an example and its label"),
         ([("text", 0)], "client b, item 0: must be numbers, it is str"),
         ([GOOD, (np.full(2, np.nan), 0)], "client b: example 1 contains NaN"),
         ([GOOD, (np.zeros(2), -1)], "client b: example 1 has a negative label"),
-        ([GOOD, (np.zeros(2), 0.5)], "client b: example 1 has a label that is no whole number"),
+        ([GOOD, (np.zeros(2), np.nan)], "client b: example 1 has a target that is NaN"),
+        ([(np.zeros(2, np.float32), [0, 1])], r"client b: targets of shape \(2,\), those of client a have \(\)"),
         ([], "client b: no examples"),
         ([(np.zeros(4, np.float32), 0)], r"client b: examples of shape \(4,\), those of client a have \(2,\)"),
         ([(np.zeros(2, np.uint8), 0)], "client b: examples are uint8, those of client a float32"),
@@ -212,6 +213,20 @@ def test_the_label_of_a_csv_is_its_label_column_or_its_last(tmp_path: Path, head
     assert made.x[0].tolist() == [n for n in (1.0, 2.0, 3.0) if n != label + 1]
 
 
+def test_a_csv_with_a_fraction_among_all_clients_labels_is_regression(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n2,3\n")
+    assert custom.folder(tmp_path).task == "classification"
+    (tmp_path / "b.csv").write_text("x,y\n1,0.5\n")
+    made = custom.folder(tmp_path)
+    assert (made.task, made.y.tolist()) == ("regression", [2.0, 3.0, 0.5])
+
+
+def test_items_may_have_several_numbers_as_targets() -> None:
+    data = [(np.zeros(2, np.float32), np.array([0.5, i])) for i in range(3)]
+    made = custom.datasets([Counted(data[:2]), Counted(data[2:])])
+    assert (made.task, made.y.tolist(), made.classes) == ("regression", [[0.5, 0.0], [0.5, 1.0], [0.5, 2.0]], 2)
+
+
 def wrong_files(home: Path) -> dict[str, tuple[str, Any, str]]:
     """What is written under which name, and what is said of it."""
     return {
@@ -220,7 +235,7 @@ def wrong_files(home: Path) -> dict[str, tuple[str, Any, str]]:
         "only a header": ("a.csv", "x,y\n", "one per example are needed"),
         "ragged": ("a.csv", "x,y\n1,2\n1,2,3\n", "below the column names"),
         "few names": ("a.csv", "x,y\n1,2,3\n", "2 column names but 3 columns"),
-        "half a label": ("a.csv", "x,y\n1,0.5\n", "client a: example 0 has a label that is no whole number"),
+        "no number": ("a.csv", "x,y\n1,nan\n", "client a: example 0 has a target that is NaN"),
         "not text": ("a.csv", b"\xff\xfe\x00", "not a readable .csv file"),
         "no archive": ("a.npz", b"PK", "not a readable .npz file"),
         "no tensors": ("a.safetensors", b"1234567890", "not a readable .safetensors file"),

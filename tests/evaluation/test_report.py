@@ -109,7 +109,7 @@ def test_rotations_and_matrices_are_drawn() -> None:
 def test_rows_of_a_matrix_are_called_by_their_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(report, "_drawn", lambda figure: drawn.append(figure) or "")
-    report._squares({"ditto": {"client_accuracy": np.zeros((3, 20)), "ids": np.array([0, 5, 19])}})
+    report._squares({"ditto": {"client_accuracy": np.zeros((3, 20)), "ids": np.array([0, 5, 19])}}, report.Shown())
     axes = drawn[0].axes[0]
     assert dict(zip(axes.get_yticks(), (t.get_text() for t in axes.get_yticklabels()), strict=True)) == {
         0: "0",

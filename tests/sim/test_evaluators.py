@@ -134,7 +134,7 @@ def test_rotations_are_those_of_each_image_alone() -> None:
         for j, angle in enumerate((-20.0, 0.0, 90.0)):
             images = torch.cat([rotate(source.x[[r]], angle) for r in rows.tolist()])
             assert found["rotation_accuracy"][client, j] == accuracy(sim, client, images, source.y[rows])
-    assert np.array_equal(found["rotation_accuracy"][:, 1], final.own_accuracy(found))
+    assert np.array_equal(found["rotation_accuracy"][:, 1], final.own_accuracy(found, sim.task.metric))
     assert found["rotation_scores"].dtype == np.uint8  # each is right or wrong
     assert np.array_equal(found["rotation_scores"][:, 1], found["scores"])  # not turned at all, sample by sample
 
@@ -157,7 +157,7 @@ def test_newcomers_have_arrays_of_their_own() -> None:
     assert held.keys().isdisjoint({"shift_scores", "donors", "client_accuracy"})
     row = sim.newcomers(found)
     assert row == sim.newcomers()
-    assert row is not None and row["mean"] == pytest.approx(final.own_accuracy(held).mean())
+    assert row is not None and row["mean"] == pytest.approx(final.own_accuracy(held, sim.task.metric).mean())
     for client, place in ((4, slice(0, 1)), (5, slice(1, 9))):
         rows = own_rows(sim, client)
         assert held["rows"][place].tolist() == rows.tolist()
@@ -175,7 +175,7 @@ def test_the_matrix_is_every_model_on_every_test_set(algorithm: Algorithm, monke
         rows = own_rows(sim, host)
         x, y = sim.federation.source.x[rows], sim.federation.source.y[rows]
         assert found[:, host].tolist() == [accuracy(sim, client, x, y) for client in range(6)]
-    assert np.array_equal(found.diagonal(), final.own_accuracy(sim.evaluations()))
+    assert np.array_equal(found.diagonal(), final.own_accuracy(sim.evaluations(), sim.task.metric))
 
 
 def test_blocks_are_runs_of_clients_that_fit() -> None:

@@ -31,6 +31,7 @@ class FedPAC(Algorithm):
 
     evaluates: ClassVar[str] = "the global body under the client's combined head"
     newcomers: ClassVar[str] = "the global body under the initial head, trained for a session"
+    class_labels_for: ClassVar[str] = "features are aligned and heads mixed by class"
 
     alignment_weight: float = setting(1.0, "pull of features to the prototype of their class (lambda)")
     head_epochs: float = setting(1.0, "epochs of the head before the body's")

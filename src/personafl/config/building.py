@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from personafl.config.checking import check
-from personafl.config.names import ConfigError, algorithm_class, unknown
+from personafl.config.names import ConfigError, algorithm_class, path_of, unknown
 from personafl.config.recipe import SECTIONS, Data, Method, Recipe
 from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from personafl.core.errors import UserError
@@ -22,6 +22,7 @@ from personafl.data.client_corruption import CORRUPTED_BY_DEFAULT, PER_CLIENT
 from personafl.data.partition import PARTITIONS, declared_settings, knows_clients
 
 T = TypeVar("T")
+FUNCTIONS = ("loss", "metric")  # settings that may be functions
 
 
 def build(name: str, raw: Mapping[str, Any]) -> Recipe:
@@ -136,6 +137,7 @@ def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any]] |
 def _section(section: str, cls: type[T], values: Mapping[str, Any], also: Collection[str] = ()) -> T:
     names = {*(f.name for f in dataclasses.fields(cls)), *also} - {"partition_settings"}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
+    values = {k: path_of(v, f"{section}.{k}") if k in FUNCTIONS and callable(v) else v for k, v in values.items()}
     for key, value in values.items():
         if key not in names:
             raise ConfigError(f"{section}.{key}={value!r}: {unknown('setting', key, sorted(names), f'of [{section}]')}")

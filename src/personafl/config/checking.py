@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from personafl.config.names import ConfigError, criterion, unknown
+from personafl.config.names import ConfigError, check_criterion, unknown
 from personafl.config.recipe import Data, ModelChoice
 from personafl.core.optim import BOUNDS
 from personafl.core.types import Evaluation, Training
@@ -12,6 +12,7 @@ from personafl.data import DATASETS, PARTITIONS
 from personafl.data.client_corruption import PER_CLIENT
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
 from personafl.data.partition import deal_test_parts, declared_settings
+from personafl.evaluation import metrics
 from personafl.evaluation.metrics import LOSSES, METRICS
 from personafl.models import MODELS
 
@@ -70,7 +71,7 @@ def _model(model: ModelChoice) -> None:
 
 
 def _training(training: Training) -> None:
-    criterion(training.loss, LOSSES, "loss")
+    check_criterion(training.loss, metrics.names(LOSSES), "loss")
     rules = [
         ("num_rounds", training.num_rounds >= 1, "at least 1"),
         ("join_ratio", 0 < training.join_ratio <= 1, "in (0, 1]"),
@@ -90,7 +91,7 @@ def _evaluation(evaluation: Evaluation) -> None:
     for kind in kinds:
         if kind not in ("all", *CORRUPTIONS):
             raise ConfigError(f"evaluation.corruptions={kind!r}: {unknown('corruption', kind, ('all', *CORRUPTIONS))}")
-    criterion(evaluation.metric, METRICS, "metric")
+    check_criterion(evaluation.metric, metrics.names(METRICS), "metric")
     rules = [
         ("eval_every", evaluation.eval_every >= 1, "at least 1"),
         ("draws", evaluation.draws >= 1, "at least 1"),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.types import Criterion
+from personafl.core.types import Criterion, Metric
+
+T = TypeVar("T")
 
 # What other frameworks call our keys.
 _ELSEWHERE = {
@@ -82,13 +85,32 @@ def name_of(algorithm: Algorithm) -> str:
     return registered or f"{cls.__module__}:{cls.__qualname__}"
 
 
-def criterion(name: str, known: Mapping[str, Criterion], what: str) -> Criterion:
-    """A loss or metric by name or dotted path: outputs and targets to one number per example."""
-    if name in known:
-        return known[name]
+def check_criterion(name: str, known: Sequence[str], what: str) -> None:
+    """Refuse a loss or metric that is neither `auto`, one of these, nor a function that can be imported."""
+    if ":" in name:
+        criterion(name, {}, what)
+    elif name != "auto" and name not in known:
+        raise ConfigError(f"{what} {name!r}: {unknown(what, name, ('auto', *known))}, or package.module:function")
+
+
+def criterion(name: str, known: Mapping[str, T], what: str) -> T | Criterion:
+    """A loss or metric by its name among those of a task, `auto` for the first of them, or one's own by dotted path."""
+    if name == "auto":
+        return next(iter(known.values()))
     if ":" not in name:
-        raise ConfigError(f"{what} {name!r}: {unknown(what, name, known)}, or package.module:function")
+        return known[name]
     found = imported(name, what)
-    if not callable(found):
+    if not callable(found) and not isinstance(found, Metric):
         raise ConfigError(f"{what} {name!r}: that is not a function")
-    return typing.cast(Criterion, found)
+    return typing.cast("T | Criterion", found)
+
+
+def path_of(function: object, what: str) -> str:
+    """The dotted path of a function, by which a recipe names it."""
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if getattr(sys.modules.get(module), name, None) is not function:
+        shown = name or repr(function)
+        raise ConfigError(
+            f"{what}={shown}: must be a function at the top level of a module, so that a recipe can name it"
+        )
+    return f"{module}:{name}"

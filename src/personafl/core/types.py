@@ -24,6 +24,33 @@ Moves = Mapping[str, Tensor | None]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Outputs `[M, ...]` and targets `[M, ...]` to one loss (or score) per example, `[M]`."""
 
+TaskName = Literal["classification", "regression", "multilabel", "sequence"]
+"""What targets are: `core/tasks.py` has their types and shapes."""
+
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What models are judged by: numbers of each example, and what those of a client's examples come to.
+
+    `per_example` gives one number `[M]`, and a client's is their mean; or several, `[M, S]`, where it is no mean. Then
+    `reduce` makes it of those of all its examples: float64 `[n, ..., S]` to `[...]`, over the first axis.
+    """
+
+    per_example: Criterion
+    name: str = ""  # empty: that of the function
+    better: Better = "higher"
+    reduce: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", getattr(self.per_example, "__name__", "metric"))
+
+    def of_client(self, found: Tensor) -> Tensor:
+        """A client's number, float64 `[...]`, from those of its examples, `[n, ...]` or `[n, ..., S]`."""
+        return found.double().mean(0) if self.reduce is None else self.reduce(found.double())
+
 
 @dataclass(frozen=True)
 class Masked:
@@ -168,11 +195,11 @@ Sweep = Callable[[Callable[[Model, Batch], Params]], Params]
 
 @dataclass(frozen=True)
 class Task:
-    """What is being learnt: a model, the loss of an example, and the score of an example."""
+    """What is being learnt: a model, the loss of an example, and what models are judged by."""
 
     model: Model
     criterion: Criterion
-    metric: Criterion
+    metric: Metric
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Each client's mean training loss on its minibatch: `[C]`."""
@@ -202,7 +229,8 @@ class Training:
     momentum: float = 0.0
     weight_decay: float = 0.0
     grad_clip: float = 0.0
-    loss: str = "cross_entropy"
+    task: Literal["auto"] | TaskName = "auto"  # by the targets
+    loss: str = "auto"  # by the task
     server_lr: float = 1.0
     augment: Literal["none", "crop-flip"] = "none"
     precision: Arithmetic = "float32"
@@ -231,7 +259,7 @@ class Evaluation:
     matrix: bool = False  # every client's model on every client's test set
     when: Literal["after_aggregation", "after_local"] = "after_aggregation"
     clients: Literal["all", "selected"] | int = "all"
-    metric: str = "accuracy"
+    metric: str = "auto"  # by the task
     train_loss: bool = False  # also the loss of the same models on all of the clients' training data
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ class ClientData:
 
     name: str  # of the client
     x: Array  # [n, ...]
-    y: Array  # [n]
+    y: Array  # [n] or [n, ...]
     test: bool | None = None  # None: it is not divided
 
     @property
@@ -38,6 +38,10 @@ def concatenate(name: str, parts: Iterable[ClientData], *, classes: int = 0) -> 
             raise UserError(
                 f"{name}: {p.where}: examples of shape {p.x.shape[1:]}, those of {first.where} have {first.x.shape[1:]}"
             )
+        if p.y.shape[1:] != first.y.shape[1:]:
+            raise UserError(
+                f"{name}: {p.where}: targets of shape {p.y.shape[1:]}, those of {first.where} have {first.y.shape[1:]}"
+            )
         if p.x.dtype != first.x.dtype:
             raise UserError(f"{name}: {p.where}: examples are {p.x.dtype}, those of {first.where} {first.x.dtype}")
     names = list(dict.fromkeys(p.name for p in held))
@@ -52,16 +56,16 @@ def concatenate(name: str, parts: Iterable[ClientData], *, classes: int = 0) -> 
     made = arrays(
         np.concatenate([p.x for p in held]), np.concatenate([p.y for p in held]), clients, classes=classes, name=name
     )
-    return Source(name, made.x, made.y, made.classes, made.model, made.clients, test=test, names=tuple(names))
+    return replace(made, test=test, names=tuple(names))
 
 
 def _checked(name: str, part: ClientData) -> ClientData:
-    """The part with floats in single precision and whole-number labels, or what is wrong with it."""
+    """The part with floats in single precision, or what is wrong with it."""
     x, y = part.x, part.y
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
         kind = x.dtype if x.dtype.kind not in "fiub" else y.dtype
         raise UserError(f"{name}: {part.where}: examples and labels must be numbers, they are {kind}")
-    if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
+    if y.ndim < 1 or x.ndim < 1 or len(x) != len(y):
         raise UserError(
             f"{name}: {part.where}: one label per example is needed; examples have shape {x.shape}, labels {y.shape}"
         )
@@ -71,9 +75,10 @@ def _checked(name: str, part: ClientData) -> ClientData:
         x = x.astype(np.float32, copy=False)
         _refuse(name, part, ~np.isfinite(x).reshape(len(x), -1).all(axis=1), "contains NaN or infinity")
     if y.dtype.kind == "f":
-        _refuse(name, part, y != np.round(y), "has a label that is no whole number")
-    _refuse(name, part, y < 0, "has a negative label")
-    return ClientData(part.name, x, y.astype(np.int64), part.test)
+        _refuse(name, part, ~np.isfinite(y).reshape(len(y), -1).all(axis=1), "has a target that is NaN or infinite")
+    elif y.ndim == 1:
+        _refuse(name, part, y < 0, "has a negative label")
+    return ClientData(part.name, x, y, part.test)
 
 
 def _refuse(name: str, part: ClientData, wrong: NDArray[np.bool_] | np.bool_, what: str) -> None:

@@ -84,11 +84,12 @@ def _items(where: str, data: Any) -> tuple[Array, Array]:
         ys.append(_array(y, f"{where}, item {i}"))
         if xs[i].shape != xs[0].shape:
             raise UserError(f"{where}, item {i}: its shape is {xs[i].shape}, that of item 0 {xs[0].shape}")
-        if ys[i].size != 1:
-            raise UserError(f"{where}, item {i}: its label must be one number, it has shape {ys[i].shape}")
+        ys[i] = ys[i].reshape(()) if ys[i].size == 1 else ys[i]
+        if ys[i].shape != ys[0].shape:
+            raise UserError(f"{where}, item {i}: its label has shape {ys[i].shape}, that of item 0 {ys[0].shape}")
     if not xs:
         raise UserError(f"{where}: no examples")
-    return np.stack(xs), np.array([y.item() for y in ys])
+    return np.stack(xs), np.stack(ys)
 
 
 def _array(value: Any, where: str, *, rows_first: bool = False) -> Array:
@@ -249,7 +250,8 @@ def _csv(path: Path) -> tuple[Array, Array]:
     if table.shape[1] != len(names):
         raise UserError(f"{path}: {len(names)} column names but {table.shape[1]} columns")
     at = next((names.index(n) for n in ("label", "y", "target") if n in names), len(names) - 1)
-    return np.delete(table, at, axis=1), table[:, at]
+    y = table[:, at]  # text has no types: whole numbers are classes
+    return np.delete(table, at, axis=1), y.astype(np.int64) if (y == np.round(y)).all() else y
 
 
 _READERS: dict[str, Callable[[Path], tuple[Array, Array]]] = {

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl.core import tasks
 from personafl.core.errors import UserError
+from personafl.core.types import TaskName
 
 Array = NDArray[Any]
 HASHED = 4 * 2**20  # bytes of examples a hash is taken of
@@ -21,12 +23,12 @@ HASHED = 4 * 2**20  # bytes of examples a hash is taken of
 
 @dataclass(frozen=True)
 class Source:
-    """A data set before it is divided: examples, labels, and natural clients where it has them."""
+    """A data set before it is divided: examples, targets, and natural clients where it has them."""
 
     name: str
     x: Tensor  # [N, ...]
-    y: Tensor  # [N] int64
-    classes: int
+    y: Tensor  # [N] int64, or as its task has them (`core/tasks.py`)
+    classes: int  # or numbers per target, where targets are no classes: what a model gives for an example
     model: str = "mlp"  # what model.name = "auto" means
     clients: NDArray[np.int64] | None = None  # [N] natural client of each example
     sources: NDArray[np.int64] | None = None  # [N] which of several data sets it came from
@@ -34,6 +36,7 @@ class Source:
     test: NDArray[np.bool_] | None = None  # [N] in the test part the data came with
     names: tuple[str, ...] | None = None  # of the natural clients, by their number
     corruption: tuple[str, int] | None = None  # of its images: kind and severity
+    task: TaskName = "classification"
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -53,46 +56,82 @@ class Source:
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
             raise UserError(f"{self.name}: example {bad} contains NaN or infinity")
-        if self.y.is_floating_point():
-            raise UserError(f"{self.name}: labels must be whole numbers, they are {self.y.dtype}")
-        wrong = (self.y < 0) | (self.y >= self.classes)
-        if wrong.any():
-            at = int(wrong.nonzero()[0, 0])
-            raise UserError(f"{self.name}: label {int(self.y[at])} of example {at} is not in 0..{self.classes - 1}")
+        try:
+            tasks.check_targets(self.y, self.task, self.classes)
+        except UserError as e:
+            raise UserError(f"{self.name}: {e}") from None
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The class of each example `[N]`; all the same where targets are no classes."""
+        return self.y.cpu().numpy() if self.task == "classification" else np.zeros(len(self.y), np.int64)
+
+    @property
+    def label_count(self) -> int:
+        """How many classes `labels` are of."""
+        return self.classes if self.task == "classification" else 1
+
+    def as_task(self, task: TaskName | Literal["auto"]) -> Source:
+        """The same data with their targets taken for another task's; refused where they cannot be."""
+        if task in ("auto", self.task):
+            return self
+        changed = arrays(self.x, self.y, name=self.name, task=task)
+        model = changed.model if self.model in ("mlp", "token-lstm") else self.model
+        return replace(self, y=changed.y, classes=changed.classes, model=model, task=changed.task)
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of name, labels, corruption, shape and kind of number, and of every k-th example.
+        """A short hash of name, targets, corruption, shape and kind of number, and of every k-th example.
 
         All examples count up to `HASHED` bytes of them; of larger data sets as many as make that.
         """
         each = self.x[0].numel() * self.x.element_size()
         step = max(1, -(-len(self.x) * each // HASHED))
-        what = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
+        what: tuple[object, ...] = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
+        if self.task != "classification":
+            what = (*what, self.task, tuple(self.y.shape), str(self.y.dtype))
         h = hashlib.sha256(repr(what).encode())
         h.update(self.y.cpu().numpy().tobytes())
         h.update(self.x[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return h.hexdigest()[:16]
 
 
-def arrays(x: object, y: object, clients: object = None, *, classes: int = 0, name: str = "arrays") -> Source:
-    """One's own data: examples, whole-number labels, and optionally the client of each example."""
+def arrays(
+    x: object,
+    y: object,
+    clients: object = None,
+    *,
+    classes: int = 0,
+    name: str = "arrays",
+    task: TaskName | Literal["auto"] = "auto",
+) -> Source:
+    """One's own data: examples, targets, and optionally the client of each example.
+
+    The type and shape of the targets say what task it is (`core/tasks.py`), unless `task` does.
+    """
     try:
         xs, ys = torch.as_tensor(x), torch.as_tensor(y)
     except (TypeError, ValueError) as e:
-        raise UserError(f"{name}: examples and labels must be numbers: {e}") from None
+        raise UserError(f"{name}: examples and targets must be numbers: {e}") from None
     if xs.is_floating_point():
         xs = xs.float()
-    if ys.is_floating_point() and bool((ys == ys.round()).all()):
-        ys = ys.long()
-    if ys.dim() != 1:
-        raise UserError(f"{name}: labels must be one number per example, their shape is {tuple(ys.shape)}")
+    try:
+        kind = tasks.infer_task(ys) if task == "auto" else task
+        ys = tasks.as_targets(ys, kind)
+    except UserError as e:
+        raise UserError(f"{name}: {e}") from None
     ids, names = None, None
     if clients is not None:
         there, found = np.unique(np.asarray(clients), return_inverse=True)
         ids, names = found.astype(np.int64), tuple(map(str, there))
-    count = classes or (int(ys.max()) + 1 if len(ys) and not ys.is_floating_point() else 1)
-    return Source(name, xs, ys if ys.is_floating_point() else ys.long(), count, clients=ids, names=names)
+    count = tasks.count_outputs(ys, kind)
+    tokens = kind == "sequence" and not xs.is_floating_point()
+    if tokens and xs.numel():  # examples and targets have one vocabulary
+        count = max(count, int(xs.max()) + 1)
+    if kind in ("classification", "sequence"):
+        count = classes or count
+    model = "token-lstm" if tokens else "mlp"
+    return Source(name, xs, ys, count, model, clients=ids, names=names, task=kind)
 
 
 def from_arrays(name: str, held: Mapping[str, Array], classes: int, model: str) -> Source:

@@ -17,7 +17,8 @@ from personafl import config
 from personafl.config import ConfigError, Method, Recipe
 from personafl.core import batches, rng
 from personafl.core.errors import UserError
-from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
+from personafl.core.types import Metric, TaskName
+from personafl.data import DATASETS, PARTITIONS, Federation, Source, arrays, custom, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
 from personafl.data.partition import (
     PartitionRequest,
@@ -29,7 +30,7 @@ from personafl.data.partition import (
 from personafl.data.ragged import Indices, Ragged
 from personafl.data.shift import Shift
 from personafl.evaluation import matrix
-from personafl.evaluation.metrics import LOSSES, METRICS
+from personafl.evaluation.metrics import LOSSES, METRICS, default_loss, default_metric
 from personafl.models import MODELS, StackedModel
 from personafl.sim import dry_run
 from personafl.sim.machine import Machine
@@ -37,7 +38,16 @@ from personafl.sim.simulator import Simulation, check_data
 
 
 def source(recipe: Recipe) -> Source:
-    """The data set of a recipe."""
+    """The data set of a recipe, its targets those of the recipe's task."""
+    try:
+        return _source(recipe).as_task(recipe.training.task)
+    except ConfigError:
+        raise
+    except UserError as e:
+        raise ConfigError(f"training.task={recipe.training.task!r}: {e}") from None
+
+
+def _source(recipe: Recipe) -> Source:
     name = recipe.data.dataset
     if name in DATASETS:
         return DATASETS[name]()
@@ -77,8 +87,9 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     if d.from_file:
         return corrupt_federation(partition_file.load(d.partition, data), d.corruption, d.corruption_severity)
     draw = rng.generator(seed, "partition")
-    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients, draw, data.clients, data.sources)
+    request = PartitionRequest(data.labels, data.label_count, d.num_clients, draw, data.clients, data.sources)
     try:
+        _check_partition(recipe, data)
         parts, tests, official = _divided(recipe, request, data)
     except UserError as e:
         if data.clients is None or d.partition == "natural":
@@ -101,6 +112,16 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         official=official,
     )
     return corrupt_federation(built, d.corruption, d.corruption_severity)
+
+
+def _check_partition(recipe: Recipe, data: Source) -> None:
+    """Refuse to deal out classes where there are none."""
+    if data.task != "classification" and PARTITIONS[recipe.data.partition].needs_classes:
+        possible = [n for n, p in PARTITIONS.items() if not p.needs_classes]
+        raise ConfigError(
+            f"data.partition={recipe.data.partition!r}: it deals out classes, and {data.task} has none; "
+            f"possible are {', '.join(possible)}"
+        )
 
 
 def _divided(
@@ -181,11 +202,54 @@ def simulation(
         method.algorithm,
         recipe.training,
         recipe.evaluation,
-        criterion=config.criterion(recipe.training.loss, LOSSES, "loss"),
-        metric=config.criterion(recipe.evaluation.metric, METRICS, "metric"),
+        criterion=config.criterion(recipe.training.loss, LOSSES[fed.source.task], "loss"),
+        metric=metric(recipe, fed.source.task),
         machine=machine,
         shift=shift,
     )
+
+
+def metric(recipe: Recipe, task: TaskName) -> Metric:
+    """What the models of a recipe are judged by, under the name the recipe has for it."""
+    name = recipe.evaluation.metric
+    found = config.criterion(name, METRICS[task], "metric")
+    if ":" not in name:
+        assert isinstance(found, Metric)
+        return found
+    return replace(found, name=name) if isinstance(found, Metric) else Metric(found, name)
+
+
+def _resolve_task(recipe: Recipe, data: Source) -> Recipe:
+    """The recipe with its task, loss and metric by name; refused where they do not fit the targets."""
+    task, training, evaluation = data.task, recipe.training, recipe.evaluation
+    loss = default_loss(task) if training.loss == "auto" else training.loss
+    score = default_metric(task) if evaluation.metric == "auto" else evaluation.metric
+    for what, name, known in (("training.loss", loss, LOSSES), ("evaluation.metric", score, METRICS)):
+        if ":" not in name and name not in known[task]:
+            raise ConfigError(
+                f"{what}={name!r}: not for {task}, which the targets of {data.name} are ({_told(data.y)}); "
+                f"possible are {', '.join(known[task])}, or package.module:function"
+            )
+    if training.task == "auto":
+        _note_task(data)
+    return replace(
+        recipe, training=replace(training, task=task, loss=loss), evaluation=replace(evaluation, metric=score)
+    )
+
+
+def _note_task(data: Source) -> None:
+    """Warn where targets may be meant otherwise than their type says."""
+    if data.task == "regression" and bool((data.y == data.y.round()).all()):
+        what, other = "are whole numbers of a floating type", "classification takes them for classes"
+    elif data.task == "sequence" and bool(((data.y == 0) | (data.y == 1)).all()):
+        what, other = "are 0 and 1 in rows of whole numbers", "multilabel takes them for labels"
+    else:
+        return
+    warnings.warn(f"the targets of {data.name} {what}, taken for {data.task}; training.task={other}", stacklevel=3)
+
+
+def _told(y: Tensor) -> str:
+    return f"{str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}"
 
 
 def resolved(
@@ -196,7 +260,9 @@ def resolved(
     Every method's hooks are gone through once, for one client and without training, before anything is written: what
     cannot work is said first.
     """
-    data = corrupt_source(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
+    data = (data or source(recipe)).as_task(recipe.training.task)
+    data = corrupt_source(data, recipe.data.corruption, recipe.data.corruption_severity)
+    recipe = _resolve_task(recipe, data)
     name = data.model if recipe.model.name == "auto" else recipe.model.name
     recipe = replace(recipe, model=replace(recipe.model, name=name)).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
@@ -211,19 +277,36 @@ def resolved(
 
 
 def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
-    """Loss and metric must give one number per example."""
+    """Loss and metric must give one number per example, or what the metric's own `reduce` takes."""
     rows = slice(0, 2)
     x = batches.inputs(data.x[rows], next(iter(network.initial.values())).dtype)
     with torch.no_grad():
         out = network({n: t[None] for n, t in network.initial.items()}, x[None])[0]
-    for what, name, rule in (
-        ("training.loss", recipe.training.loss, config.criterion(recipe.training.loss, LOSSES, "loss")),
-        ("evaluation.metric", recipe.evaluation.metric, config.criterion(recipe.evaluation.metric, METRICS, "metric")),
+    y = data.y[rows]
+    judged = metric(recipe, data.task)
+    loss = config.criterion(recipe.training.loss, LOSSES[data.task], "loss")
+    for what, name, rule, several in (
+        ("training.loss", recipe.training.loss, loss, False),
+        ("evaluation.metric", recipe.evaluation.metric, judged.per_example, judged.reduce is not None),
     ):
         try:
-            found = rule(out, data.y[rows])
+            found = rule(out, y)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            raise ConfigError(f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)}: {e}") from None
-        if not isinstance(found, Tensor) or found.shape != (2,):
+            raise ConfigError(
+                f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)} (model.name={recipe.model.name!r}) "
+                f"and targets of shape {tuple(y.shape)}: {e}"
+            ) from None
+        if not isinstance(found, Tensor) or found.shape[:1] != (2,) or found.dim() != (2 if several else 1):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ConfigError(f"{what}={name!r}: must give one number per example, gave {shape} for two examples")
+            must = "a row of numbers" if several else "one number"
+            raise ConfigError(
+                f"{what}={name!r}: must give {must} per example, gave {shape} for two examples with outputs of shape "
+                f"{tuple(out.shape)} and targets of shape {tuple(y.shape)}"
+            )
+    if judged.reduce is not None:
+        number = judged.of_client(judged.per_example(out, y))
+        if number.shape != ():
+            raise ConfigError(
+                f"evaluation.metric={judged.name!r}: reduce must give one number for (n, S) and one for each of "
+                f"(n, ..., S), gave {tuple(number.shape)} for two examples"
+            )

@@ -26,6 +26,7 @@ from personafl.core.types import (
     Download,
     Evaluation,
     Examples,
+    Metric,
     Params,
     Payload,
     Round,
@@ -56,6 +57,10 @@ Row = dict[str, Any]
 def check_data(federation: Federation, training: Training, evaluation: Evaluation) -> None:
     """Refuse what these data cannot be asked for."""
     image_transforms.check(evaluation, federation.source)
+    if evaluation.shift == "label" and (task := federation.source.task) != "classification":
+        raise UserError(
+            f"evaluation.shift='label': it changes the mix of classes, and {task} has none; use donor or pool"
+        )
     if training.augment != "none" and federation.source.x.dim() != 4:
         raise UserError(
             f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
@@ -74,12 +79,15 @@ class Simulation:
         training: Training,
         evaluation: Evaluation | None = None,
         *,
-        criterion: Criterion = metrics.cross_entropy,
-        metric: Criterion = metrics.accuracy,
+        criterion: Criterion | None = None,
+        metric: Criterion | Metric | None = None,
         machine: Machine | None = None,
         shift: Shift | None = None,
     ) -> None:
-        """`machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed."""
+        """`criterion` and `metric` are one's own, or None for those of the data's task.
+
+        `machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed.
+        """
         self.machine = machine or Machine()
         self.threads = torch.get_num_threads()  # as many as PyTorch had when the simulation was made
         self.evaluation = evaluation or Evaluation()
@@ -89,7 +97,16 @@ class Simulation:
         self.data_hash = federation.source.digest
         self.federation = federation.to(self.device, dtype, self.machine.data_on)
         self.model = model.copy().to(self.device, dtype, training.precision)
-        self.task = Task(self.model, criterion, metric)
+        kind = federation.source.task
+        if training.task not in ("auto", kind):
+            raise UserError(f"training.task={training.task!r}: the targets of {federation.source.name} are of {kind}")
+        training = dataclasses.replace(training, task=kind)
+        judged = metric or metrics.METRICS[kind][metrics.default_metric(kind)]
+        self.task = Task(
+            self.model,
+            criterion or metrics.LOSSES[kind][metrics.default_loss(kind)],
+            judged if isinstance(judged, Metric) else Metric(judged),
+        )
         examples = int(federation.sizes("train")[: federation.num_clients].sum())
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
@@ -427,7 +444,7 @@ class Simulation:
         ids = self.evaluated_clients(self.now.stage)
         row, own = self.evaluator.after_round(ids, self.evaluated_models, self.common())
         if before:
-            gained, left = since_left(ids, before, own, self.left)
+            gained, left = since_left(ids, before, own, self.left, self.task.metric)
             self.left |= left
             row |= gained
         return row
@@ -469,7 +486,7 @@ class Simulation:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
         found = self.evaluations() if found is None else found
         train = self.federation.sizes("train")[torch.from_numpy(found["ids"])]
-        return final.table(found, train.numpy()), final.shift_summary(found, self.evaluation)
+        return final.table(found, train.numpy(), self.task.metric), final.shift_summary(found, self.evaluation)
 
     # A run
 
