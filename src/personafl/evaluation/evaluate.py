@@ -48,7 +48,8 @@ def scores(predict: Predict, task: Task, ready: Params, data: Examples, activati
         if out is None:
             out = found.new_zeros(*data.rows.shape, *found.shape[2:], dtype=torch.float32)
         out[:k, first : first + size] = found
-    assert out is not None
+    if out is None:  # nobody has an example
+        out = torch.zeros(data.rows.shape, device=data.rows.device)
     return [row[:n] for row, n in zip(out.unbind(), data.count.tolist(), strict=True)]
 
 
