@@ -91,12 +91,13 @@ def test_summary_has_the_agreed_names(call, tmp_path: Path) -> None:
     s = json.loads((tmp_path / "o" / "dm-pfl" / "seed-0" / "summary.json").read_text())
     assert set(s) == {
         "algorithm", "label", "seed", "rounds", "evaluated_model", "settings", "environment", "accuracy", "shift",
-        "communication", "compute", "time", "hashes", "masks",
+        "communication", "compute", "time", "hashes", "masks", "metric",
     }  # fmt: skip
     assert set(s["masks"]) == {"clients", "similarity", "density", "overlap", "shared", "whole"}
     assert set(s["masks"]["whole"]) == {"similarity", "density", "overlap", "shared"}
     layers = {"layers.0.weight", "layers.1.weight", "head.weight"}
     assert all(set(s["masks"][what]) == layers for what in ("similarity", "density", "overlap", "shared"))
+    assert s["metric"] == {"name": "accuracy", "better": "higher"}
     assert set(s["environment"]) == {"device", "hardware", "threads", "torch", "version", "commit"}
     assert set(s["accuracy"]) == {"personal", "global"}
     assert set(s["accuracy"]["personal"]) == {"mean", "std", "weighted", "p10", "worst"}
@@ -300,7 +301,8 @@ def test_wrong_input_ends_in_one_line_exit_two_and_nothing_written(call, tmp_pat
     [
         ({"x": np.where(np.arange(180).reshape(60, 3) == 100, np.nan, X), "y": Y}, "example 33 contains NaN, the only"),
         ({"x": X, "y": Y - 1}, "label -1 of example 0 is not in 0.."),
-        ({"x": X, "y": Y + 0.5}, "labels must be whole numbers"),
+        ({"x": X, "y": Y + 0.5}, "deals out classes, and regression has none; possible are iid"),
+        ({"x": X, "y": np.where(Y == 1, np.nan, Y)}, "target nan of example 1 is not finite"),
         ({"x": X, "y": Y[:50]}, "60 examples but 50 labels"),
         ({"x": X}, "must hold arrays x and y"),
         ({"x": (10 * X).astype(np.int64), "y": Y}, "examples are whole numbers: give floats, or bytes for images"),

@@ -33,7 +33,7 @@ from personafl.algorithms import (
 from personafl.config import Data, ModelChoice
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.types import Training
+from personafl.core.types import Metric, Training
 from personafl.data import Federation, Source, arrays
 from personafl.evaluation.settings import Evaluation
 from personafl.experiment import Result, run
@@ -75,6 +75,7 @@ __all__ = [
     "LGFedAvg",
     "LocalOnly",
     "Machine",
+    "Metric",
     "ModelChoice",
     "Result",
     "Scaffold",

@@ -104,7 +104,6 @@ GOOD = (np.zeros(2, np.float32), 0)
         ([GOOD, (np.full(2, np.nan), 0)], "client b: example 1 contains NaN"),
         ([GOOD, (np.full(2, np.inf), 0)], "client b: example 1 contains infinity"),
         ([GOOD, (np.zeros(2), -1)], "label -1 of example 1 of client b is not in 0..0"),
-        ([GOOD, (np.zeros(2), 0.5)], "labels must be whole numbers, that of example 1 of client b is 0.5"),
         ([GOOD, (np.zeros(2), np.nan)], "client b: example 1 has no label: it is NaN or infinity"),
         ([GOOD, (np.zeros(2), "dog")], "client b, item 1: its label is 'dog', that of item 0 0"),
         ([(np.zeros(2), "dog")], "client b: labels are text, those of client a numbers"),
@@ -241,6 +240,20 @@ def test_the_label_of_a_csv_is_its_label_column_or_its_last(tmp_path: Path, head
     made = custom.folder(tmp_path)
     assert made.y.tolist() == [label + 1, label + 4]
     assert made.x[0].tolist() == [n for n in (1.0, 2.0, 3.0) if n != label + 1]
+
+
+def test_a_csv_with_a_fraction_among_all_clients_labels_is_regression(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n2,3\n")
+    assert custom.folder(tmp_path).task == "classification"
+    (tmp_path / "b.csv").write_text("x,y\n1,0.5\n")
+    made = custom.folder(tmp_path)
+    assert (made.task, made.y.tolist()) == ("regression", [2.0, 3.0, 0.5])
+
+
+def test_items_may_have_several_numbers_as_targets() -> None:
+    data = [(np.zeros(2, np.float32), np.array([0.5, i])) for i in range(3)]
+    made = custom.datasets([Counted(data[:2]), Counted(data[2:])])
+    assert (made.task, made.y.tolist(), made.classes) == ("regression", [[0.5, 0.0], [0.5, 1.0], [0.5, 2.0]], 2)
 
 
 def wrong_files(home: Path) -> dict[str, tuple[str, Any, str]]:

@@ -19,8 +19,33 @@ def test_arrays_take_lists_and_numpy():
     assert arrays([[1.0]], [0], classes=5).classes == 5
 
 
-def test_whole_labels_in_floating_point_are_accepted():
-    assert arrays([[1.0], [2.0]], np.array([1.0, 0.0])).y.tolist() == [1, 0]
+def test_whole_labels_in_floating_point_are_classes_where_that_is_asked():
+    y = np.array([1.0, 0.0])
+    assert arrays([[1.0], [2.0]], y).task == "regression"
+    made = arrays([[1.0], [2.0]], y, task="classification")
+    assert (made.y.tolist(), made.y.dtype, made.classes) == ([1, 0], torch.int64, 2)
+
+
+def test_targets_of_other_tasks():
+    x = [[1.0]] * 2
+    floats = arrays(x, np.array([[0.5, 1.0], [2.0, 3.0]]))
+    assert (floats.task, floats.y.dtype, floats.classes) == ("regression", torch.float32, 2)
+    bits = arrays(x, np.array([[True, False, True]] * 2))
+    assert (bits.task, bits.y.dtype, bits.classes) == ("multilabel", torch.uint8, 3)
+    tokens = arrays(np.array([[7, 0], [1, 2]]), np.array([[0, 1], [2, -100]]))
+    assert (tokens.task, tokens.classes, tokens.model) == ("sequence", 8, "token-lstm")  # token 7 is in an example
+    assert arrays(x, [[0, 1]] * 2, task="multilabel").classes == 2
+
+
+def test_targets_may_be_taken_for_another_task_s():
+    bits = arrays([[1.0]] * 2, [[0, 1], [1, 1]], clients=["a", "b"])
+    assert bits.task == "sequence"
+    again = bits.as_task("multilabel")
+    assert (again.task, again.classes, again.y.tolist()) == ("multilabel", 2, [[0, 1], [1, 1]])
+    assert again.names == ("a", "b") and again.x is bits.x
+    assert bits.as_task("auto") is bits and bits.as_task("sequence") is bits
+    with pytest.raises(ValueError, match="arrays: classification needs one whole number per example"):
+        bits.as_task("classification")
 
 
 def test_client_names_become_numbers():
@@ -72,9 +97,14 @@ def test_a_label_out_of_range_is_refused(label, at):
 
 
 @pytest.mark.parametrize("label", [0.5, float("nan")])
-def test_a_label_that_is_no_whole_number_is_refused(label):
-    with pytest.raises(ValueError, match="labels must be whole numbers"):
-        arrays([[1.0]] * 2, [0.0, label])
+def test_a_label_that_is_no_whole_number_is_no_class(label):
+    with pytest.raises(ValueError, match=f"target {label} of example 1 is no whole number"):
+        arrays([[1.0]] * 2, [0.0, label], task="classification")
+
+
+def test_a_target_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="mine: target nan of example 1 is not finite"):
+        arrays([[1.0]] * 2, [0.0, float("nan")], name="mine")
 
 
 def test_another_number_of_labels_than_examples_is_refused():
@@ -85,11 +115,6 @@ def test_another_number_of_labels_than_examples_is_refused():
 def test_another_number_of_client_ids_than_examples_is_refused():
     with pytest.raises(ValueError, match="2 examples but 3 client ids"):
         arrays([[1.0]] * 2, [0, 1], clients=[0, 1, 2])
-
-
-def test_labels_of_several_numbers_are_refused():
-    with pytest.raises(ValueError, match=r"their shape is \(2, 2\)"):
-        arrays([[1.0]] * 2, [[0, 1], [1, 0]])
 
 
 def test_no_examples_are_refused():

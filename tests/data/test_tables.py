@@ -90,10 +90,14 @@ def test_labels_that_are_not_whole_stay_as_they_are_for_the_source_to_judge(
     assert (two.y.dtype, two.y.tolist()) == (torch.float32, [[0.5, 1], [1, 2], [-2, 3], [3, 4]])
 
 
-def test_the_source_names_the_client_of_a_label_it_refuses(tmp_path: Path) -> None:
+def test_fractions_and_several_columns_are_numbers_to_predict(tmp_path: Path) -> None:
     write(tmp_path, a="p,q,y\n1,2,0\n", b="p,q,y\n1,2,1\n1,2,0.5\n")
-    assert "labels must be whole numbers, that of example 1 of client b is 0.5" in refusal(tmp_path)
-    assert "one number per example, their shape is (3, 2)" in refusal(tmp_path, label=["y", "q"])
+    made = custom.folder(tmp_path)
+    assert (made.task, made.y.tolist()) == ("regression", [0, 1, 0.5])
+    both = custom.folder(tmp_path, label=["y", "q"])
+    assert (both.task, both.classes, both.y.tolist()) == ("regression", 2, [[0, 2], [1, 2], [0.5, 2]])
+    write(tmp_path, b="p,q,y\n1,2,1\n1,2,-3\n")
+    assert "label -3 of example 1 of client b is not in 0..1" in refusal(tmp_path)
 
 
 def test_label_columns_of_text_or_without_a_value_are_refused(tmp_path: Path) -> None:

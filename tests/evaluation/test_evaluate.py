@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from personafl.core.types import Model, Params, Task
+from personafl.core.types import Metric, Model, Params, Task
 from personafl.evaluation import evaluate, metrics
 from tests import worlds
 
@@ -24,7 +24,7 @@ class Noting:
 def test_a_model_is_told_of_padding_unless_its_caller_says_which_inputs_are_real() -> None:
     """Test sets of 9 and 2 rows, of which the method also shows the first two alone."""
     model = Noting()
-    task = Task(model, metrics.cross_entropy, metrics.accuracy)  # type: ignore[arg-type]
+    task = Task(model, metrics.cross_entropy, Metric(metrics.accuracy))  # type: ignore[arg-type]
     both = torch.ones(2, 2, dtype=torch.bool)
 
     def predict(shown: Model, own: Params, x: Tensor) -> Tensor:

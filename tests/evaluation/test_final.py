@@ -35,7 +35,7 @@ def test_newcomers_have_arrays_of_their_own() -> None:
     assert held.keys().isdisjoint({"shift_scores", "donors", "client_accuracy"})
     row = sim.newcomers(found)
     assert row == sim.newcomers()
-    assert row is not None and row["mean"] == pytest.approx(final.own_accuracy(held).mean())
+    assert row is not None and row["mean"] == pytest.approx(final.own_accuracy(held, sim.task.metric).mean())
     for client, place in ((4, slice(0, 1)), (5, slice(1, 9))):
         rows = own_rows(sim, client)
         assert held["rows"][place].tolist() == rows.tolist()

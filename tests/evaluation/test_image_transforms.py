@@ -50,7 +50,7 @@ def test_rotations_are_those_of_each_image_alone() -> None:
         for j, angle in enumerate((-20.0, 0.0, 90.0)):
             images = torch.cat([rotate(source.x[[r]], angle) for r in rows.tolist()])
             assert found["rotation_accuracy"][client, j] == accuracy(sim, client, images, source.y[rows])
-    assert np.array_equal(found["rotation_accuracy"][:, 1], final.own_accuracy(found))
+    assert np.array_equal(found["rotation_accuracy"][:, 1], final.own_accuracy(found, sim.task.metric))
     assert found["rotation_scores"].dtype == np.uint8  # each is right or wrong
     assert np.array_equal(found["rotation_scores"][:, 1], found["scores"])  # not turned at all, sample by sample
 

@@ -23,7 +23,7 @@ def test_the_matrix_is_every_model_on_every_test_set(algorithm: Algorithm, monke
         rows = own_rows(sim, host)
         x, y = sim.federation.source.x[rows], sim.federation.source.y[rows]
         assert found[:, host].tolist() == [accuracy(sim, client, x, y) for client in range(6)]
-    assert np.array_equal(found.diagonal(), final.own_accuracy(sim.evaluations()))
+    assert np.array_equal(found.diagonal(), final.own_accuracy(sim.evaluations(), sim.task.metric))
 
 
 def test_blocks_are_runs_of_clients_that_fit() -> None:

@@ -109,7 +109,7 @@ def test_rotations_and_matrices_are_drawn() -> None:
 def test_rows_of_a_matrix_are_called_by_their_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(report, "_drawn", lambda figure: drawn.append(figure) or "")
-    report._squares({"ditto": {"client_accuracy": np.zeros((3, 20)), "ids": np.array([0, 5, 19])}})
+    report._squares({"ditto": {"client_accuracy": np.zeros((3, 20)), "ids": np.array([0, 5, 19])}}, report.Shown())
     axes = drawn[0].axes[0]
     assert dict(zip(axes.get_yticks(), (t.get_text() for t in axes.get_yticklabels()), strict=True)) == {
         0: "0",
@@ -173,3 +173,24 @@ def test_curves_are_drawn_over_rounds_from_one_and_in_per_cent(monkeypatch: pyte
     (over_rounds,), (over_degrees,) = (figure.axes[0].lines for figure in figures)
     assert (list(over_rounds.get_xdata()), list(over_rounds.get_ydata())) == ([1, 10], [50, 75])
     assert (list(over_degrees.get_xdata()), list(over_degrees.get_ydata())) == ([0, 100], [90, 25])
+
+
+def test_a_metric_of_which_lower_is_better_is_written_in_its_own_unit() -> None:
+    mse = {"name": "mse", "better": "lower"}
+    runs = [summary("ditto", 0, 12.34567, 0.5, metric=mse, robustness=corrupted(1.0, 3.0, 2.0))]
+    (row,) = report.rows(runs)
+    assert row[1:5] == ("12.35 ± 0.05", "0.5 ± 0.2", "6.423", "12.25")
+    assert "Mse (lower is better), mean ± deviation over clients" in report.markdown(runs)
+    page = report.html(runs, CURVES, title="x")
+    # the least is the best and has the full colour, the largest the worst and is white, 2 is half way
+    for colour, number in (("91, 155, 213", "1"), ("255, 255, 255", "3"), ("173, 205, 234", "2")):
+        assert f'<td style="background: rgb({colour})">{number}</td>' in page
+    assert "Mse over the degree of shift" in page and "mse (lower is better)" in page
+
+
+def test_a_square_of_another_metric_is_drawn_on_the_scale_of_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(report, "_drawn", lambda figure: drawn.append(figure) or "")
+    squares = {n: {"client_accuracy": np.full((2, 2), v), "ids": np.arange(2)} for n, v in (("a", 2.0), ("b", 7.5))}
+    report._squares(squares, report.Shown("mse", "lower"))
+    assert [axes.images[0].get_clim() for axes in drawn[0].axes[:2]] == [(2.0, 7.5)] * 2

@@ -184,7 +184,7 @@ def test_what_the_user_sets_for_all_wins_over_a_shipped_recipe() -> None:
 
 
 def test_a_shipped_recipe_on_other_data_leaves_its_rates_behind() -> None:
-    with pytest.warns(UserWarning, match="the learning rates of demo were chosen for its own data"):
+    with pytest.warns(Note, match="the learning rates of demo were chosen for its own data"):
         found = config.load("demo", ["data.dataset=mnist"])
     assert found.training.lr == personafl.Training().lr and found.training.num_rounds == 80
     assert {m.algorithm.lr for m in found.algorithms} == {None}

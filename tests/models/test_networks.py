@@ -52,6 +52,7 @@ def count(module: nn.Module) -> int:
         ("resnet18-cifar", (3, 32, 32), 10, 11_181_642 - 64 * 3 * 40),
         # 80 x 8; 4 x 256 x (8 + 256 + 2); 4 x 256 x (256 + 256 + 2); 256 x 80 + 80
         ("char-lstm", (80,), 80, 640 + 272_384 + 526_336 + 20_560),
+        ("token-lstm", (80,), 80, 640 + 272_384 + 526_336 + 20_560),
     ],
 )
 def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, parameters: int) -> None:

@@ -42,6 +42,7 @@ class FedPAC(Algorithm):
     evaluates: ClassVar[str] = "the global body under the client's combined head"
     newcomers: ClassVar[str] = "the global body under the initial head, trained for a session"
     from_recipe: ClassVar[tuple[str, ...]] = (*FROM_TRAINING, "head_lr")
+    class_labels_for: ClassVar[str] = "features are aligned and heads mixed by class"
 
     alignment_weight: float = setting(1.0, "pull of features to the prototype of their class (lambda)")
     head_epochs: float = setting(1.0, "epochs of the head before the body's")

@@ -41,6 +41,11 @@ class FedFu(Algorithm):
         if not 0 <= self.smoothing < 1:
             raise UserError(f"smoothing={self.smoothing}: must be in [0, 1)")
 
+    def check_task(self) -> None:
+        super().check_task()
+        if self.fusion == "conv" and self.setup.training.task == "sequence":
+            raise UserError("fusion='conv': its linear map mixes the positions of a sequence; use multi or single")
+
     def _begin(self, like: Tensor) -> Params:
         size = self.features()
         if self.fusion == "conv":
@@ -120,6 +125,7 @@ class FLDA(TwoModels):
     """FedAvg's model and a private one, mixed example by example by a private gate; all three learn together."""
 
     evaluates: ClassVar[str] = "the gate's mixture of the global and the private model"
+    class_labels_for: ClassVar[str] = "its gate mixes probabilities of classes"
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         like = next(iter(params.values()))

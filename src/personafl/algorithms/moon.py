@@ -44,6 +44,11 @@ class MOON(Algorithm):
                 f"contrast_weight={self.contrast_weight}, temperature={self.temperature}: must be at least and above 0"
             )
 
+    def check_task(self) -> None:
+        super().check_task()
+        if self.projection and self.setup.training.task == "sequence":
+            raise UserError("projection=True: its layers mix the positions of a sequence; use projection=False")
+
     def _begin(self, params: Params) -> Params:
         """The projection before training, as PyTorch's linear layers begin: uniform within 1 / sqrt(width)."""
         if not self.projection:

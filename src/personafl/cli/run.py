@@ -82,7 +82,7 @@ def _seeds(text: str) -> list[int]:
 
 
 class _Watch:
-    """Progress: a bar with accuracy and time left on a terminal, a line per evaluation elsewhere."""
+    """Progress: a bar with the metric and time left on a terminal, a line per evaluation elsewhere."""
 
     def __init__(self, recipe: config.Recipe, seeds: list[int], *, silent: bool) -> None:
         self.silent = silent
@@ -93,12 +93,12 @@ class _Watch:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             self.bar = Progress(
                 *columns,
-                TextColumn("{task.fields[accuracy]}"),
+                TextColumn("{task.fields[metric]}"),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=console,
             )
-            self.task = self.bar.add_task("starting", total=self.runs * self.rounds, accuracy="")
+            self.task = self.bar.add_task("starting", total=self.runs * self.rounds, metric="")
 
     def __enter__(self) -> _Watch:
         if self.bar is not None:
@@ -112,13 +112,13 @@ class _Watch:
     def __call__(self, label: str, seed: int, stages: int, row: dict[str, Any]) -> None:
         if self.silent:
             return
-        accuracy = f"{100 * row['personal']['mean']:.1f} %" if "personal" in row else ""
+        from personafl.evaluation import report
+
+        metric = report.Shown(**row["metric"]).text(row["personal"]["mean"]) if "personal" in row else ""
         if self.bar is not None:
-            changes: dict[str, Any] = {"accuracy": accuracy} if accuracy else {}
+            changes: dict[str, Any] = {"metric": metric} if metric else {}
             ahead = 0 if row["round"] >= self.rounds else 1  # a final stage is no round
             self.bar.update(self.task, advance=ahead, description=f"{label} ({row['phase']})", **changes)
-        elif accuracy:
+        elif metric:
             stage = f"round {row['round'] + 1}/{stages}"
-            console.print(
-                f"{label} seed {seed} {stage} {row['phase']}: accuracy {accuracy}", markup=False, highlight=False
-            )
+            console.print(f"{label} seed {seed} {stage} {row['phase']}: {metric}", markup=False, highlight=False)

@@ -51,7 +51,7 @@ def print_table(summaries: list[dict[str, Any]]) -> None:
     for row in cells:
         table.add_row(*map(escape, row[:-1]))
     console.print(table)
-    console.print(report.NOTE, markup=False, highlight=False)
+    console.print(report.Shown.of(summaries).note, markup=False, highlight=False)
     for remark in report.remarks(summaries):
         console.print(remark, markup=False, highlight=False)
     console.print("Evaluated model:", highlight=False)

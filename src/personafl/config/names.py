@@ -6,13 +6,15 @@ import importlib
 import sys
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.settings import unknown
-from personafl.core.types import Criterion
+from personafl.core.types import Criterion, Metric
+
+T = TypeVar("T")
 
 GIVEN = "object:"
 """What the name of an object begins with that a run was given and that has no dotted path."""
@@ -34,7 +36,8 @@ def given_again(key: str, name: str, keyword: str) -> None:
     """Refuse the name of an object that is not there."""
     if name.startswith(GIVEN):
         raise UserError(
-            f"{key}={name!r}: this run was given an object; give it again, as in Result.load(folder, {keyword}=...)"
+            f"{key}={name!r}: this run was given an object; give it again, as in "
+            f"Result.load(folder, {keyword}{': ...}' if '{' in keyword else '=...'})"
         )
 
 
@@ -67,15 +70,19 @@ def name_of(algorithm: Algorithm) -> str:
     return registered or described(cls)
 
 
-def criterion(name: str | Criterion, known: Mapping[str, Criterion], what: str) -> Criterion:
-    """A loss or metric, by name, dotted path or itself: outputs and targets to one number per example."""
+def criterion(name: str | Criterion | Metric, known: Mapping[str, T], key: str) -> T | Criterion:
+    """A loss or metric: by its name among those of a task, `auto` for the first of them, by dotted path, or itself."""
     if not isinstance(name, str):
-        return name
+        return typing.cast("T | Criterion", name)
+    if name == "auto":
+        return next(iter(known.values()))
     if name in known:
         return known[name]
+    section, _, what = key.partition(".")
     if ":" not in name:
-        raise UserError(f"{what} {name!r}: {unknown(what, name, known)}, or package.module:function")
+        raise UserError(f"{key}={name!r}: {unknown(what, name, known)}, or package.module:function")
+    given_again(key, name, f"{section}={{'{what}'")
     found = imported(name, what)
-    if not callable(found):
+    if not callable(found) and not isinstance(found, Metric):
         raise UserError(f"{what} {name!r}: that is not a function")
-    return typing.cast(Criterion, found)
+    return typing.cast("T | Criterion", found)

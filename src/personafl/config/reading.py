@@ -14,7 +14,7 @@ from personafl.config.building import build, entries, method
 from personafl.config.defaults import BY_DATA
 from personafl.config.recipe import SECTIONS, Data, Recipe, unused, values
 from personafl.core.algorithm import FROM_TRAINING
-from personafl.core.errors import UserError
+from personafl.core.errors import Note, UserError
 from personafl.core.settings import shortened, unknown
 from personafl.data import DATASETS
 from personafl.data.partition import knows_clients
@@ -94,7 +94,7 @@ def _adapted(
         return raw
     if other and "lr" in raw.get("training", {}) and "lr" not in named:
         raw = raw | {"training": {k: v for k, v in raw["training"].items() if k != "lr"}}
-        warnings.warn(f"the learning rates of {name} were chosen for its own data and are not used", stacklevel=3)
+        warnings.warn(f"the learning rates of {name} were chosen for its own data and are not used", Note, stacklevel=3)
     methods = [{k: v for k, v in m.items() if k not in drop} for m in raw.get("algorithms", [])]
     return raw | {"algorithms": methods}
 

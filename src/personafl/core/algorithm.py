@@ -150,6 +150,7 @@ class Algorithm(metaclass=SettingsMeta):
     newcomers: ClassVar[str] = "the global model"  # what a client gets that joins after training
     compares_features: ClassVar[bool] = False  # whether the model must have a head that is a layer of its own
     from_recipe: ClassVar[tuple[str, ...]] = FROM_TRAINING  # settings whose None, `"recipe"` in TOML, is the recipe's
+    class_labels_for: ClassVar[str] = ""  # what it needs one class per example for; empty: it learns any task
 
     optimizer: OptimizerName | None = setting(
         None, "optimiser of local training (recipe: training.optimizer)", get_args(OptimizerName)
@@ -206,7 +207,16 @@ class Algorithm(metaclass=SettingsMeta):
         bound = dataclasses.replace(self, bound=dataclasses.replace(setup, training=training))
         if self.compares_features:
             bound.features()
+        bound.check_task()
         return bound
+
+    def check_task(self) -> None:
+        """Raise `UserError` where the task at hand is none for this method."""
+        require_classes(self.setup.training.task, self.called, self.class_labels_for)
+        if (rule := self._inference) is not None:
+            require_classes(
+                self.setup.training.task, f"inference={self.inference!r}", getattr(rule, "class_labels_for", "")
+            )
 
     @property
     def setup(self) -> Setup:
@@ -425,6 +435,12 @@ class Algorithm(metaclass=SettingsMeta):
         if self._inference is None:
             return self.answer(model, deployed, x)
         return self._inference.predict(self, model, deployed, x)
+
+
+def require_classes(task: str, what: str, needed_for: str) -> None:
+    """Refuse what needs one class per example, for this, where the task is another than classification."""
+    if needed_for and task not in ("auto", "classification"):
+        raise UserError(f"{what} needs one class per example ({needed_for}), which {task} has not")
 
 
 def whole(names: Sequence[str]) -> dict[str, Tensor | None]:

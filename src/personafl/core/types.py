@@ -27,8 +27,36 @@ Moves = Mapping[str, Tensor | None]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Outputs `[M, ...]` and targets `[M, ...]` to one loss (or score) per example, `[M]`."""
 
-LOSSES: dict[str, Criterion] = {}
-"""Losses by the names a recipe has for them; `core/criteria.py` fills it."""
+TaskName = Literal["classification", "regression", "multilabel", "sequence"]
+"""What targets are: `core/tasks.py` has their types and shapes."""
+
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What models are judged by: numbers of each example, and what those of a client's examples come to.
+
+    `per_example` gives one number `[M]`, and a client's is their mean; or several, `[M, S]`, where it is no mean. Then
+    `reduce` makes it of those of all its examples: float64 `[n, ..., S]` to `[...]`, over the first axis.
+    """
+
+    per_example: Criterion
+    name: str = ""  # empty: that of the function
+    better: Better = "higher"
+    reduce: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", getattr(self.per_example, "__name__", "metric"))
+
+    def of_client(self, found: Tensor) -> Tensor:
+        """A client's number, float64 `[...]`, from those of its examples, `[n, ...]` or `[n, ..., S]`."""
+        return found.double().mean(0) if self.reduce is None else self.reduce(found.double())
+
+
+LOSSES: dict[TaskName, dict[str, Criterion]] = {}
+"""The losses of each task by name, the first its default; `core/criteria.py` fills it."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +211,11 @@ Sweep = Callable[[Callable[[Model, Batch], Params]], Params]
 
 @dataclass(frozen=True)
 class Task:
-    """What is being learnt: a model, the loss of an example, and the score of an example."""
+    """What is being learnt: a model, the loss of an example, and what models are judged by."""
 
     model: Model
     criterion: Criterion
-    metric: Criterion
+    metric: Metric
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Each client's mean training loss on its minibatch: `[C]`."""
@@ -219,16 +247,18 @@ class Training(Section):
     momentum: float = setting(0.0, "momentum of sgd")
     weight_decay: float = setting(0.0, "weight decay; adamw's is apart from the gradient")
     grad_clip: float = setting(0.0, "largest norm of a client's gradient; 0: any")
-    loss: str | Criterion = setting("cross_entropy", "loss of an example: a name or package.module:function")
+    task: Literal["auto"] | TaskName = setting("auto", "what is learnt; auto: by the targets")
+    loss: str | Criterion = setting("auto", "loss of an example: a name or package.module:function; auto: by the task")
     server_lr: float = setting(1.0, "step of the server towards the mean of the clients")
     augment: Literal["none", "crop-flip"] = setting("none", "what is done to training images")
     precision: Arithmetic = setting("float32", "arithmetic of training and evaluation")
     seed: int = setting(0, "what all random streams begin with")
 
     def check(self) -> None:
-        if isinstance(self.loss, str) and ":" not in self.loss and self.loss not in LOSSES:
+        known = ["auto", *dict.fromkeys(name for of_task in LOSSES.values() for name in of_task)]
+        if isinstance(self.loss, str) and ":" not in self.loss and self.loss not in known:
             raise UserError(
-                f"training.loss={self.loss!r}: {unknown('loss', self.loss, LOSSES)}, or package.module:function"
+                f"training.loss={self.loss!r}: {unknown('loss', self.loss, known)}, or package.module:function"
             )
         self.hold(
             [

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
-from personafl.data.dataset import Array, Source, as_tensors
+from personafl.data.dataset import Array, Source, prepared
 from personafl.data.missing import Missing, fill_missing
 
 
@@ -58,18 +58,9 @@ def concatenate(
         raise UserError(f"{name}: {odd.where}: either all clients or none come with a test part")
     test = np.repeat([bool(p.test) for p in held], lengths) if all(divided) else None
     x, y = np.concatenate([p.x for p in held]), np.concatenate([p.y for p in held])
-    xs, ys, count, found = as_tensors(name, x, y, classes)
-    return Source(
-        name,
-        xs,
-        ys,
-        count,
-        clients=clients,
-        test=test,
-        names=tuple(names),
-        class_names=found or class_names,
-        feature_names=feature_names,
-    )
+    found = prepared(name, x, y, classes, "auto", "refuse")
+    found["class_names"] = found["class_names"] or class_names
+    return Source(name=name, clients=clients, test=test, names=tuple(names), feature_names=feature_names, **found)
 
 
 def _present(name: str, parts: Iterable[ClientData]) -> list[ClientData]:
@@ -105,7 +96,7 @@ def _checked(name: str, part: ClientData) -> ClientData:
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiubU":
         kind = x.dtype if x.dtype.kind not in "fiub" else y.dtype
         raise UserError(f"{name}: {part.where}: examples and labels must be numbers, they are {kind}")
-    if y.ndim not in (1, 2) or x.ndim < 1 or len(x) != len(y):
+    if y.ndim < 1 or x.ndim < 1 or len(x) != len(y):
         raise UserError(
             f"{name}: {part.where}: one label per example is needed; examples have shape {x.shape}, labels {y.shape}"
         )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl.core import tasks
 from personafl.core.errors import UserError
+from personafl.core.types import TaskName
 from personafl.data.missing import Missing, fill_missing
 
 Array = NDArray[Any]
@@ -22,12 +24,12 @@ HASHED = 4 * 2**20  # bytes of examples a hash is taken of
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A data set before it is divided: examples, labels, and natural clients where it has them."""
+    """A data set before it is divided: examples, targets, and natural clients where it has them."""
 
     name: str
     x: Tensor  # [N, ...]
-    y: Tensor  # [N] int64
-    classes: int
+    y: Tensor  # [N] int64, or as its task has them (`core/tasks.py`)
+    classes: int  # or numbers per target, where targets are no classes: what a model gives for an example
     model: str = ""  # what model.name = "auto" means; none: what suits their shape
     clients: NDArray[np.int64] | None = None  # [N] natural client of each example
     sources: NDArray[np.int64] | None = None  # [N] which of several data sets it came from
@@ -37,6 +39,7 @@ class Source:
     corruption: tuple[str, int] | None = None  # of its images: kind and severity
     class_names: tuple[str, ...] | None = None  # where labels were text, by their number
     feature_names: tuple[str, ...] | None = None  # of the columns of x, where it was a table
+    task: TaskName = "classification"
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -63,19 +66,28 @@ class Source:
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
             raise UserError(f"{self.name}: {self._place(bad)} contains NaN or infinity")
-        if self.y.dim() != 1:
-            raise UserError(f"{self.name}: labels must be one number per example, their shape is {tuple(self.y.shape)}")
-        if self.y.is_floating_point():
-            bad = int((self.y != self.y.round()).int().argmax())
-            raise UserError(
-                f"{self.name}: labels must be whole numbers, that of {self._place(bad)} is {self.y[bad].item():g}"
-            )
-        wrong = (self.y < 0) | (self.y >= self.classes)
-        if wrong.any():
-            at = int(wrong.nonzero()[0, 0])
-            raise UserError(
-                f"{self.name}: label {int(self.y[at])} of {self._place(at)} is not in 0..{self.classes - 1}"
-            )
+        try:
+            tasks.check_targets(self.y, self.task, self.classes, self._place)
+        except UserError as e:
+            raise UserError(f"{self.name}: {e}") from None
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The class of each example `[N]`; all the same where targets are no classes."""
+        return self.y.cpu().numpy() if self.task == "classification" else np.zeros(len(self.y), np.int64)
+
+    @property
+    def label_count(self) -> int:
+        """How many classes `labels` are of."""
+        return self.classes if self.task == "classification" else 1
+
+    def as_task(self, task: TaskName | Literal["auto"]) -> Source:
+        """The same data with their targets taken for another task's; refused where they cannot be."""
+        if task in ("auto", self.task):
+            return self
+        changed = arrays(self.x, self.y, name=self.name, task=task)
+        model = changed.model if self.model in ("", "token-lstm") else self.model
+        return replace(self, y=changed.y, classes=changed.classes, model=model, task=changed.task)
 
     def _place(self, row: int) -> str:
         """An example in messages: by its place among its client's, where that has a name."""
@@ -86,13 +98,15 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of name, labels, corruption, shape and kind of number, and of every k-th example.
+        """A short hash of name, targets, corruption, shape and kind of number, and of every k-th example.
 
         All examples count up to `HASHED` bytes of them; of larger data sets as many as make that.
         """
         each = self.x[0].numel() * self.x.element_size()
         step = max(1, -(-len(self.x) * each // HASHED))
-        what = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
+        what: tuple[object, ...] = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
+        if self.task != "classification":
+            what = (*what, self.task, tuple(self.y.shape), str(self.y.dtype))
         h = hashlib.sha256(repr(what).encode())
         h.update(self.y.cpu().numpy().tobytes())
         h.update(self.x[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -100,38 +114,64 @@ class Source:
 
 
 def arrays(
-    x: object, y: object, clients: object = None, *, classes: int = 0, name: str = "arrays", missing: Missing = "refuse"
+    x: object,
+    y: object,
+    clients: object = None,
+    *,
+    classes: int = 0,
+    name: str = "arrays",
+    task: TaskName | Literal["auto"] = "auto",
+    missing: Missing = "refuse",
 ) -> Source:
-    """One's own data: examples, their labels, and optionally the client of each example.
+    """One's own data: examples, targets, and optionally the client of each example.
 
-    Labels are whole numbers, or text, whose sorted different values are the classes. Numbers that are not whole stay
-    float32, as do several per example, `[N, T]`. `missing` says what becomes of NaN among the examples.
+    The type and shape of the targets say what task it is (`core/tasks.py`), unless `task` does. Text is one class per
+    different value, in sorted order. `missing` says what becomes of NaN among the examples.
     """
-    xs, ys, count, class_names = as_tensors(name, x, y, classes)
-    if xs.is_floating_point():
-        xs = torch.from_numpy(fill_missing(name, [("", xs.numpy())], missing)[0])
     ids, names = None, None
     if clients is not None:
         there, found = np.unique(np.asarray(clients), return_inverse=True)
         ids, names = found.astype(np.int64), tuple(map(str, there))
-    return Source(name, xs, ys, count, clients=ids, names=names, class_names=class_names)
+    return Source(name=name, clients=ids, names=names, **prepared(name, x, y, classes, task, missing))
 
 
-def as_tensors(name: str, x: object, y: object, classes: int) -> tuple[Tensor, Tensor, int, tuple[str, ...] | None]:
-    """Examples and labels as a `Source` has them, how many classes (0: as many as occur), and what they are called."""
+class Prepared(TypedDict):
+    """Fields of a `Source` that follow from examples and targets."""
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    model: str
+    class_names: tuple[str, ...] | None
+    task: TaskName
+
+
+def prepared(
+    name: str, x: object, y: object, classes: int, task: TaskName | Literal["auto"], missing: Missing
+) -> Prepared:
+    """Examples and targets in the types of their task, how many classes there are, and which network suits them."""
     class_names, numbers = _encoded(name, y)
     try:
         xs, ys = torch.as_tensor(x), torch.as_tensor(numbers)
     except (TypeError, ValueError) as e:
-        raise UserError(f"{name}: examples and labels must be numbers: {e}") from None
+        raise UserError(f"{name}: examples and targets must be numbers: {e}") from None
     if xs.is_floating_point():
-        xs = xs.float()
-    if ys.dim() == 2 and ys.shape[1] == 1:
-        ys = ys.squeeze(1)
-    if ys.dim() > 1 or (ys.is_floating_point() and bool((ys != ys.round()).any())):
-        return xs, ys.float(), classes or (ys.shape[1] if ys.dim() > 1 else 1), None
-    occurring = len(class_names) if class_names else int(ys.max()) + 1 if len(ys) else 1
-    return xs, ys.long(), classes or occurring, class_names
+        xs = torch.from_numpy(fill_missing(name, [("", xs.float().numpy())], missing)[0])
+    if ys.dim() == 2 and ys.shape[1] == 1 and not ys.is_floating_point() and ys.dtype != torch.bool:
+        ys = ys.squeeze(1)  # a column of classes
+    try:
+        kind = tasks.infer_task(ys) if task == "auto" else task
+        ys = tasks.as_targets(ys, kind)
+    except UserError as e:
+        raise UserError(f"{name}: {e}") from None
+    count = len(class_names) if class_names else tasks.count_outputs(ys, kind)
+    tokens = kind == "sequence" and not xs.is_floating_point()
+    if tokens and xs.numel():  # examples and targets have one vocabulary
+        count = max(count, int(xs.max()) + 1)
+    if kind in ("classification", "sequence"):
+        count = classes or count
+    model = "token-lstm" if tokens else ""
+    return {"x": xs, "y": ys, "classes": count, "model": model, "class_names": class_names, "task": kind}
 
 
 def _encoded(name: str, y: object) -> tuple[tuple[str, ...] | None, object]:

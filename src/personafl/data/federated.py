@@ -158,7 +158,8 @@ class Federation:
             x = x.to(device, dtype) if x.is_floating_point() else x.to(device)
         moved = {n: split.to(device) for n, split in self.splits.items()}
         rest = None if self.official is None else self.official.to(device)
-        s = dataclasses.replace(s, x=x, y=s.y.to(device))
+        y = s.y.to(device, dtype) if s.y.is_floating_point() else s.y.to(device)
+        s = dataclasses.replace(s, x=x, y=y)
         return dataclasses.replace(self, source=s, splits=moved, official=rest)
 
     def examples(self, split: Split, ids: Tensor) -> Examples:
@@ -190,12 +191,12 @@ class Federation:
         return dataclasses.replace(self, splits={**self.splits, **drawn})
 
     def class_counts(self) -> NDArray[np.int64]:
-        """Examples per client and class over all splits: `[clients, K]`."""
-        labels = self.source.y.cpu().numpy()
-        out = np.zeros(self.everybody * self.source.classes, np.int64)
+        """Examples per client and class over all splits: `[clients, K]`; one column where targets are no classes."""
+        labels, classes = self.source.labels, self.source.label_count
+        out = np.zeros(self.everybody * classes, np.int64)
         for rows in self._held():
-            out += np.bincount(rows.holders() * self.source.classes + labels[rows.numpy()[0]], minlength=len(out))
-        return out.reshape(self.everybody, self.source.classes)
+            out += np.bincount(rows.holders() * classes + labels[rows.numpy()[0]], minlength=len(out))
+        return out.reshape(self.everybody, classes)
 
     def digest(self) -> str:
         """A short hash of who holds which rows in which split, or of all that decides it where it is drawn later."""

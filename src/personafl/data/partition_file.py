@@ -21,8 +21,9 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 def labels_digest(source: Source) -> str:
-    """What a data set is known by: the sha256 of its labels as 64-bit integers."""
-    return hashlib.sha256(source.y.cpu().numpy().astype("<i8").tobytes()).hexdigest()
+    """What a data set is known by: the sha256 of its labels as 64-bit integers, or of other targets as they are."""
+    y = source.y.cpu().numpy()
+    return hashlib.sha256((y if source.task in ("regression", "multilabel") else y.astype("<i8")).tobytes()).hexdigest()
 
 
 def save(federation: Federation, path: str | Path, data: Mapping[str, Any] | None = None) -> str:

@@ -115,6 +115,8 @@ def to_pfllib(
     are written with the training rows. Clients held out come last, as PFLlib counts its new clients.
     """
     home = Path(path)
+    if (task := federation.source.task) != "classification":
+        raise UserError(f"{home}: PFLlib's files have a class for each example, which {task} has not")
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UserError(f"{home}: not an empty folder")
     statistic = []

@@ -118,7 +118,7 @@ class Shift:
     @cached_property
     def _by_class(self) -> list[Indices]:
         rows = self.federation.drawn("test").values.cpu().numpy()
-        return _by_class(rows[: self._pool], self.federation.source.y.cpu().numpy())
+        return _by_class(rows[: self._pool], self.federation.source.labels)
 
     def _test(self, client: int) -> Indices:
         test = self.federation.splits["test"]
@@ -165,7 +165,7 @@ def _remixed(draw: np.random.Generator, by_class: list[Indices], size: int) -> I
 
 
 def mix_scores(own: Tensor, foreign: Tensor, places: Tensor, degree: float) -> Tensor:
-    """Scores of one client's shifted test set: `own` at the places kept, `foreign` at those replaced; all `[n]`."""
+    """Scores of a client's shifted test set: `own` at the places kept, `foreign` at those replaced; all `[n, ...]`."""
     count = round(degree * len(own))
     out = own.clone()
     out[places[:count]] = foreign[:count]

@@ -340,4 +340,7 @@ def _labels(table: Table, names: Sequence[str], text: set[str]) -> Array:
         return np.column_stack([table.columns[n] for n in names])
     (name,) = names
     values = table.columns[name]
-    return values.astype(np.str_) if name in text and len(values) else values
+    if name in text and len(values):
+        return values.astype(np.str_)
+    whole = values.dtype.kind == "f" and bool((values == np.round(values)).all())  # text has no types
+    return values.astype(np.int64) if whole else values

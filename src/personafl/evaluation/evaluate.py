@@ -12,7 +12,7 @@ from torch import Tensor
 from personafl.core import batches, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.local import floating
-from personafl.core.types import Batch, Examples, Model, Params, Payload, Task, per_example
+from personafl.core.types import Batch, Examples, Model, Params, Payload, Task
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, mix_scores
 
@@ -34,16 +34,22 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train
 
 @torch.no_grad()
 def scores(predict: Predict, task: Task, ready: Params, data: Examples, activations: float) -> list[Tensor]:
-    """Per client the score of each of its examples, in order, on the device: to read them is to wait for it.
+    """Per client the score of each of its examples, `[n]` or `[n, S]`, on the device: to read them is to wait for it.
 
     On a GPU a forward pass takes as many examples as would leave so many bytes of `activations`, if all were kept.
     """
-    out = torch.zeros(data.rows.shape, dtype=torch.float32, device=data.rows.device)
+    out: Tensor | None = None
     for batch, first in batches.in_order(data, _at_a_time(task.model, data, activations), floating(ready)):
         k, size = batch.x.shape[:2]
         model = _Ignoring(task.model, batch.valid)
         logits = predict(model, tree.take(ready, slice(k)), batch.x)
-        out[:k, first : first + size] = per_example(task.metric, logits, batch.y)
+        found = task.metric.per_example(logits.flatten(0, 1), batch.y.flatten(0, 1))
+        found = found.view(k, size, *found.shape[1:])
+        if out is None:
+            out = found.new_zeros(*data.rows.shape, *found.shape[2:], dtype=torch.float32)
+        out[:k, first : first + size] = found
+    if out is None:  # nobody has an example
+        out = torch.zeros(data.rows.shape, device=data.rows.device)
     return [row[:n] for row, n in zip(out.unbind(), data.count.tolist(), strict=True)]
 
 
@@ -106,10 +112,10 @@ def at_degree(federation: Federation, shift: Shift, ids: Tensor, draw: int, degr
 
 
 def shifted(found: list[Tensor], shift: Shift, ids: Tensor, degrees: tuple[float, ...]) -> list[Tensor]:
-    """Per client the scores of its shifted test sets `[n, draws, degrees]`, from those of `with_shift`."""
+    """Per client the scores of its shifted test sets `[n, draws, degrees, ...]`, from those of `with_shift`."""
     out = []
     for i, c in enumerate(ids.tolist()):
-        own, *drawn = found[i].view(1 + shift.draws, -1)
+        own, *drawn = found[i].view(1 + shift.draws, -1, *found[i].shape[1:])
         curves = [
             torch.stack([mix_scores(own, foreign, shift.of(d, c)[1], p) for p in degrees], 1)
             for d, foreign in enumerate(drawn)

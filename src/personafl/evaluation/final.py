@@ -1,6 +1,8 @@
 """What a run is judged by in the end: scores of its clients' models as named arrays, and what those come to.
 
-Clients come first, in the order of `ids`; a sample's place in `scores` is the same in `shift_scores`.
+Clients come first, in the order of `ids`; a sample's place in `scores` is the same in `shift_scores`. Scores are by the
+run's metric, and what is called accuracy is a client's number by it. Where that is no mean of its samples' scores, but
+made of several numbers of each (`Metric.reduce`), scores have one more axis, the last.
 
 | name | shape | what |
 |---|---|---|
@@ -38,6 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl.core.types import Metric
 from personafl.data import client_corruption
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift
@@ -66,11 +69,12 @@ def measured(
     seed: int,
     *,
     per_sample: bool,
+    metric: Metric,
 ) -> list[Arrays]:
     """Everything asked for, of each client of a stack; `per_sample` where an answer does not depend on its batch."""
     data = federation.examples("test", ids)
     if shift is None:
-        found = [s.view(-1, 1, 1) for s in score(data)]
+        found = [s[:, None, None] for s in score(data)]
     elif per_sample:  # each example is scored once, whatever stands beside it
         found = shifted(score(with_shift(federation, shift, ids)), shift, ids, degrees(evaluation))
     else:
@@ -83,12 +87,12 @@ def measured(
     if names := image_transforms.kinds(evaluation):
         shape = (len(names), len(evaluation.severities))
         cells = [score(image_transforms.corrupted(data, k, s, seed)) for k in names for s in evaluation.severities]
-        more["corruption_accuracy"] = _kept(cells, shape, single, "corruption_scores")
+        more["corruption_accuracy"] = _kept(cells, shape, single, "corruption_scores", metric)
     if evaluation.rotations:
         turned = [score(image_transforms.rotated(data, a)) for a in evaluation.rotations]
-        more["rotation_accuracy"] = _kept(turned, (len(turned),), single, "rotation_scores")
+        more["rotation_accuracy"] = _kept(turned, (len(turned),), single, "rotation_scores", metric)
     if evaluation.matrix:
-        more["client_accuracy"] = matrix.against_all(score, federation, ids, per_sample=per_sample)
+        more["client_accuracy"] = matrix.against_all(score, federation, ids, per_sample=per_sample, metric=metric)
     return [
         {
             "ids": ids[i : i + 1].numpy(),
@@ -101,11 +105,14 @@ def measured(
     ]
 
 
-def _kept(cells: list[list[Tensor]], shape: tuple[int, ...], single: list[dict[str, Tensor]], name: str) -> Tensor:
-    """Mean scores `[C, *shape]` from those of each cell and client; each client's scores `[n, *shape]` are left."""
+def _kept(
+    cells: list[list[Tensor]], shape: tuple[int, ...], single: list[dict[str, Tensor]], name: str, metric: Metric
+) -> Tensor:
+    """Clients' numbers `[C, *shape]` from each cell's and client's scores; those `[n, *shape, ...]` are left."""
     for i, mine in enumerate(single):
-        mine[name] = _small(torch.stack([c[i] for c in cells], 1).view(-1, *shape))
-    means = [torch.stack([s.double().mean() for s in c]) for c in cells]
+        scores = torch.stack([c[i] for c in cells], 1)
+        mine[name] = _small(scores.view(-1, *shape, *scores.shape[2:]))
+    means = [torch.stack([metric.of_client(s) for s in c]) for c in cells]
     return torch.stack(means, 1).view(-1, *shape)
 
 
@@ -114,7 +121,9 @@ def _small(scores: Tensor) -> Tensor:
     return scores.to(torch.uint8) if bool(((scores == 0) | (scores == 1)).all()) else scores
 
 
-def concatenated(clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluation, *, per_sample: bool) -> Arrays:
+def concatenated(
+    clients: Sequence[Arrays], shift: Shift | None, evaluation: Evaluation, *, per_sample: bool, metric: Metric
+) -> Arrays:
     """The arrays of a run from those of its clients, in any order."""
     clients = sorted(clients, key=lambda c: int(c["ids"][0]))
     out = {n: np.concatenate([c[n] for c in clients]) for n in clients[0]}
@@ -122,7 +131,7 @@ def concatenated(clients: Sequence[Arrays], shift: Shift | None, evaluation: Eva
     scores = out.pop("shift_scores")
     out |= {"edges": np.concatenate([[0], sizes.cumsum()]), "scores": scores[:, 0, 0].copy()}
     if shift is not None:
-        means = [c["shift_scores"].mean(0, dtype=np.float64, keepdims=True) for c in clients]
+        means = [metric.of_client(torch.from_numpy(c["shift_scores"])).numpy()[None] for c in clients]
         out |= {"degrees": np.array(degrees(evaluation)), "shift_scores": scores}
         out |= {
             "shift_accuracy": np.concatenate(means),
@@ -132,7 +141,8 @@ def concatenated(clients: Sequence[Arrays], shift: Shift | None, evaluation: Eva
         out |= {"kinds": np.array(image_transforms.kinds(evaluation)), "severities": np.array(evaluation.severities)}
     if "rotation_accuracy" in out:
         out["angles"] = np.array(evaluation.rotations)
-    if per_sample and "client_accuracy" in out and out["client_accuracy"].shape[1] > 1:
+    linear = per_sample and metric.reduce is None
+    if linear and "client_accuracy" in out and out["client_accuracy"].shape[1] > 1:
         wanted = degrees(evaluation)
         out |= {"degrees": np.array(wanted)}
         out["expected_accuracy"] = matrix.expected(out["client_accuracy"], out["ids"], sizes, wanted)
@@ -153,15 +163,15 @@ def newcomers(found: Arrays) -> Arrays:
 # What they come to
 
 
-def own_accuracy(found: Arrays) -> NDArray[np.float64]:
+def own_accuracy(found: Arrays, metric: Metric) -> NDArray[np.float64]:
     """Of each client on its own test set: `[C]`."""
     parts = np.split(found["scores"], found["edges"][1:-1])
-    return np.array([p.mean(dtype=np.float64) for p in parts])
+    return np.array([float(metric.of_client(torch.from_numpy(p))) for p in parts])
 
 
-def table(found: Arrays, train: NDArray[np.int64]) -> list[Row]:
+def table(found: Arrays, train: NDArray[np.int64], metric: Metric) -> list[Row]:
     """A row for each scored client: its sizes (`train` `[C]`), its accuracy, and that at each degree of shift."""
-    own, sizes = own_accuracy(found), np.diff(found["edges"])
+    own, sizes = own_accuracy(found, metric), np.diff(found["edges"])
     curve = found["shift_accuracy"].mean(1) if "shift_accuracy" in found else np.zeros((len(own), 0))
     return [
         {"client": int(c)}

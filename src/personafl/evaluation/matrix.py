@@ -2,7 +2,8 @@
 
 A row is a client's model, a column a client's test set. Where an answer depends on the sample alone, the accuracy under
 `donor` shift, expected over donors and draws, follows: of n test places k = round(degree * n) are replaced, each kept
-one scores as the client's own set does on average, each replaced one as the mean of the other sets.
+one scores as the client's own set does on average, each replaced one as the mean of the other sets. It does so for
+metrics that are means over examples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.errors import UserError
-from personafl.core.types import Examples
+from personafl.core.types import Examples, Metric
 from personafl.data.federated import Federation
 from personafl.evaluation.settings import Evaluation
 
@@ -39,7 +40,7 @@ def check(evaluation: Evaluation, federation: Federation, device: str) -> None:
         )
 
 
-def against_all(score: Score, federation: Federation, ids: Tensor, *, per_sample: bool) -> Tensor:
+def against_all(score: Score, federation: Federation, ids: Tensor, *, per_sample: bool, metric: Metric) -> Tensor:
     """The rows `[C, clients]` of these clients; test sets are scored together unless an answer looks at its batch."""
     out = torch.zeros(len(ids), federation.num_clients, dtype=torch.float64)
     for hosts in _blocks(federation.sizes("test")[: federation.num_clients].tolist(), ROWS if per_sample else 0):
@@ -48,8 +49,8 @@ def against_all(score: Score, federation: Federation, ids: Tensor, *, per_sample
         total = data.count.sum().expand(len(ids))
         found = score(Examples(data.x, data.y, flat.expand(len(ids), -1), total, ids))
         for i, scores in enumerate(found):
-            parts = torch.split(scores.double(), data.count.tolist())
-            out[i, hosts] = torch.stack([p.mean() for p in parts])
+            parts = torch.split(scores, data.count.tolist())
+            out[i, hosts] = torch.stack([metric.of_client(p) for p in parts])
     return out
 
 

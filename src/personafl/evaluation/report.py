@@ -6,11 +6,14 @@ import html as escaping
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from personafl.evaluation.metrics import PERCENT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,9 +22,54 @@ Summary = Mapping[str, Any]
 
 COLUMNS = ("Method", "No shift", "Full shift", "Average", "Worst", "MiB", "GFLOP", "Seconds", "Evaluated model")
 NOTE = (
-    "Accuracies in %, mean ± deviation over clients; with several seeds mean ± 95 % interval over seeds. "
+    "{}, mean ± deviation over clients; with several seeds mean ± 95 % interval over seeds. "
     "Average: over all degrees of shift. Worst: of all clients. MiB (up + down) and GFLOP per client and run."
 )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How the numbers of a metric are written."""
+
+    name: str = "accuracy"
+    better: str = "higher"
+
+    @classmethod
+    def of(cls, summaries: Sequence[Summary]) -> Shown:
+        """The metric of these runs."""
+        return next((cls(**s["metric"]) for s in summaries if "metric" in s), cls())
+
+    @property
+    def percent(self) -> bool:
+        return self.name in PERCENT
+
+    @property
+    def words(self) -> str:
+        return self.name.rpartition(":")[2].replace("_", " ")
+
+    @property
+    def axis(self) -> str:
+        return f"{self.words}, %" if self.percent else f"{self.words} ({self.better} is better)"
+
+    @property
+    def title(self) -> str:
+        return self.words[0].upper() + self.words[1:]
+
+    @property
+    def note(self) -> str:
+        if self.name == "accuracy":
+            return NOTE.format("Accuracies in %")
+        return NOTE.format(f"{self.title}{' in %' if self.percent else ''} ({self.better} is better)")
+
+    def scaled(self, value: float) -> float:
+        return 100 * value if self.percent else value
+
+    def number(self, value: float) -> str:
+        return f"{100 * value:.1f}" if self.percent else f"{value:.4g}"
+
+    def text(self, value: float) -> str:
+        """A number by itself, as while a run goes on."""
+        return f"{self.words} {self.number(value)}{' %' if self.percent else ''}"
 
 
 def groups(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
@@ -41,20 +89,21 @@ def columns(summaries: Sequence[Summary]) -> tuple[str, ...]:
 def rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     """The cells of the comparison, a row per method."""
     out: list[tuple[str, ...]] = []
+    shown = Shown.of(summaries)
     newcomers = len(columns(summaries)) > len(COLUMNS)
     for label, seeds in groups(summaries).items():
         own = [s["accuracy"]["personal"] for s in seeds]
         shift = [s["shift"] for s in seeds if s["shift"]]
         full = [d["degrees"].get("1.0") for d in shift]
         unseen = [s["accuracy"]["unseen"] for s in seeds if "unseen" in s["accuracy"]]
-        joined = _cell([u["mean"] for u in unseen], unseen[0]["std"]) if unseen else "–"
+        joined = _cell([u["mean"] for u in unseen], unseen[0]["std"], shown) if unseen else "–"
         out.append(
             (
                 label,
-                _cell([o["mean"] for o in own], own[0]["std"]),
-                _cell([f["mean"] for f in full], full[0]["std"]) if full and all(full) else "–",
-                _cell([d["average"] for d in shift], None) if shift else "–",
-                _cell([o["worst"] for o in own], None),
+                _cell([o["mean"] for o in own], own[0]["std"], shown),
+                _cell([f["mean"] for f in full], full[0]["std"], shown) if full and all(full) else "–",
+                _cell([d["average"] for d in shift], None, shown) if shift else "–",
+                _cell([o["worst"] for o in own], None, shown),
                 *([joined] if newcomers else []),
                 _number(mean(s["communication"]["mib_per_client"] for s in seeds)),
                 _number(mean(s["compute"]["flops_per_client"] for s in seeds) / 1e9),
@@ -65,13 +114,13 @@ def rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     return out
 
 
-def _cell(values: Sequence[float], spread: float | None) -> str:
+def _cell(values: Sequence[float], spread: float | None, shown: Shown) -> str:
     """One seed: the value and its deviation over clients; several: their mean and 95 % interval."""
     if len(values) > 1:
         from scipy.special import stdtrit  # as scipy.stats.t.ppf, in a quarter of its import time
 
         spread = stdtrit(len(values) - 1, 0.975) * stdev(values) / math.sqrt(len(values))
-    return f"{100 * mean(values):.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+    return shown.number(mean(values)) + ("" if spread is None else f" ± {shown.number(spread)}")
 
 
 def _number(value: float) -> str:
@@ -84,22 +133,24 @@ def markdown(summaries: Sequence[Summary]) -> str:
     widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:], "", NOTE, *remarks(summaries)])
+    return "\n".join([lines[0], rule, *lines[1:], "", Shown.of(summaries).note, *remarks(summaries)])
 
 
 def remarks(summaries: Sequence[Summary]) -> list[str]:
     """What a run that was asked for more has to say below the table."""
     corrupted, expected = [], []
+    shown = Shown.of(summaries)
     cells, differ = _in_common(summaries)
     for label, seeds in groups(summaries).items():
         robust = [s.get("robustness", {}) for s in seeds]
         tried = [r for r in robust if "corruptions" in r]
         if tried and cells:
             means = [mean(r["corruptions"][k][s]["mean"] for k, s in cells) for r in tried]
-            corrupted.append(f"{label} {_cell(means, None if differ else tried[0]['corruption_average']['std'])}")
+            spread = None if differ else tried[0]["corruption_average"]["std"]
+            corrupted.append(f"{label} {_cell(means, spread, shown)}")
         full = [r["expected"]["1.0"] for r in robust if "1.0" in r.get("expected", {})]
         if full:
-            expected.append(f"{label} {_cell([f['mean'] for f in full], full[0]['std'])}")
+            expected.append(f"{label} {_cell([f['mean'] for f in full], full[0]['std'], shown)}")
     which = f"corruptions and severities all have ({len(cells)})" if differ else "corruptions and severities"
     return [
         *([f"Mean over {which}: {', '.join(corrupted)}."] if corrupted else []),
@@ -152,6 +203,9 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
         found.append(
             f"no {' and no '.join(missing)} among the methods: without them a personalised method cannot be judged"
         )
+    judged = {Shown.of([s]) for s in summaries}
+    if len(judged) > 1:
+        found.append(f"the runs are judged by {' and '.join(sorted(j.words for j in judged))}: not comparable")
     seeds: dict[int, list[Summary]] = {}
     for s in summaries:
         seeds.setdefault(s["seed"], []).append(s)
@@ -187,7 +241,7 @@ def html(
     title: str,
     evaluations: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
 ) -> str:
-    """A page of its own: the table, accuracy over rounds and degrees of shift, and what else the run was asked for.
+    """A page of its own: the table, the metric over rounds and degrees of shift, and what else the run was asked for.
 
     `curves` are rows of metrics.jsonl, `evaluations` arrays of evaluations.npz, both by name.
     """
@@ -209,19 +263,22 @@ def html(
                 expected[label] = ([100 * d for d in x], y)
         if all("rotations" in s.get("robustness", {}) for s in seeds):
             by_angle[label] = _curve([s["robustness"]["rotations"] for s in seeds])
-    title_of_shift = "Accuracy over the degree of shift" + (" (dashed: expected over all donors)" if expected else "")
+    shown = Shown.of(summaries)
+    title_of_shift = f"{shown.title} over the degree of shift" + (
+        " (dashed: expected over all donors)" if expected else ""
+    )
     squares = {n: a for n, a in (evaluations or {}).items() if "client_accuracy" in a}
     return _PAGE.format(
         title=esc(title),
         head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
         body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries)),
-        note=esc(" ".join([NOTE, *remarks(summaries)])),
+        note=esc(" ".join([shown.note, *remarks(summaries)])),
         concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),
-        rounds=_svg(by_round, "round", "Accuracy without shift, over rounds"),
-        degrees=_svg(by_degree, "degree of shift, %", title_of_shift, expected) if by_degree else "",
-        angles=_svg(by_angle, "rotation, degrees", "Accuracy on turned images") if by_angle else "",
+        rounds=_svg(by_round, "round", f"{shown.title} without shift, over rounds", shown),
+        degrees=_svg(by_degree, "degree of shift, %", title_of_shift, shown, expected) if by_degree else "",
+        angles=_svg(by_angle, "rotation, degrees", f"{shown.title} on turned images", shown) if by_angle else "",
         corruptions=_corruptions(summaries),
-        clients=_squares(squares) if squares else "",
+        clients=_squares(squares, shown) if squares else "",
     )
 
 
@@ -232,7 +289,8 @@ def _curve(seeds: Sequence[Mapping[str, Mapping[str, float]]]) -> tuple[list[flo
 
 
 def _corruptions(summaries: Sequence[Summary]) -> str:
-    """Methods side by side, kind by kind; then each method's accuracy by kind and severity."""
+    """Methods side by side, kind by kind; then each method's numbers by kind and severity."""
+    shown = Shown.of(summaries)
     found: dict[str, dict[str, dict[str, float]]] = {}  # method, kind, severity
     for label, seeds in groups(summaries).items():
         cells = [s["robustness"]["corruptions"] for s in seeds if "corruptions" in s.get("robustness", {})]
@@ -246,21 +304,26 @@ def _corruptions(summaries: Sequence[Summary]) -> str:
     rows["mean"] = [mean(by[k][s] for k, s in cells) for by in found.values()] if cells else []
     out = "<h2>Corrupted images</h2>"
     if cells:
-        out += _heat(f"Mean over severities{' that all have' if differ else ''}", list(found), rows)
+        out += _heat(f"Mean over severities{' that all have' if differ else ''}", list(found), rows, shown)
     maps = []
     for label, by_kind in found.items():
         head = list(next(iter(by_kind.values())))
-        maps.append(_heat(f"{label}, by severity", head, {k: list(v.values()) for k, v in by_kind.items()}))
+        maps.append(_heat(f"{label}, by severity", head, {k: list(v.values()) for k, v in by_kind.items()}, shown))
     return f'{out}<div class="maps">{"".join(maps)}</div>'
 
 
-def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
-    """A table of accuracies on a ground that darkens from 0 to 100 %."""
+def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]], shown: Shown) -> str:
+    """A table of numbers on a ground that darkens from 0 to 100 %, or from the table's worst to its best."""
     esc = escaping.escape
+    values = [v for row in rows.values() for v in row]
+    worst, best = (0.0, 1.0) if shown.percent or not values else (min(values), max(values))
+    if shown.better == "lower":
+        worst, best = best, worst
 
     def cell(value: float) -> str:
-        ground = ", ".join(str(round(255 + (full - 255) * value)) for full in (91, 155, 213))
-        return f'<td style="background: rgb({ground})">{100 * value:.1f}</td>'
+        share = (value - worst) / (best - worst) if best != worst else 0.0
+        ground = ", ".join(str(round(255 + (full - 255) * share)) for full in (91, 155, 213))
+        return f'<td style="background: rgb({ground})">{shown.number(value)}</td>'
 
     body = "".join(
         f"<tr><td>{esc(name.replace('_', ' '))}</td>{''.join(map(cell, values))}</tr>" for name, values in rows.items()
@@ -270,24 +333,26 @@ def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]]
     return f'<table class="heat">{head_row}<tbody>{body}</tbody></table>'
 
 
-def _squares(squares: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
+def _squares(squares: Mapping[str, Mapping[str, NDArray[Any]]], shown: Shown) -> str:
     """Every model on every client's test set, as pictures on one scale."""
     from matplotlib.figure import Figure  # slow to import
 
     across = min(3, len(squares))
     down = -(-len(squares) // across)
     figure = Figure(figsize=(3.4 * across + 0.8, 3.2 * down), layout="constrained")
+    every = [shown.scaled(1.0) * found["client_accuracy"] for found in squares.values()]
+    low, high = (0, 100) if shown.percent else (min(e.min() for e in every), max(e.max() for e in every))
     grid = figure.subplots(down, across, squeeze=False).flatten()
     for axes in grid[len(squares) :]:
         axes.set_axis_off()
     for axes, (name, found) in zip(grid, squares.items(), strict=False):
-        square, ids = 100 * found["client_accuracy"], found["ids"]
-        image = axes.imshow(square, vmin=0, vmax=100, aspect="auto", interpolation="nearest", cmap="viridis")
+        square, ids = shown.scaled(1.0) * found["client_accuracy"], found["ids"]
+        image = axes.imshow(square, vmin=low, vmax=high, aspect="auto", interpolation="nearest", cmap="viridis")
         axes.set_title(name, fontsize=9)
         axes.set(xlabel="test set of client", ylabel="model of client")
         axes.locator_params(axis="x", integer=True)
         axes.set_yticks(rows := np.unique(np.linspace(0, len(ids) - 1, 8).round().astype(int)), ids[rows])
-    figure.colorbar(image, ax=grid.tolist(), label="accuracy, %")
+    figure.colorbar(image, ax=grid.tolist(), label=shown.axis)
     return f'<h2>Every model on every client\'s test set</h2><div class="square">{_drawn(figure)}</div>'
 
 
@@ -295,17 +360,17 @@ Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Places and values by name."""
 
 
-def _svg(lines: Lines, across: str, title: str, dashed: Lines | None = None) -> str:
+def _svg(lines: Lines, across: str, title: str, shown: Shown, dashed: Lines | None = None) -> str:
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     for name, (x, y) in lines.items():
-        (line,) = axes.plot(x, [100 * v for v in y], marker="o", markersize=3, label=name)
+        (line,) = axes.plot(x, [shown.scaled(v) for v in y], marker="o", markersize=3, label=name)
         if name in (dashed or {}):
             x, y = (dashed or {})[name]
-            axes.plot(x, [100 * v for v in y], linestyle="--", linewidth=1, color=line.get_color())
-    axes.set(xlabel=across, ylabel="accuracy, %", title=title)
+            axes.plot(x, [shown.scaled(v) for v in y], linestyle="--", linewidth=1, color=line.get_color())
+    axes.set(xlabel=across, ylabel=shown.axis, title=title)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     return _drawn(figure)

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from personafl.core.errors import UserError
 from personafl.core.settings import Section, setting, unknown
-from personafl.core.types import Criterion
+from personafl.core.types import Criterion, Metric
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
-from personafl.evaluation.metrics import METRICS
+from personafl.evaluation.metrics import METRICS, names
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class Evaluation(Section):
         "after_aggregation", "evaluate what clients hold after the server's step, or after their own training"
     )
     clients: Literal["all", "selected"] | int = setting("all", "who is evaluated between rounds: all, selected, or N")
-    metric: str | Criterion = setting("accuracy", "score of an example: a name or package.module:function")
+    metric: str | Metric | Criterion = setting(
+        "auto", "what models are judged by: a name or package.module:function; auto: by the task"
+    )
     train_loss: bool = setting(False, "also the loss of the same models on all of the clients' training data")
 
     def check(self) -> None:
@@ -39,9 +41,10 @@ class Evaluation(Section):
                 raise UserError(
                     f"evaluation.corruptions={kind!r}: {unknown('corruption', kind, ('all', *CORRUPTIONS))}"
                 )
-        if isinstance(self.metric, str) and ":" not in self.metric and self.metric not in METRICS:
+        known = ["auto", *names(METRICS)]
+        if isinstance(self.metric, str) and ":" not in self.metric and self.metric not in known:
             raise UserError(
-                f"evaluation.metric={self.metric!r}: {unknown('metric', self.metric, METRICS)}, "
+                f"evaluation.metric={self.metric!r}: {unknown('metric', self.metric, known)}, "
                 "or package.module:function"
             )
         self.hold(

@@ -17,8 +17,8 @@ from personafl import config
 from personafl.config import Method, Recipe, defaults
 from personafl.core import batches, rng
 from personafl.core.errors import Note, UserError
-from personafl.core.types import LOSSES
-from personafl.data import DATASETS, Federation, Source, arrays, custom, partition_file
+from personafl.core.types import LOSSES, Metric, TaskName
+from personafl.data import DATASETS, PARTITIONS, Federation, Source, arrays, custom, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
 from personafl.data.missing import Missing
 from personafl.data.partition import (
@@ -32,7 +32,7 @@ from personafl.data.ragged import Indices, Ragged
 from personafl.data.shift import Shift
 from personafl.data.small_clients import without_small_clients
 from personafl.evaluation import matrix
-from personafl.evaluation.metrics import METRICS
+from personafl.evaluation.metrics import METRICS, default_loss, default_metric
 from personafl.models import MODELS, StackedModel
 from personafl.sim import dry_run
 from personafl.sim.machine import Machine
@@ -43,7 +43,15 @@ SPLIT = "split.json"
 
 
 def source(recipe: Recipe) -> Source:
-    """The data set of a recipe."""
+    """The data set of a recipe, its targets those of the recipe's task."""
+    found = _source(recipe)
+    try:
+        return found.as_task(recipe.training.task)
+    except UserError as e:
+        raise UserError(f"training.task={recipe.training.task!r}: {e}") from None
+
+
+def _source(recipe: Recipe) -> Source:
     d, name = recipe.data, recipe.data.dataset
     if isinstance(name, Federation):
         return name.source
@@ -93,8 +101,9 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     d = recipe.data
     draw = rng.generator(seed, "partition")
     clients, dropped = _clients(recipe, data)
-    request = PartitionRequest(data.y.numpy(), data.classes, d.num_clients or 0, draw, clients, data.sources)
+    request = PartitionRequest(data.labels, data.label_count, d.num_clients or 0, draw, clients, data.sources)
     try:
+        _check_partition(recipe, data)
         parts, tests, official = _divided(recipe, request, data)
     except UserError as e:
         if data.clients is None or d.partition == "natural":
@@ -125,6 +134,16 @@ def _clients(recipe: Recipe, data: Source) -> tuple[Indices | None, int]:
     if d.partition != "natural" or (d.official_test != "pooled" and data.test is None):
         return data.clients, 0
     return without_small_clients(data, d.small_clients, d.official_test, d.test_share, d.validation_share)
+
+
+def _check_partition(recipe: Recipe, data: Source) -> None:
+    """Refuse to deal out classes where there are none."""
+    if data.task != "classification" and PARTITIONS[recipe.data.partition].needs_classes:
+        possible = [n for n, p in PARTITIONS.items() if not p.needs_classes]
+        raise UserError(
+            f"data.partition={recipe.data.partition!r}: it deals out classes, and {data.task} has none; "
+            f"possible are {', '.join(possible)}"
+        )
 
 
 def _divided(
@@ -228,11 +247,53 @@ def simulation(
         method.algorithm,
         recipe.training,
         recipe.evaluation,
-        criterion=config.criterion(recipe.training.loss, LOSSES, "loss"),
-        metric=config.criterion(recipe.evaluation.metric, METRICS, "metric"),
+        criterion=config.criterion(recipe.training.loss, LOSSES[fed.source.task], "training.loss"),
+        metric=metric(recipe, fed.source.task),
         machine=machine,
         shift=shift,
     )
+
+
+def metric(recipe: Recipe, task: TaskName) -> Metric:
+    """What the models of a recipe are judged by, under the name the recipe has for it."""
+    name = recipe.evaluation.metric
+    found = config.criterion(name, METRICS[task], "evaluation.metric")
+    if isinstance(name, str) and ":" in name:
+        return replace(found, name=name) if isinstance(found, Metric) else Metric(found, name)
+    return found if isinstance(found, Metric) else Metric(found)
+
+
+def _resolve_task(recipe: Recipe, data: Source) -> Recipe:
+    """The recipe with its task, loss and metric by name; refused where they do not fit the targets."""
+    task, training, evaluation = data.task, recipe.training, recipe.evaluation
+    loss = default_loss(task) if training.loss == "auto" else training.loss
+    score = default_metric(task) if evaluation.metric == "auto" else evaluation.metric
+    for what, name, known in (("training.loss", loss, LOSSES), ("evaluation.metric", score, METRICS)):
+        if isinstance(name, str) and ":" not in name and name not in known[task]:
+            raise UserError(
+                f"{what}={name!r}: not for {task}, which the targets of {data.name} are ({_told(data.y)}); "
+                f"possible are {', '.join(known[task])}, or package.module:function"
+            )
+    if training.task == "auto":
+        _note_task(data)
+    return replace(
+        recipe, training=replace(training, task=task, loss=loss), evaluation=replace(evaluation, metric=score)
+    )
+
+
+def _note_task(data: Source) -> None:
+    """Warn where targets may be meant otherwise than their type says."""
+    if data.task == "regression" and bool((data.y == data.y.round()).all()):
+        what, other = "are whole numbers of a floating type", "classification takes them for classes"
+    elif data.task == "sequence" and bool(((data.y == 0) | (data.y == 1)).all()):
+        what, other = "are 0 and 1 in rows of whole numbers", "multilabel takes them for labels"
+    else:
+        return
+    warnings.warn(f"the targets of {data.name} {what}, taken for {data.task}; training.task={other}", stacklevel=3)
+
+
+def _told(y: Tensor) -> str:
+    return f"{str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}"
 
 
 def resolved(
@@ -243,7 +304,9 @@ def resolved(
     Every method's hooks are gone through once, for one client and without training, before anything is written: what
     cannot work is said first.
     """
-    data = corrupt_source(data or source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
+    data = (data or source(recipe)).as_task(recipe.training.task)
+    data = corrupt_source(data, recipe.data.corruption, recipe.data.corruption_severity)
+    recipe = _resolve_task(recipe, data)
     if not isinstance(recipe.data.dataset, (str, Federation)):
         recipe = replace(recipe, data=replace(recipe.data, dataset=data))
     if recipe.model.name == config.AUTO:
@@ -264,20 +327,37 @@ def resolved(
 
 
 def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
-    """Loss and metric must give one number per example."""
+    """Loss and metric must give one number per example, or what the metric's own `reduce` takes."""
     rows = slice(0, 2)
     x = batches.inputs(data.x[rows], next(iter(network.initial.values())).dtype)
     with torch.no_grad():
         out = network({n: t[None] for n, t in network.initial.items()}, x[None])[0]
-    for what, name, rule in (
-        ("training.loss", recipe.training.loss, config.criterion(recipe.training.loss, LOSSES, "loss")),
-        ("evaluation.metric", recipe.evaluation.metric, config.criterion(recipe.evaluation.metric, METRICS, "metric")),
+    y = data.y[rows]
+    judged = metric(recipe, data.task)
+    loss = config.criterion(recipe.training.loss, LOSSES[data.task], "training.loss")
+    for what, name, rule, several in (
+        ("training.loss", recipe.training.loss, loss, False),
+        ("evaluation.metric", recipe.evaluation.metric, judged.per_example, judged.reduce is not None),
     ):
         name = name if isinstance(name, str) else config.described(name)
         try:
-            found = rule(out, data.y[rows])
+            found = rule(out, y)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            raise UserError(f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)}: {e}") from None
-        if not isinstance(found, Tensor) or found.shape != (2,):
+            raise UserError(
+                f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)} (model.name={recipe.model.name!r}) "
+                f"and targets of shape {tuple(y.shape)}: {e}"
+            ) from None
+        if not isinstance(found, Tensor) or found.shape[:1] != (2,) or found.dim() != (2 if several else 1):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise UserError(f"{what}={name!r}: must give one number per example, gave {shape} for two examples")
+            must = "a row of numbers" if several else "one number"
+            raise UserError(
+                f"{what}={name!r}: must give {must} per example, gave {shape} for two examples with outputs of shape "
+                f"{tuple(out.shape)} and targets of shape {tuple(y.shape)}"
+            )
+    if judged.reduce is not None:
+        number = judged.of_client(judged.per_example(out, y))
+        if number.shape != ():
+            raise UserError(
+                f"evaluation.metric={judged.name!r}: reduce must give one number for (n, S) and one for each of "
+                f"(n, ..., S), gave {tuple(number.shape)} for two examples"
+            )

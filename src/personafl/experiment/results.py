@@ -185,7 +185,15 @@ class Result:
 
     @classmethod
     def load(
-        cls, folder: str | Path, device: str = "auto", *, data: Any = None, model: Any = None, algorithms: Any = None
+        cls,
+        folder: str | Path,
+        device: str = "auto",
+        *,
+        data: Any = None,
+        model: Any = None,
+        algorithms: Any = None,
+        training: Any = None,
+        evaluation: Any = None,
     ) -> Self:
         """Read a run folder back, with every client ready to predict.
 
@@ -196,7 +204,16 @@ class Result:
         if not (out / "recipe.toml").is_file():
             raise UserError(f"{out}: not a run folder, it has no recipe.toml")
         device = chosen_device(device)
-        recipe = config.load(out / "recipe.toml", given={"data": data, "model": model, "algorithms": algorithms})
+        recipe = config.load(
+            out / "recipe.toml",
+            given={
+                "data": data,
+                "model": model,
+                "algorithms": algorithms,
+                "training": training,
+                "evaluation": evaluation,
+            },
+        )
         divided = _divisions(recipe, out / SPLIT)
         methods = {}
         for method in recipe.algorithms:

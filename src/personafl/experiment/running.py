@@ -15,7 +15,7 @@ from personafl import config
 from personafl.config import Method, Recipe
 from personafl.core.errors import UserError
 from personafl.core.settings import shortened, typed
-from personafl.core.types import Training
+from personafl.core.types import Metric, Training
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final
@@ -32,7 +32,7 @@ from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Row, Simulation
 
 Watch = Callable[[str, int, int, Row], None]
-"""Told after every stage: label, seed, number of stages, and the row of metrics.jsonl."""
+"""Told after every stage: label, seed, number of stages, and the row of metrics.jsonl with the metric it is in."""
 
 
 STORES = ("auto", "device", "host", "disk")
@@ -172,7 +172,8 @@ def _play(
             log.write(json.dumps(row) + "\n")
             log.flush()
         if watch is not None:
-            watch(method.label, recipe.training.seed, len(sim.schedule), row)
+            told = row | ({"metric": _about(sim.task.metric)} if "personal" in row else {})
+            watch(method.label, recipe.training.seed, len(sim.schedule), told)
 
     try:
         sim.run(on_round)
@@ -199,6 +200,10 @@ def _play(
     return found
 
 
+def _about(metric: Metric) -> dict[str, str]:
+    return {"name": metric.name, "better": metric.better}
+
+
 def _summary(
     recipe: Recipe, method: Method, sim: Simulation, scored: final.Arrays, shift: Row | None, seconds: float
 ) -> dict[str, Any]:
@@ -213,6 +218,7 @@ def _summary(
         "evaluated_model": sim.algorithm.evaluated(recipe.evaluation.when),
         "settings": config.settings(method.algorithm),
         "environment": environment(sim),
+        "metric": _about(sim.task.metric),
         "accuracy": {"personal": last["personal"], "global": last.get("global")}
         | ({} if newcomers is None else {"unseen": newcomers}),
         "shift": shift,

@@ -11,13 +11,13 @@ from torch import nn
 
 from personafl.core.errors import UserError
 from personafl.models.cnn import CNN
-from personafl.models.lstm import CharLSTM
+from personafl.models.lstm import CharLSTM, TokenLSTM
 from personafl.models.mlp import MLP
 from personafl.models.resnet import ResNet18
 from personafl.models.stacked import StackedModel
 from personafl.models.vgg import TFCNN, VGG8, VGG11, planned
 
-__all__ = ["CNN", "MLP", "MODELS", "CharLSTM", "ModelEntry", "ResNet18", "StackedModel"]
+__all__ = ["CNN", "MLP", "MODELS", "CharLSTM", "ModelEntry", "ResNet18", "StackedModel", "TokenLSTM"]
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
 """The shape of an example and the number of classes to a fresh module."""
@@ -115,5 +115,8 @@ MODELS: dict[str, ModelEntry] = {
     ),
     "char-lstm": ModelEntry(
         lambda s, k: CharLSTM(k), "embedding 8, two LSTM layers of 256, fc 256-classes (FedPHP on Shakespeare)"
+    ),
+    "token-lstm": ModelEntry(
+        lambda s, k: TokenLSTM(k), "embedding 8, two LSTM layers of 256, fc 256-tokens at every position"
     ),
 }

@@ -18,3 +18,12 @@ class CharLSTM(nn.Module):
         states, _ = self.lstm(self.embedding(x))
         out: Tensor = self.head(states[:, -1])
         return out
+
+
+class TokenLSTM(CharLSTM):
+    """The same with a prediction at every position, `[M, L, K]`: the next token from those up to it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embedding(x))
+        out: Tensor = self.head(states)
+        return out

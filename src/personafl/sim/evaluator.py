@@ -15,7 +15,7 @@ from torch import Tensor
 
 from personafl.core import batches
 from personafl.core.algorithm import Algorithm
-from personafl.core.types import Criterion, Examples, Params, Task
+from personafl.core.types import Examples, Metric, Params, Task
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
 from personafl.evaluation import final, metrics
@@ -66,15 +66,19 @@ class Evaluator:
         # A device gets all its work before the first answer is waited for.
         own = self._personal(ids, models, "test")
         held = self._personal(ids, models, "validation") if validated else None
-        losses = self._personal(ids, models, "train", self.task.criterion) if self.evaluation.train_loss else None
+        loss = Metric(self.task.criterion)
+        losses = self._personal(ids, models, "train", loss) if self.evaluation.train_loss else None
         of_all = None if common is None else self._global(common, ids)
-        row: Row = {"personal": stats(own)}
+        row: Row = {"personal": self._stats(own)}
         if held is not None:
-            row["validation"] = stats(held)
+            row["validation"] = self._stats(held)
         if losses is not None:
             row["train_loss"] = float(torch.cat(losses).double().mean())
-        row["global"] = None if of_all is None else stats(of_all)
+        row["global"] = None if of_all is None else self._stats(of_all)
         return row, own
+
+    def _stats(self, found: list[Tensor]) -> dict[str, float]:
+        return stats(found, self.task.metric)
 
     def on_test(self, model: StackedModel, deployed: Params, ids: Tensor) -> list[Tensor]:
         """Scores of these clients' test sets, by what they predict with."""
@@ -84,7 +88,7 @@ class Evaluator:
     def _scores(self, task: Task, deployed: Params, data: Examples) -> list[Tensor]:
         return scores(self.algorithm.predict, task, deployed, data, self.activations)
 
-    def _personal(self, ids: Tensor, models: Models, split: Split, metric: Criterion | None = None) -> list[Tensor]:
+    def _personal(self, ids: Tensor, models: Models, split: Split, metric: Metric | None = None) -> list[Tensor]:
         """Scores of each client's own model on its own data."""
 
         def work(model: StackedModel, part: Tensor) -> list[Tensor]:
@@ -166,37 +170,43 @@ class Evaluator:
             def score(data: Examples) -> list[Tensor]:
                 return on_host(self._scores(task, deployed, data))
 
-            return final.measured(score, self.federation, part, shift, asked, seed, per_sample=self.per_sample)
+            return final.measured(
+                score, self.federation, part, shift, asked, seed, per_sample=self.per_sample, metric=self.task.metric
+            )
 
         with self.placement.clock("evaluation"):
             clients = self._of_each(ids, work)
-        found = final.concatenated(clients, shift, asked, per_sample=self.per_sample)
+        found = final.concatenated(clients, shift, asked, per_sample=self.per_sample, metric=self.task.metric)
         return found | final.who(self.federation, found["ids"])
 
     def newcomers(self, held: final.Arrays) -> Row:
         """Accuracy of the clients held out, from their scores."""
         parts = torch.split(torch.from_numpy(held["scores"]), np.diff(held["edges"]).tolist())
         order = largest_first(self.federation, torch.from_numpy(held["ids"])) - self.federation.num_clients
-        return stats([parts[i] for i in order.tolist()])
+        return self._stats([parts[i] for i in order.tolist()])
 
 
-def stats(found: list[Tensor]) -> dict[str, float]:
+def stats(found: list[Tensor], metric: Metric) -> dict[str, float]:
     """What the scores of many clients come to."""
-    sizes = torch.tensor([s.numel() for s in found])
-    flat = torch.cat(found).cpu().double()
-    return metrics.over_clients(torch.segment_reduce(flat, "mean", lengths=sizes), sizes)
+    sizes = torch.tensor([len(s) for s in found])
+    if metric.reduce is None:
+        each = torch.segment_reduce(torch.cat(found).cpu().double(), "mean", lengths=sizes)
+    else:
+        each = torch.stack([metric.of_client(s) for s in on_host(found)])
+    return metrics.over_clients(each, sizes, metric.better)
 
 
 def since_left(
-    ids: Tensor, before: list[Tensor], after: list[Tensor], left: Mapping[int, float]
+    ids: Tensor, before: list[Tensor], after: list[Tensor], left: Mapping[int, float], metric: Metric
 ) -> tuple[Row, dict[int, float]]:
     """How good clients were on arrival, and by how much better than when they last left (FedPHP's Eq. 4).
 
-    `left` has the accuracy each client left with the last time; the second result is what these leave with now.
+    `left` has the score each client left with the last time; the second result is what these leave with now.
     """
     came, leave = (
-        {c: float(s.double().mean()) for c, s in zip(ids.tolist(), on_host(part), strict=True)}
+        {c: float(metric.of_client(s)) for c, s in zip(ids.tolist(), on_host(part), strict=True)}
         for part in (before, after)
     )
-    gained = [came[c] - left[c] for c in came if c in left]
-    return {"before": stats(before), "delta": sum(gained) / len(gained) if gained else None}, leave
+    sign = 1 if metric.better == "higher" else -1
+    gained = [sign * (came[c] - left[c]) for c in came if c in left]
+    return {"before": stats(before, metric), "delta": sum(gained) / len(gained) if gained else None}, leave

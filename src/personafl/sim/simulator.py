@@ -26,6 +26,7 @@ from personafl.core.types import (
     Criterion,
     Download,
     Examples,
+    Metric,
     Params,
     Payload,
     Round,
@@ -57,6 +58,10 @@ Row = dict[str, Any]
 def check_data(federation: Federation, training: Training, evaluation: Evaluation) -> None:
     """Refuse what these data cannot be asked for."""
     image_transforms.check(evaluation, federation.source)
+    if evaluation.shift == "label" and (task := federation.source.task) != "classification":
+        raise UserError(
+            f"evaluation.shift='label': it changes the mix of classes, and {task} has none; use donor or pool"
+        )
     if training.augment != "none" and federation.source.x.dim() != 4:
         raise UserError(
             f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
@@ -100,12 +105,15 @@ class Simulation:
         training: Training,
         evaluation: Evaluation | None = None,
         *,
-        criterion: Criterion = metrics.cross_entropy,
-        metric: Criterion = metrics.accuracy,
+        criterion: Criterion | None = None,
+        metric: Criterion | Metric | None = None,
         machine: Machine | None = None,
         shift: Shift | None = None,
     ) -> None:
-        """`machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed."""
+        """`criterion` and `metric` are one's own, or None for what the sections and the data's task say.
+
+        `machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed.
+        """
         model, algorithm = _checked(federation, model, algorithm, training, evaluation)
         self.machine = machine or Machine()
         self.threads = torch.get_num_threads()  # as many as PyTorch had when the simulation was made
@@ -116,7 +124,16 @@ class Simulation:
         self.data_hash = federation.source.digest
         self.federation = federation.to(self.device, dtype, self.machine.data_on)
         self.model = model.copy().to(self.device, dtype, training.precision)
-        self.task = Task(self.model, criterion, metric)
+        kind = federation.source.task
+        if training.task not in ("auto", kind):
+            raise UserError(f"training.task={training.task!r}: the targets of {federation.source.name} are of {kind}")
+        training = dataclasses.replace(training, task=kind)
+        judged = metric or metrics.chosen(self.evaluation.metric, metrics.METRICS[kind], "evaluation.metric")
+        self.task = Task(
+            self.model,
+            criterion or metrics.chosen(training.loss, metrics.LOSSES[kind], "training.loss"),
+            judged if isinstance(judged, Metric) else Metric(judged),
+        )
         examples = int(federation.sizes("train")[: federation.num_clients].sum())
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
@@ -454,7 +471,7 @@ class Simulation:
         ids = self.evaluated_clients(self.now.stage)
         row, own = self.evaluator.after_round(ids, self.evaluated_models, self.common())
         if before:
-            gained, left = since_left(ids, before, own, self.left)
+            gained, left = since_left(ids, before, own, self.left, self.task.metric)
             self.left |= left
             row |= gained
         return row
@@ -496,7 +513,7 @@ class Simulation:
         """The final accuracy of every scored client, and the accuracy at each degree of shift."""
         found = self.evaluations() if found is None else found
         train = self.federation.sizes("train")[torch.from_numpy(found["ids"])]
-        return final.table(found, train.numpy()), final.shift_summary(found, self.evaluation)
+        return final.table(found, train.numpy(), self.task.metric), final.shift_summary(found, self.evaluation)
 
     # A run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ class Adaptive:
     client's own training data, the only unshifted data it has when it predicts; the similarity is
     the cosine of raw logits, since that of log-probabilities is always near one.
     """
+
+    class_labels_for: ClassVar[str] = "the entropy of its probabilities"
 
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
         own, common = _models(deployed)

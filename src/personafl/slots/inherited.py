@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import cost, tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Turn, choose, own_loss
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Turn, choose, own_loss, require_classes
 from personafl.core.criteria import divergence
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Task, per_example
@@ -62,6 +62,11 @@ class Inherit:
     def around(self, method: Algorithm) -> Inherited:
         if self.transfer in ("mmd", "l2") and self.weight:
             method.features()
+        task = method.setup.training.task
+        if self.transfer == "kd" and self.weight:
+            require_classes(task, "inherit.transfer='kd'", "it compares probabilities of classes")
+        if self.answers == "both":
+            require_classes(task, "inherit.answers='both'", "it averages probabilities of classes")
         return Inherited.around(method, slot=self)
 
 

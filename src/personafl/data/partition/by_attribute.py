@@ -25,7 +25,7 @@ def by_class(request: PartitionRequest) -> PartitionResult:
     return share_equally(request, request.labels, (turn[:, None] == np.arange(request.num_clients)).astype(np.int64))
 
 
-@partitioner(deals_test_part=True, knows_clients=True)
+@partitioner(deals_test_part=True, knows_clients=True, needs_classes=False)
 def by_source(request: PartitionRequest) -> PartitionResult:
     """One client per source of a mixed data set (FedPeWS), or several that share a source equally, in turn."""
     if request.sources is None:
@@ -38,7 +38,7 @@ def by_source(request: PartitionRequest) -> PartitionResult:
     return share_equally(request, request.sources, held.astype(np.int64))
 
 
-@partitioner(deals_test_part=True, knows_clients=True)
+@partitioner(deals_test_part=True, knows_clients=True, needs_classes=False)
 def natural(request: PartitionRequest) -> PartitionResult:
     """The clients the data came from."""
     if request.clients is None:

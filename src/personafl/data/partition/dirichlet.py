@@ -63,7 +63,7 @@ def dirichlet_client(request: PartitionRequest, *, alpha: Alpha = 0.3) -> Partit
     return _top_up(collect(flat, sizes), request)
 
 
-@partitioner()
+@partitioner(needs_classes=False)
 def quantity(request: PartitionRequest, *, alpha: Alpha = 0.3) -> PartitionResult:
     """Labels as in the whole, sizes by one Dirichlet(alpha) draw.
 

@@ -8,7 +8,7 @@ from personafl.data.partition.partitioner import PartitionRequest, PartitionResu
 from personafl.data.ragged import Ragged
 
 
-@partitioner(deals_test_part=True)
+@partitioner(deals_test_part=True, needs_classes=False)
 def iid(request: PartitionRequest) -> PartitionResult:
     """Shuffle and deal equally."""
     order = request.rng.permutation(len(request.labels))

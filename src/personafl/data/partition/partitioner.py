@@ -84,6 +84,7 @@ class Partitioner:
     function: Callable[..., PartitionResult]
     deals_test_part: bool = False  # asked with the same draws, it deals the classes of another set to the same clients
     knows_clients: bool = False  # it needs no num_clients
+    needs_classes: bool = True  # it looks at labels
 
     @cached_property
     def settings(self) -> dict[str, Setting]:
@@ -119,7 +120,7 @@ class Partitioner:
 
 
 def partitioner(
-    *, deals_test_part: bool = False, knows_clients: bool = False
+    *, deals_test_part: bool = False, knows_clients: bool = False, needs_classes: bool = True
 ) -> Callable[[Callable[..., PartitionResult]], Partitioner]:
     """Make a partition of a function of a request and of keywords annotated with a `Setting` each."""
-    return lambda function: Partitioner(function, deals_test_part, knows_clients)
+    return lambda function: Partitioner(function, deals_test_part, knows_clients, needs_classes)

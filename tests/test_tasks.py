@@ -1,0 +1,464 @@
+"""Every method on every task; runs, tables and refusals of tasks other than classification."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import personafl
+from personafl import (
+    ALGORITHMS,
+    DMPFL,
+    Algorithm,
+    Ditto,
+    Evaluation,
+    FedAvg,
+    Federation,
+    FedPHP,
+    FedRep,
+    Inherit,
+    LocalOnly,
+    Metric,
+    Result,
+    Simulation,
+    StackedModel,
+    Training,
+    UserError,
+)
+from personafl.algorithms import MOON, FedFu
+from personafl.cli.run import _Watch
+from personafl.evaluation import report
+from personafl.evaluation.metrics import METRICS
+from personafl.models import MLP
+from tests import task_worlds
+
+# What needs one class per example, or layers another task's models have not.
+CLASSES = {"fedpac", "flda", "fml", "dm-pfl-plus"}
+REFUSED = {"regression": CLASSES, "multilabel": CLASSES, "sequence": CLASSES | {"fedfu", "fedpews", "fedpews-fixed"}}
+
+SETTINGS = {"feddst": {"allocation": "erk"}, "dm-pfl": {"allocation": "erk", "iterations": 1}}  # the networks are small
+
+
+def small(task: str) -> tuple[Federation, StackedModel]:
+    """Six clients with twelve examples each."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        fed, module = {
+            "regression": lambda: (task_worlds.regression(0, 6, 12), MLP(8, 10, 6, 1)),
+            "multilabel": lambda: (task_worlds.multilabel(0, 6, 12), MLP(10, 10, 6, 5)),
+            "sequence": lambda: (task_worlds.next_character(0, 6, 12), task_worlds.Transformer(8)),
+            "lstm": lambda: (task_worlds.next_character(0, 6, 12), task_worlds.LSTM(8)),
+        }[task]()
+    return fed, StackedModel(module, fed.source.x[:2])
+
+
+WORLDS = {task: small(task) for task in ("regression", "multilabel", "sequence", "lstm")}
+
+
+def simulation(task: str, method: Algorithm, **changes: Any) -> Simulation:
+    own = {k: changes.pop(k) for k in ("criterion", "metric") if k in changes}
+    usual = {"num_rounds": 4, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 5, "lr": 0.02}
+    evaluation = changes.pop("evaluation", Evaluation(shift="none", eval_every=100))
+    return Simulation(*WORLDS[task], method, Training(**usual | changes), evaluation, **own)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("task", REFUSED)
+def test_a_method_learns_a_task_or_says_why_not(task: str, name: str) -> None:
+    if name in REFUSED[task]:
+        with pytest.raises(UserError, match=r"needs one class per example \(.*\), which|mixes the positions|masks the"):
+            simulation(task, ALGORITHMS[name]())
+        return
+    asked = Evaluation(shift="none", eval_every=100, train_loss=True)
+    sim = simulation(task, ALGORITHMS[name](**SETTINGS.get(name, {})), evaluation=asked, join_ratio=1.0)
+    before = sim.evaluate()["train_loss"]
+    sim.run()
+    assert sim.rows[-1]["train_loss"] < before
+    worst, mean = sim.rows[-1]["personal"]["worst"], sim.rows[-1]["personal"]["mean"]
+    assert worst > mean if sim.task.metric.better == "lower" else worst < mean
+
+
+@pytest.mark.parametrize("method", [Ditto(), FedRep(), FedPHP(), DMPFL(allocation="erk", iterations=1)])
+def test_a_recurrent_network_predicts_at_every_position(method: Algorithm) -> None:
+    sim = simulation("lstm", method)
+    sim.run()
+    ready = sim.deployed_models(sim.model, sim.everybody)
+    out = sim.algorithm.predict(sim.model, ready, sim.federation.source.x[:2].expand(6, 2, -1))
+    assert out.shape == (6, 2, task_worlds.LENGTH, task_worlds.ALPHABET)
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "message"),
+    [
+        ("regression", FedAvg(inference="adaptive"), r"inference='adaptive' needs one class per example \(the entropy"),
+        ("multilabel", FedPHP(inherit=Inherit(transfer="kd")), r"inherit.transfer='kd' needs one class per example"),
+        ("regression", FedPHP(inherit=Inherit(answers="both")), r"inherit.answers='both' needs one class per example"),
+        ("sequence", MOON(projection=True), "projection=True: its layers mix the positions"),
+        ("sequence", FedFu(), "fusion='conv': its linear map mixes the positions of a sequence; use multi or single"),
+    ],
+)
+def test_parts_that_need_classes_refuse_other_tasks(task: str, method: Algorithm, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        simulation(task, method)
+
+
+def test_padding_reaches_no_loss_of_any_task() -> None:
+    """Nine training examples in minibatches of five and four: a stack of clients is each of them alone."""
+    for task in ("regression", "sequence"):
+        together, alone = (
+            Simulation(
+                *WORLDS[task],
+                Ditto(),
+                Training(num_rounds=2, join_ratio=1.0, local_epochs=1, batch_size=5, precision="float64"),
+                Evaluation(shift="none"),
+                machine=personafl.Machine(chunk=chunk),
+            )
+            for chunk in (6, 1)
+        )
+        together.run()
+        alone.run()
+        for n, t in together.server.items():
+            torch.testing.assert_close(t, alone.server[n], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("task", "name"), [("regression", "r2"), ("multilabel", "map"), ("sequence", "accuracy")])
+def test_a_metric_that_is_no_mean_is_that_of_the_test_set_itself(task: str, name: str) -> None:
+    """Under shift, at every degree, and on other clients' test sets: always of the examples that are there."""
+    metric = METRICS[task][name]
+    asked = Evaluation(eval_every=100, degrees=(0.0, 0.4, 1.0), draws=2, matrix=True)
+    sim = simulation(task, LocalOnly(), metric=metric, evaluation=asked)
+    sim.run()
+    found, source, fed = sim.evaluations(), sim.federation.source, sim.federation
+
+    def score(client: int, rows: Tensor) -> float:
+        ready = sim.deployed_models(sim.model, torch.tensor([client]))
+        with torch.no_grad():
+            out = sim.algorithm.predict(sim.model, ready, source.x[rows][None])[0]
+        return float(metric.of_client(metric.per_example(out, source.y[rows])))
+
+    assert sim.shift is not None
+    for client in range(6):
+        own = fed.rows("test", client)
+        for draw in range(2):
+            foreign, places = sim.shift.of(draw, client)
+            for d, degree in enumerate((0.0, 0.4, 1.0)):
+                rows, k = own.clone(), round(degree * len(own))
+                rows[places[:k]] = foreign[:k]
+                assert found["shift_accuracy"][client, draw, d] == pytest.approx(score(client, rows), abs=1e-5)
+        for host in range(6):
+            expected = score(client, fed.rows("test", host))
+            assert found["client_accuracy"][client, host] == pytest.approx(expected, abs=1e-5)
+    assert "expected_accuracy" not in found  # it would hold for means alone
+    assert sim.rows[-1]["personal"]["mean"] == pytest.approx(found["shift_accuracy"][:, 0, 0].mean())
+
+
+def test_the_gain_since_a_client_left_is_positive_when_it_got_better() -> None:
+    asked = Evaluation(shift="none", eval_every=1, when="after_local", clients="selected")
+    sim = simulation("regression", FedAvg(), evaluation=asked, num_rounds=8, join_ratio=1.0)
+    sim.run()
+    for earlier, later in zip(sim.rows[:-1], sim.rows[1:], strict=True):
+        assert later["delta"] == pytest.approx(earlier["personal"]["mean"] - later["before"]["mean"])
+
+
+# Runs
+
+
+def prices() -> tuple[Any, ...]:
+    source = task_worlds.regression(0, 4, 12).source
+    return source.x, source.y, np.repeat(np.arange(4), 12)
+
+
+def tags() -> tuple[Any, ...]:
+    source = task_worlds.multilabel(0, 4, 12).source
+    return source.x, source.y, np.repeat(np.arange(4), 12)
+
+
+def text() -> tuple[Any, ...]:
+    source = task_worlds.next_character(0, 4, 12).source
+    return source.x, source.y, np.repeat(np.arange(4), 12)
+
+
+def transformer() -> nn.Module:
+    return task_worlds.Transformer(8)
+
+
+def far(out: Tensor, y: Tensor) -> Tensor:
+    return (out.squeeze(1) - y).abs() + 1
+
+
+def crossed(out: Tensor, y: Tensor) -> Tensor:
+    return (out - y).square()
+
+
+FAR = Metric(far, better="lower")
+
+
+def recipe(name: str, **sections: dict[str, Any]) -> dict[str, Any]:
+    usual: dict[str, dict[str, Any]] = {
+        "data": {"dataset": f"tests.test_tasks:{name}", "partition": "natural"},
+        "training": {"num_rounds": 2, "join_ratio": 1.0, "local_epochs": 1, "batch_size": 6},
+        "evaluation": {"eval_every": 2, "draws": 1, "degrees": [0.0, 1.0]},
+    }
+    chosen = {s: usual[s] | sections.get(s, {}) for s in usual} | {n: v for n, v in sections.items() if n not in usual}
+    return {"algorithms": [{"name": "local"}, {"name": "ditto"}]} | chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "sections", "resolved", "metric"),
+    [
+        ("prices", {}, ("regression", "mse", "mse"), {"name": "mse", "better": "lower"}),
+        ("prices", {"evaluation": {"metric": "r2"}}, ("regression", "mse", "r2"), {"name": "r2", "better": "higher"}),
+        ("tags", {}, ("multilabel", "bce", "macro_f1"), {"name": "macro_f1", "better": "higher"}),
+        (
+            "text",
+            {"model": {"name": "tests.test_tasks:transformer"}},
+            ("sequence", "cross_entropy", "accuracy"),
+            {"name": "accuracy", "better": "higher"},
+        ),
+    ],
+)
+def test_the_targets_choose_task_loss_and_metric(
+    name: str, sections: dict[str, Any], resolved: tuple[str, ...], metric: dict[str, str]
+) -> None:
+    made = personafl.run(recipe(name, **sections))
+    asked = made.recipe
+    assert (asked.training.task, asked.training.loss, asked.evaluation.metric) == resolved
+    for label in ("local", "ditto"):
+        summary, mine = made[label].summary, [c["accuracy"] for c in made[label].clients]
+        assert summary["metric"] == metric
+        personal = summary["accuracy"]["personal"]
+        assert personal["mean"] == pytest.approx(summary["shift"]["degrees"]["0.0"]["mean"])
+        assert personal["worst"] == pytest.approx((max if metric["better"] == "lower" else min)(mine))
+    if metric["name"] == "accuracy":
+        assert "Accuracies in %" in made.table()
+    else:
+        unit = " in %" if metric["name"] == "macro_f1" else ""
+        assert f"{report.Shown(**metric).title}{unit} ({metric['better']} is better), mean" in made.table()
+
+
+def test_a_run_folder_of_another_task_is_written_and_read_back(tmp_path: Path) -> None:
+    made = personafl.run(recipe("prices", evaluation={"matrix": True}), out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "ditto" / "seed-0" / "summary.json").read_text()) == made["ditto"].summary
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Mse (lower is better), mean ± deviation" in page and "Every model on every client" in page
+    again = Result.load(tmp_path / "run")
+    x = made["ditto"].simulation.federation.source.x[:3]
+    assert torch.equal(again["ditto"].client(1).predict(x), made["ditto"].client(1).predict(x))
+    assert again.table() == made.table()
+
+
+def test_functions_and_metrics_of_one_s_own_and_their_directions() -> None:
+    own = recipe("prices", training={"loss": far}, evaluation={"metric": "tests.test_tasks:FAR", "eval_every": 1})
+    seen: list[dict[str, Any]] = []
+    made = personafl.run(own, watch=lambda *told: seen.append(told[-1]))
+    assert made.recipe.training.loss is far and 'loss = "tests.test_tasks:far"' in personafl.config.dump(made.recipe)
+    summary = made["local"].summary
+    assert summary["metric"] == {"name": "tests.test_tasks:FAR", "better": "lower"}
+    assert summary["accuracy"]["personal"]["worst"] > summary["accuracy"]["personal"]["mean"] > 1
+    assert seen[0]["metric"] == summary["metric"]
+    shown = report.Shown(**seen[0]["metric"])
+    assert shown.text(1.23456) == "FAR 1.235"
+    as_function = personafl.run(own | {"evaluation": {"metric": far, "shift": "none"}})
+    assert as_function["local"].summary["metric"] == {"name": "far", "better": "higher"}
+
+
+def test_progress_is_in_the_metric_s_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = personafl.run(recipe("prices", algorithms=[{"name": "local"}])).recipe
+    watch = _Watch(chosen, [], silent=False)
+    watch(
+        "local",
+        0,
+        2,
+        {"round": 1, "phase": "train", "personal": {"mean": 12.3456}, "metric": {"name": "mse", "better": "lower"}},
+    )
+    watch(
+        "local",
+        0,
+        2,
+        {"round": 1, "phase": "train", "personal": {"mean": 0.5}, "metric": {"name": "macro_f1", "better": "higher"}},
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "local seed 0 round 2/2 train: mse 12.35",
+        "local seed 0 round 2/2 train: macro f1 50.0 %",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "sections", "message"),
+    [
+        (
+            "prices",
+            {"training": {"loss": "cross_entropy"}},
+            "training.loss='cross_entropy': not for regression, .*mse, mae, huber",
+        ),
+        ("tags", {"training": {"loss": "mse"}}, "training.loss='mse': not for multilabel, .*possible are bce"),
+        ("prices", {"evaluation": {"metric": "accuracy"}}, "evaluation.metric='accuracy': not for regression"),
+        (
+            "prices",
+            {"training": {"loss": "hinge"}},
+            "training.loss='hinge': no such loss; possible are auto, cross_entropy, mse",
+        ),
+        (
+            "prices",
+            {"training": {"loss": crossed}},
+            r"gave \(2, 2\) for two examples with outputs of shape \(2, 1\) and targets",
+        ),
+        ("prices", {"training": {"loss": lambda out, y: out}}, "must give one number per example, gave"),
+        ("prices", {"training": {"task": "multilabel"}}, "multilabel needs a row of 0 and 1 per example"),
+        ("prices", {"training": {"task": "ranking"}}, "training.task='ranking': possible are auto, classification"),
+        (
+            "prices",
+            {"data": {"partition": "dirichlet", "num_clients": 4}},
+            "deals out classes, and regression has none; possible are iid",
+        ),
+        (
+            "tags",
+            {"data": {"partition": "pathological", "num_clients": 4}},
+            "deals out classes, and multilabel has none",
+        ),
+        (
+            "text",
+            {"evaluation": {"shift": "label"}},
+            "shift='label': it changes the mix of classes, and sequence has none",
+        ),
+        (
+            "text",
+            {"model": {"name": "char-lstm"}},
+            r"fails on outputs of shape .*char-lstm.*one prediction per position",
+        ),
+        ("prices", {"algorithms": [{"name": "fml"}]}, r"FML needs one class per example \(its models teach"),
+    ],
+)
+def test_what_does_not_fit_a_task_is_refused_before_anything_runs(
+    name: str, sections: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        personafl.run(recipe(name, **sections), out=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("partition", ["iid", "quantity"])
+def test_partitions_without_classes_divide_any_targets(partition: str) -> None:
+    fed = personafl.experiment.federation(
+        personafl.config.load(recipe("prices", data={"partition": partition, "num_clients": 3}))
+    )
+    assert fed.class_counts().shape == (3, 1) and fed.class_counts().sum() == 48
+
+
+def whole_floats() -> tuple[Any, ...]:
+    x, y, clients = prices()
+    return x, y.round().clamp(0, 2), clients
+
+
+def bits() -> tuple[Any, ...]:
+    x, y, clients = tags()
+    return x, y.long(), clients
+
+
+def test_targets_that_may_be_meant_otherwise_are_pointed_out() -> None:
+    with pytest.warns(UserWarning, match="whole numbers of a floating type.*training.task=classification"):
+        made = personafl.run(recipe("whole_floats"))
+    assert made["local"].summary["metric"]["name"] == "mse"
+    as_classes = personafl.run(recipe("whole_floats", training={"task": "classification"}))
+    assert as_classes["local"].summary["metric"]["name"] == "accuracy"
+    with pytest.warns(UserWarning, match="0 and 1 .*training.task=multilabel"), pytest.raises(UserError):
+        personafl.run(recipe("bits", model={"name": "mlp"}))
+    assert (
+        personafl.run(recipe("bits", training={"task": "multilabel"}))["local"].summary["metric"]["name"] == "macro_f1"
+    )
+
+
+def test_runs_judged_by_different_metrics_are_not_comparable() -> None:
+    one, two = (
+        personafl.run(recipe("prices", algorithms=[{"name": n}], evaluation={"metric": m}))[n].summary
+        for n, m in (("local", "mse"), ("fedavg-ft", "mae"))
+    )
+    assert report.concerns([one, two]) == ["the runs are judged by mae and mse: not comparable"]
+    assert report.concerns([one, two | {"metric": one["metric"]}]) == []
+
+
+# What personalisation gains
+
+ROUNDS = {"regression": 80, "multilabel": 80, "lstm": 40, "transformer": 40}
+RATES = {  # those that were best on the world of seed 100, among a factor of three or so from each other
+    "regression": {"local": 0.01, "fedavg": 0.01, "ditto": 0.03, "fedrep": 0.01, "fedphp": 0.01, "dm-pfl": 0.03},
+    "multilabel": {"local": 0.2, "fedavg": 0.1, "ditto": 0.3, "fedrep": 0.3, "fedphp": 0.3, "dm-pfl": 0.3},
+    "lstm": {"local": 0.03, "fedavg": 0.01, "ditto": 0.01, "fedrep": 0.01, "fedphp": 0.03, "dm-pfl": 0.03},
+    "transformer": dict.fromkeys(("local", "fedavg", "ditto", "fedrep", "fedphp", "dm-pfl"), 0.01),
+}
+MASKS: dict[str, dict[str, Any]] = {  # DM-PFL's, chosen on the world of seed 100 as well
+    "regression": {"sparsity": 0.5, "readjust_share": 0.1, "readjust_interval": 2},
+    "multilabel": {"sparsity": 0.3, "readjust_share": 0.3, "readjust_interval": 5},
+    "lstm": {"sparsity": 0.3},
+    "transformer": {"sparsity": 0.3},
+}
+GAINS = {  # over which baseline by how much, the mean of three seeds: about half of what was measured, which is behind
+    ("regression", "ditto"): ("local", 0.15),  # squared error: 0.70 against 0.99
+    ("regression", "fedrep"): ("local", 0.14),  # 0.71 against 0.99
+    ("regression", "fedphp"): ("fedavg", 0.70),  # 1.08 against 2.48
+    ("regression", "dm-pfl"): ("fedavg", 0.73),  # 1.02 against 2.48
+    ("multilabel", "ditto"): ("local", 0.018),  # macro F1: 0.799 against 0.764
+    ("multilabel", "fedrep"): ("local", 0.024),  # 0.811 against 0.764
+    ("multilabel", "fedphp"): ("fedavg", 0.009),  # 0.778 against 0.759
+    ("multilabel", "dm-pfl"): ("fedavg", 0.007),  # 0.774 against 0.759
+    ("lstm", "ditto"): ("local", 0.054),  # accuracy: 0.725 against 0.618
+    ("lstm", "fedrep"): ("local", 0.031),  # 0.679 against 0.618
+    ("lstm", "fedphp"): ("local", 0.066),  # 0.751 against 0.618
+    ("lstm", "dm-pfl"): ("fedavg", 0.013),  # 0.634 against 0.608
+    ("transformer", "ditto"): ("local", 0.067),  # 0.532 against 0.397
+    ("transformer", "fedrep"): ("local", 0.056),  # 0.509 against 0.397
+    ("transformer", "fedphp"): ("local", 0.079),  # 0.555 against 0.397
+    ("transformer", "dm-pfl"): ("local", 0.027),  # 0.452 against 0.397
+}
+
+
+def large(name: str, seed: int) -> tuple[Federation, nn.Module]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if name == "regression":
+            return task_worlds.regression(seed), MLP(8, 32, 16, 1)
+        if name == "multilabel":
+            return task_worlds.multilabel(seed), MLP(10, 32, 16, 5)
+        return task_worlds.next_character(seed), task_worlds.LSTM() if name == "lstm" else task_worlds.Transformer()
+
+
+@functools.cache
+def reached(name: str, label: str) -> float:
+    """The mean over three seeds of what a method's clients come to."""
+    found = []
+    for seed in range(3):
+        fed, module = large(name, seed)
+        sequences = fed.source.task == "sequence"
+        training = Training(
+            num_rounds=ROUNDS[name],
+            join_ratio=0.5,
+            local_epochs=2,
+            batch_size=12,
+            optimizer="adam" if sequences else "sgd",
+            momentum=0.0 if sequences else 0.9,
+            lr=RATES[name][label],
+            seed=seed,
+        )
+        method = ALGORITHMS[label](**({"allocation": "erk"} | MASKS[name] if label == "dm-pfl" else {}))
+        asked = Evaluation(shift="none", eval_every=1000)
+        sim = Simulation(fed, StackedModel(module, fed.source.x[:2]), method, training, asked)
+        sim.run()
+        found.append(sim.rows[-1]["personal"]["mean"])
+    return sum(found) / len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:allocation=erk leaves only")
+@pytest.mark.parametrize(("name", "label"), GAINS)
+def test_personalisation_gains_on_every_task(name: str, label: str) -> None:
+    baseline, margin = GAINS[name, label]
+    sign = -1 if name == "regression" else 1
+    assert sign * (reached(name, label) - reached(name, baseline)) > margin
