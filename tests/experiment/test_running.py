@@ -96,7 +96,7 @@ def datasets() -> list[TensorDataset]:
 DATA: dict[str, Callable[[], Any]] = {
     "arrays": lambda: (X, Y, WHO),
     "tensors": lambda: (torch.from_numpy(X), torch.from_numpy(Y), torch.from_numpy(WHO)),
-    "named arrays": lambda: {"x": X, "y": Y, "clients": WHO},
+    "named arrays": lambda: {"clients": WHO, "y": Y, "x": X},
     "settings": lambda: {"dataset": (X, Y, WHO), "partition": "natural"},
     "section": lambda: personafl.Data(dataset=(X, Y, WHO), partition="natural"),
     "data sets": datasets,
@@ -169,9 +169,12 @@ def test_settings_left_open_go_by_the_data_and_are_told() -> None:
     assert (recipe.training.lr, recipe.training.join_ratio, recipe.training.batch_size) == (0.1, 1.0, 10)
     assert "lr = 0.1" in config.dump(recipe) and recipe.data.partition == "natural"
     mine = config.load(None, ["training.batch_size=7"], {"data": (X, Y), "training": {"lr": 0.02}})
-    assert mine.open == {"training.num_rounds", "training.join_ratio", "training.local_epochs"}
+    assert mine.open == {"training.num_rounds", "training.join_ratio", "training.local_epochs", "algorithms"}
+    numbers, _ = personafl.experiment.resolved(config.load(None, given={"data": (X[:, 0, 0], X[:, 1, 1, 1])}), [0])
+    assert [m.label for m in numbers.algorithms] == ["local", "fedavg", "fedavg-ft", "ditto", "dm-pfl"]
+    assert (numbers.data.partition, numbers.training.lr, numbers.training.loss) == ("iid", 0.01, "mse")
     whole = config.load(None, given={"data": (X, Y), "training": personafl.Training(lr=0.02)})
-    assert not whole.open and whole.training.num_rounds == 100
+    assert whole.open == {"algorithms"} and whole.training.num_rounds == 100
 
 
 def test_what_the_user_sets_for_all_wins_over_a_shipped_recipe() -> None:

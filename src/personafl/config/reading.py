@@ -63,7 +63,8 @@ def load(
     if recipe is None and other:
         set_ = keys | asked.keys() | {f"{s}.{k}" for s in SECTIONS if isinstance(raw.get(s), Mapping) for k in raw[s]}
         whole = {f"{s}.{f.name}" for s in SECTIONS if isinstance(raw.get(s), SECTIONS[s]) for f in fields(SECTIONS[s])}
-        made = replace(made, open=frozenset(BY_DATA) - set_ - whole)
+        mine = {"algorithms"} & (given.keys() | asked.keys())
+        made = replace(made, open=frozenset(BY_DATA) - set_ - whole - mine)
     return made
 
 
@@ -110,7 +111,8 @@ def _merged(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if section == "algorithms":
             out[section] = value
         elif section == "data" and isinstance(value, Mapping) and _arrays(value):
-            out[section] = {**out.get(section, {}), "dataset": tuple(value.values())}
+            held = tuple(value[n] for n in ("x", "y", "clients") if n in value)
+            out[section] = {**out.get(section, {}), "dataset": held}
         elif isinstance(value, Mapping):
             out[section] = {**out.get(section, {}), **value}
         elif isinstance(value, SECTIONS[section]):

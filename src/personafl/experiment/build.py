@@ -165,12 +165,13 @@ def _divided(
 
 
 def settled_partition(recipe: Recipe, data: Source) -> Recipe:
-    """The recipe with `auto` replaced: the clients the data know, else classes by Dirichlet draws."""
+    """The recipe with `auto` replaced: the clients the data know, else classes by Dirichlet draws, or all alike."""
     if isinstance(recipe.data.dataset, Federation):
         return replace(recipe, data=replace(recipe.data, partition=SPLIT))
     if recipe.data.partition != config.AUTO:
         return recipe
-    return replace(recipe, data=replace(recipe.data, partition="dirichlet" if data.clients is None else "natural"))
+    rule = "natural" if data.clients is not None else "dirichlet" if data.task == "classification" else "iid"
+    return replace(recipe, data=replace(recipe.data, partition=rule))
 
 
 def note_clients(recipe: Recipe, data: Source) -> None:
