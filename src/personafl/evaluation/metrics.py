@@ -12,8 +12,11 @@ __all__ = ["LOSSES", "METRICS", "accuracy", "cross_entropy", "over_clients"]
 
 
 def accuracy(out: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest logit is the label's, else 0: `[M]`."""
-    return (out.argmax(-1) == y).to(torch.float32)
+    """1 where the largest logit is the label's and finite, else 0: `[M]`.
+
+    So a model that diverged is wrong, and does not answer with the first class. Some logits may be -inf.
+    """
+    return ((out.argmax(-1) == y) & out.amax(-1).isfinite()).to(torch.float32)
 
 
 METRICS: dict[str, Criterion] = {"accuracy": accuracy}
