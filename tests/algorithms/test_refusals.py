@@ -191,6 +191,9 @@ def test_clients_that_diverge_are_counted() -> None:
     wild.run()
     assert not any("diverged" in r for r in calm.rows)
     assert wild.rows[-1]["diverged"] == wild.rows[-1]["clients"]
+    assert wild.rows[-1]["nonfinite_models"] == 6  # one model for all
+    assert wild.rows[-1]["personal"]["mean"] == 0
+    assert (calm.diverged, wild.diverged) == (set(), set(range(6)))
 
 
 def test_the_papers_way_of_counting_sees_masks_that_travel_by_themselves() -> None:

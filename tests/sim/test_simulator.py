@@ -31,6 +31,7 @@ from personafl.core.store import HOST, Store
 from personafl.core.types import Stage
 from personafl.data.federated import LAZY_FROM, LazySplit
 from personafl.data.ragged import Ragged
+from personafl.evaluation.rounds import divergence
 from personafl.sim.accounting import add, total
 from personafl.sim.execution_plan import PASS, ExecutionPlan, choose
 from tests import worlds
@@ -342,6 +343,21 @@ def test_a_loss_that_is_no_number_is_written_as_none() -> None:
     sim = worlds.simulation(FedAvg(), lr=1e200, num_rounds=3)
     sim.run()
     assert sim.rows[-1]["loss"] is None
+
+
+def test_a_client_that_diverges_alone_is_the_only_one_counted() -> None:
+    """Under Local nothing travels: the one with examples of 1e30 is the one whose model is no number."""
+    fed = worlds.federation()
+    fed.source.x[fed.splits["train"][2]] *= 1e30
+    sim = worlds.simulation(LocalOnly(), fed=fed, num_rounds=8, precision="float32")
+    sim.run()
+    assert sim.diverged == {2}
+    assert sim.rows[-1]["nonfinite_models"] == 1
+    found = divergence(sim.rows, len(sim.diverged), 6)
+    drawn = [t + 1 for t in range(8) if 2 in sim.cohort(Stage(number=t)).tolist()]
+    assert found is not None and (found["clients"], found["of"], found["final"]) == (1, 6, 1)
+    assert (found["first_round"], found["last_round"]) == (drawn[0], 8)  # evaluated after the last round
+    assert found["rounds"] == len({*drawn, 8})
 
 
 @pytest.mark.parametrize(("room", "share"), [(0.0, PASS), (2.0**28, 2.0**26), (2.0**40, PASS)])

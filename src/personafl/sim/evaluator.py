@@ -19,7 +19,7 @@ from personafl.core.types import Criterion, Examples, Params, Task
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
 from personafl.evaluation import final, metrics
-from personafl.evaluation.evaluate import on_host, scores
+from personafl.evaluation.evaluate import finite, on_host, scores
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim.execution_plan import products
@@ -60,11 +60,14 @@ class Evaluator:
 
     # After a round
 
-    def after_round(self, ids: Tensor, models: Models, common: Params | None) -> tuple[Row, list[Tensor]]:
-        """Accuracy of the personal models and of the global one, over clients; and each client's scores."""
+    def after_round(self, ids: Tensor, models: Models, common: Params | None) -> tuple[Row, list[Tensor], Tensor]:
+        """Accuracy of the personal models and of the global one, over clients.
+
+        Also each client's scores, and whether its model is finite.
+        """
         validated = int(self.federation.splits["validation"].offsets[-1])
         # A device gets all its work before the first answer is waited for.
-        own = self._personal(ids, models, "test")
+        own, sound = self._own(ids, models)
         held = self._personal(ids, models, "validation") if validated else None
         losses = self._personal(ids, models, "train", self.task.criterion) if self.evaluation.train_loss else None
         of_all = None if common is None else self._global(common, ids)
@@ -74,7 +77,7 @@ class Evaluator:
         if losses is not None:
             row["train_loss"] = float(torch.cat(losses).double().mean())
         row["global"] = None if of_all is None else stats(of_all)
-        return row, own
+        return row, own, torch.stack(sound).cpu()
 
     def on_test(self, model: StackedModel, deployed: Params, ids: Tensor) -> list[Tensor]:
         """Scores of these clients' test sets, by what they predict with."""
@@ -83,6 +86,18 @@ class Evaluator:
 
     def _scores(self, task: Task, deployed: Params, data: Examples) -> list[Tensor]:
         return scores(self.algorithm.predict, task, deployed, data, self.activations)
+
+    def _own(self, ids: Tensor, models: Models) -> tuple[list[Tensor], list[Tensor]]:
+        """Scores of each client's own model on its test set, and whether the model is finite."""
+
+        def work(model: StackedModel, part: Tensor) -> list[tuple[Tensor, Tensor]]:
+            deployed = models(model, part)
+            sound = finite(deployed)
+            sound = sound if self.placement.ranks.size == 1 else sound.cpu()
+            return list(zip(self.on_test(model, deployed, part), sound.unbind(), strict=True))
+
+        scored, sound = zip(*self._of_each(ids, work), strict=True)
+        return list(scored), list(sound)
 
     def _personal(self, ids: Tensor, models: Models, split: Split, metric: Criterion | None = None) -> list[Tensor]:
         """Scores of each client's own model on its own data."""

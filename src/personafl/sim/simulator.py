@@ -142,6 +142,7 @@ class Simulation:
         self.trained_cohort: tuple[Tensor, Params] | None = (
             None  # the last cohort before aggregation, where that is scored
         )
+        self.diverged: set[int] = set()  # clients whose loss or evaluated model was not finite at some time
         self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
         self.shift = shift or self._shift()
 
@@ -261,7 +262,7 @@ class Simulation:
         self.placement.weigh(ids)
         mine = self.placement.mine(ids)
         none = torch.zeros(len(mine), dtype=torch.float64)
-        spent = Spent(Totals(), torch.zeros_like(none, device=self.device), none)
+        spent = Spent(mine, Totals(), torch.zeros_like(none, device=self.device), none)
         together = self.algorithm.needs_uploads()
 
         def prepare(chunk: Tensor) -> tuple[Tensor, Download]:
@@ -290,15 +291,16 @@ class Simulation:
             with self.clock("evaluation"):
                 before = [s for p in parts for s in p.before]
                 found = self._evaluated(self.placement.together(ids, before) if judged else [])
-        losses = self._count(spent)  # waits for the device, so it comes last
-        diverged = int((~losses.isfinite()).sum())
+        trained, losses = self._count(spent)  # waits for the device, so it comes last
+        diverged = trained[~losses.isfinite()].tolist()
+        self.diverged.update(diverged)
         row: Row = {
             "round": stage.number,
             "phase": stage.phase,
             "clients": len(ids),
             "lr": rnd.lr,
             "loss": finite_mean(losses),
-            **({"diverged": diverged} if diverged else {}),
+            **({"diverged": len(diverged)} if diverged else {}),
             "up_bytes": self.totals.up_bytes,
             "down_bytes": self.totals.down_bytes,
             "gflop": self.totals.flops / 1e9,
@@ -321,14 +323,15 @@ class Simulation:
                     sums = self.ranks.sum(sums)
             self.server = self.algorithm.aggregate(self.server, sums, rnd)
 
-    def _count(self, spent: Spent) -> Tensor:
-        """Add up what a round cost; the losses of the clients that trained."""
+    def _count(self, spent: Spent) -> tuple[Tensor, Tensor]:
+        """Add up what a round cost; the clients that trained, and their losses."""
         with self.clock("waiting"):
             found = self.ranks.gather((spent.totals, spent.means()))
         for totals, _ in found:
             for f in dataclasses.fields(Totals):
                 setattr(self.totals, f.name, getattr(self.totals, f.name) + getattr(totals, f.name))
-        return torch.cat([part for _, part in found])
+        ids, losses = zip(*(part for _, part in found), strict=True)
+        return torch.cat(ids), torch.cat(losses)
 
     def _due(self, place: int) -> bool:
         """Whether the stage at this place of the schedule is followed by an evaluation."""
@@ -452,7 +455,10 @@ class Simulation:
     def _evaluated(self, before: list[Tensor]) -> Row:
         """The same; with `before`, scores on arrival, also what clients gained since they last left."""
         ids = self.evaluated_clients(self.now.stage)
-        row, own = self.evaluator.after_round(ids, self.evaluated_models, self.common())
+        row, own, finite = self.evaluator.after_round(ids, self.evaluated_models, self.common())
+        if broken := ids[~finite].tolist():
+            row["nonfinite_models"] = len(broken)
+            self.diverged.update(broken)
         if before:
             gained, left = since_left(ids, before, own, self.left)
             self.left |= left
