@@ -29,6 +29,9 @@ def run(
     store: Annotated[str, typer.Option(help="What clients keep: auto, device, host or disk.")] = "auto",
     memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory to use, in GiB.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each process; default as PyTorch has it.")] = None,
+    spread: Annotated[
+        str | None, typer.Option(help="What ± is over seeds: std or ci; default ci from three seeds on.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON and nothing else.")] = False,
 ) -> None:
@@ -43,7 +46,13 @@ def run(
         experiment.checked(folder)
     numbers = _seeds(seeds)
     with _Watch(chosen, numbers, silent=quiet or as_json or not first()) as watch:
-        where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads}
+        where: dict[str, Any] = {
+            "device": device,
+            "store": store,
+            "memory": memory,
+            "threads": threads,
+            "spread": spread,
+        }
         result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
     if not first():
         return
@@ -51,7 +60,7 @@ def run(
     if as_json:
         print(json.dumps(summaries))
         return
-    print_table(summaries)
+    print_table(summaries, spread=spread)
     for concern in report.concerns(summaries):
         console.print(f"note: {concern}", markup=False)
     if profile:
@@ -113,6 +122,8 @@ class _Watch:
         if self.silent:
             return
         accuracy = f"{100 * row['personal']['mean']:.1f} %" if "personal" in row else ""
+        if accuracy and (broken := max(row.get("diverged", 0), row.get("nonfinite_models", 0))):
+            accuracy += f" ({broken} clients diverged)"
         if self.bar is not None:
             changes: dict[str, Any] = {"accuracy": accuracy} if accuracy else {}
             ahead = 0 if row["round"] >= self.rounds else 1  # a final stage is no round

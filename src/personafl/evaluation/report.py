@@ -5,23 +5,24 @@ from __future__ import annotations
 import html as escaping
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.errors import UserError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Summary = Mapping[str, Any]
 
-COLUMNS = ("Method", "No shift", "Full shift", "Average", "Worst", "MiB", "GFLOP", "Seconds", "Evaluated model")
-NOTE = (
-    "Accuracies in %, mean ± deviation over clients; with several seeds mean ± 95 % interval over seeds. "
-    "Average: over all degrees of shift. Worst: of all clients. MiB (up + down) and GFLOP per client and run."
-)
+Missing = Sequence[tuple[str, int]]
+"""Methods and seeds a comparison was asked for and has not."""
+
+SPREADS = ("std", "ci")
 
 
 def groups(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
@@ -33,73 +34,170 @@ def groups(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 
 def columns(summaries: Sequence[Summary]) -> tuple[str, ...]:
-    """The heads of the table; newcomers have a column where clients were held out."""
-    unseen = any("unseen" in s["accuracy"] for s in summaries)
-    return (*COLUMNS[:5], "Newcomers", *COLUMNS[5:]) if unseen else COLUMNS
+    """The heads of the table."""
+    return tuple(_cells(summaries, None))
 
 
-def rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
+def rows(summaries: Sequence[Summary], spread: str | None = None) -> list[tuple[str, ...]]:
     """The cells of the comparison, a row per method."""
-    out: list[tuple[str, ...]] = []
-    newcomers = len(columns(summaries)) > len(COLUMNS)
-    for label, seeds in groups(summaries).items():
-        own = [s["accuracy"]["personal"] for s in seeds]
-        shift = [s["shift"] for s in seeds if s["shift"]]
-        full = [d["degrees"].get("1.0") for d in shift]
-        unseen = [s["accuracy"]["unseen"] for s in seeds if "unseen" in s["accuracy"]]
-        joined = _cell([u["mean"] for u in unseen], unseen[0]["std"]) if unseen else "–"
-        out.append(
-            (
-                label,
-                _cell([o["mean"] for o in own], own[0]["std"]),
-                _cell([f["mean"] for f in full], full[0]["std"]) if full and all(full) else "–",
-                _cell([d["average"] for d in shift], None) if shift else "–",
-                _cell([o["worst"] for o in own], None),
-                *([joined] if newcomers else []),
-                _number(mean(s["communication"]["mib_per_client"] for s in seeds)),
-                _number(mean(s["compute"]["flops_per_client"] for s in seeds) / 1e9),
-                _number(mean(s["time"]["seconds"] for s in seeds)),
-                seeds[0]["evaluated_model"],
-            )
-        )
-    return out
+    cells = _cells(summaries, spread)
+    return [tuple(cell(seeds) for cell in cells.values()) for seeds in groups(summaries).values()]
 
 
-def _cell(values: Sequence[float], spread: float | None) -> str:
-    """One seed: the value and its deviation over clients; several: their mean and 95 % interval."""
-    if len(values) > 1:
+def _cells(summaries: Sequence[Summary], spread: str | None) -> dict[str, Callable[[list[Summary]], str]]:
+    """The columns: what each has of the seeds of a method. Newcomers and validation have one where there are any."""
+    kind = spread_of(summaries, spread)
+
+    def cell(what: Callable[[Summary], Any]) -> Callable[[list[Summary]], str]:
+        """Of a mean with its deviation over clients, or of a number."""
+
+        def of(seeds: list[Summary]) -> str:
+            found = [what(s) for s in seeds]
+            return "–" if None in found else _cell(found, kind)
+
+        return of
+
+    def number(what: Callable[[Summary], float]) -> Callable[[list[Summary]], str]:
+        return lambda seeds: _number(mean(map(what, seeds)))
+
+    own = cell(lambda s: s["accuracy"]["personal"])
+    unseen, validated = any("unseen" in s["accuracy"] for s in summaries), any("validation" in s for s in summaries)
+    return {
+        "Method": lambda seeds: str(seeds[0]["label"]),
+        "LR": lambda seeds: ", ".join(dict.fromkeys(f"{s['lr']:g}" for s in seeds)),
+        "No shift": lambda seeds: own(seeds) + _mark(seeds),
+        **({"By validation": lambda seeds: _by_validation(seeds, kind)} if validated else {}),
+        "Full shift": cell(lambda s: s["shift"] and s["shift"]["degrees"].get("1.0")),
+        "Average": cell(lambda s: s["shift"] and s["shift"]["average"]),
+        "Worst": cell(lambda s: s["accuracy"]["personal"]["worst"]),
+        **({"Newcomers": cell(lambda s: s["accuracy"].get("unseen"))} if unseen else {}),
+        "MiB": number(lambda s: s["communication"]["mib_per_client"]),
+        "GFLOP": number(lambda s: s["compute"]["flops_per_client"] / 1e9),
+        "Seconds": number(lambda s: s["time"]["seconds"]),
+        "Evaluated model": lambda seeds: str(seeds[0]["evaluated_model"]),
+    }
+
+
+def spread_of(summaries: Sequence[Summary], asked: str | None = None) -> str:
+    """What stands behind ±: `clients`, or over seeds their deviation `std` or a 95 % interval `ci`.
+
+    With several seeds it is what was asked for, else the interval where every method has three seeds or more.
+    """
+    if asked is not None and asked not in SPREADS:
+        raise UserError(f"spread {asked!r}: possible are {', '.join(SPREADS)}")
+    counts = [len(seeds) for seeds in groups(summaries).values()]
+    if max(counts, default=1) == 1:
+        return "clients"
+    return asked or ("ci" if min(n for n in counts if n > 1) > 2 else "std")
+
+
+def _cell(found: Sequence[Any], kind: str) -> str:
+    """Means, or plain numbers, of the seeds of a method; a single seed among several has no ±."""
+    values = [f["mean"] if isinstance(f, Mapping) else f for f in found]
+    text = f"{100 * mean(values):.1f}"
+    if kind == "clients":
+        return f"{text} ± {100 * found[0]['std']:.1f}" if isinstance(found[0], Mapping) and "std" in found[0] else text
+    if len(values) == 1:
+        return text
+    over = stdev(values)
+    if kind == "ci":
         from scipy.special import stdtrit  # as scipy.stats.t.ppf, in a quarter of its import time
 
-        spread = stdtrit(len(values) - 1, 0.975) * stdev(values) / math.sqrt(len(values))
-    return f"{100 * mean(values):.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+        over *= stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values))
+    return f"{text} ± {100 * over:.1f}"
+
+
+def _mark(seeds: Sequence[Summary]) -> str:
+    """What follows the accuracy of a method that diverged."""
+    wild = sum("diverged" in s for s in seeds)
+    return "" if not wild else " (diverged)" if wild == len(seeds) else f" ({wild} of {len(seeds)} seeds diverged)"
+
+
+def _by_validation(seeds: Sequence[Summary], kind: str) -> str:
+    """Test accuracy at the round that validation data chose, and which that is."""
+    if not all("validation" in s for s in seeds):
+        return "–"
+    chosen = sorted({s["validation"]["best_round"] for s in seeds})
+    which = f"round {chosen[0]}" if len(chosen) == 1 else f"rounds {chosen[0]}–{chosen[-1]}"
+    return f"{_cell([s['validation']['personal'] for s in seeds], kind)} ({which})"
 
 
 def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def markdown(summaries: Sequence[Summary]) -> str:
+def note(summaries: Sequence[Summary], spread: str | None = None) -> str:
+    """What the columns are, below the table."""
+    kind, counts = spread_of(summaries, spread), sorted({len(seeds) for seeds in groups(summaries).values()})
+    seeds = "seeds" if not counts else f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]}–{counts[-1]} seeds"
+    few = ", too few for an interval" if spread is None else ""
+    over = {
+        "clients": "deviation over clients",
+        "std": f"standard deviation over {seeds}{few}",
+        "ci": f"95 % interval over {seeds}",
+    }[kind]
+    chosen = "By validation: at the evaluated round with the best validation accuracy. "
+    return (
+        f"Accuracies in %, mean ± {over}. {chosen if 'By validation' in columns(summaries) else ''}"
+        "Average: over all degrees of shift. Worst: of all clients. MiB (up + down) and GFLOP per client and run."
+    )
+
+
+def markdown(summaries: Sequence[Summary], missing: Missing = (), spread: str | None = None) -> str:
     """The comparison as a Markdown table."""
-    cells = [columns(summaries), *rows(summaries)]
+    cells = [columns(summaries), *rows(summaries, spread)]
     widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:], "", NOTE, *remarks(summaries)])
+    warned = alerts(summaries, missing)
+    below = [*warned, *([""] if warned else []), note(summaries, spread), *remarks(summaries, spread)]
+    return "\n".join([lines[0], rule, *lines[1:], "", *below])
 
 
-def remarks(summaries: Sequence[Summary]) -> list[str]:
+def alerts(summaries: Sequence[Summary], missing: Missing = ()) -> list[str]:
+    """Why the table is not what it looks like: runs that are missing, and runs that diverged."""
+    found = []
+    if missing:
+        by_label: dict[str, list[int]] = {}
+        for label, seed in missing:
+            by_label.setdefault(label, []).append(seed)
+        told = ", ".join(f"{n} (seed{'s' * (len(s) > 1)} {', '.join(map(str, s))})" for n, s in by_label.items())
+        found.append(f"Partial: {len(missing)} of {len(missing) + len(summaries)} runs are not finished: {told}.")
+    for seeds in groups(summaries).values():
+        if wild := [s for s in seeds if "diverged" in s]:
+            found.append(_diverged(wild, len(seeds)))
+    return found
+
+
+def _diverged(wild: Sequence[Summary], seeds: int) -> str:
+    """A line about a method, from the summaries of the seeds that diverged."""
+    told = [s["diverged"] for s in wild]
+    clients, final = max(d["clients"] for d in told), max(d["final"] for d in told)
+    which = f" in seed{'s' * (len(wild) > 1)} {', '.join(str(s['seed']) for s in wild)}" if seeds > 1 else ""
+    most = "up to " if len(wild) > 1 else ""
+    line = (
+        f"{wild[0]['label']} diverged{which}: loss or model of {most}{clients} of {told[0]['of']} clients was not "
+        f"finite, first in round {min(d['first_round'] for d in told)}; try a learning rate below "
+        f"{wild[0]['lr']:g}, or grad_clip."
+    )
+    return f"{line} The final models of {most}{final} clients are not finite and count as wrong." if final else line
+
+
+def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str]:
     """What a run that was asked for more has to say below the table."""
     corrupted, expected = [], []
+    kind = spread_of(summaries, spread)
     cells, differ = _in_common(summaries)
     for label, seeds in groups(summaries).items():
         robust = [s.get("robustness", {}) for s in seeds]
         tried = [r for r in robust if "corruptions" in r]
         if tried and cells:
-            means = [mean(r["corruptions"][k][s]["mean"] for k, s in cells) for r in tried]
-            corrupted.append(f"{label} {_cell(means, None if differ else tried[0]['corruption_average']['std'])}")
+            over = {} if differ else {"std": tried[0]["corruption_average"]["std"]}
+            means = [{"mean": mean(r["corruptions"][k][s]["mean"] for k, s in cells)} | over for r in tried]
+            corrupted.append(f"{label} {_cell(means, kind)}")
         full = [r["expected"]["1.0"] for r in robust if "1.0" in r.get("expected", {})]
         if full:
-            expected.append(f"{label} {_cell([f['mean'] for f in full], full[0]['std'])}")
+            expected.append(f"{label} {_cell(full, kind)}")
     which = f"corruptions and severities all have ({len(cells)})" if differ else "corruptions and severities"
     return [
         *([f"Mean over {which}: {', '.join(corrupted)}."] if corrupted else []),
@@ -115,8 +213,8 @@ def _in_common(summaries: Sequence[Summary]) -> tuple[list[tuple[str, str]], boo
     return common, any(len(c) > len(common) for c in cells)
 
 
-def latex(summaries: Sequence[Summary]) -> str:
-    """The comparison as a LaTeX tabular (booktabs)."""
+def latex(summaries: Sequence[Summary], missing: Missing = (), spread: str | None = None) -> str:
+    """The comparison as a LaTeX tabular (booktabs), what is below the table as comments."""
 
     def clean(cell: str) -> str:
         for raw, tex in (
@@ -130,7 +228,7 @@ def latex(summaries: Sequence[Summary]) -> str:
             cell = cell.replace(raw, tex)
         return cell
 
-    body = [" & ".join(map(clean, r[:-1])) + r" \\" for r in (columns(summaries), *rows(summaries))]
+    body = [" & ".join(map(clean, r[:-1])) + r" \\" for r in (columns(summaries), *rows(summaries, spread))]
     return "\n".join(
         [
             r"\begin{tabular}{l" + "r" * (len(columns(summaries)) - 2) + "}",
@@ -140,6 +238,7 @@ def latex(summaries: Sequence[Summary]) -> str:
             *body[1:],
             r"\bottomrule",
             r"\end{tabular}",
+            *(f"% {line}" for line in (*alerts(summaries, missing), note(summaries, spread))),
         ]
     )
 
@@ -186,6 +285,8 @@ def html(
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     title: str,
     evaluations: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
+    missing: Missing = (),
+    spread: str | None = None,
 ) -> str:
     """A page of its own: the table, accuracy over rounds and degrees of shift, and what else the run was asked for.
 
@@ -214,9 +315,11 @@ def html(
     return _PAGE.format(
         title=esc(title),
         head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
-        body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries)),
-        note=esc(" ".join([NOTE, *remarks(summaries)])),
-        concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),
+        body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries, spread)),
+        note=esc(" ".join([note(summaries, spread), *remarks(summaries, spread)])),
+        concerns="".join(
+            f'<p class="concern">{esc(c)}</p>' for c in (*alerts(summaries, missing), *concerns(summaries))
+        ),
         rounds=_svg(by_round, "round", "Accuracy without shift, over rounds"),
         degrees=_svg(by_degree, "degree of shift, %", title_of_shift, expected) if by_degree else "",
         angles=_svg(by_angle, "rotation, degrees", "Accuracy on turned images") if by_angle else "",
