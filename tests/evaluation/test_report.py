@@ -103,6 +103,45 @@ def test_what_is_missing_is_said_with_every_form_of_the_table() -> None:
     assert "Partial" not in report.markdown(done)
 
 
+def chosen(best: int, own: float) -> dict[str, Any]:
+    return {"best_round": best, "validation": {"mean": 0.7}, "personal": {"mean": own, "std": 0.02}}
+
+
+def test_the_round_chosen_by_validation_has_a_column_where_there_is_one() -> None:
+    one = summary("ditto", 0, 0.9, 0.5, validation=chosen(40, 0.95))
+    place = report.columns([one]).index("By validation")
+    assert report.rows([one, summary("local", 0, 0.9, 0.5)])[0][place] == "95.0 ± 2.0 (round 40)"
+    assert report.rows([one, summary("local", 0, 0.9, 0.5)])[1][place] == "–"
+    assert "By validation: at the evaluated round with the best validation accuracy." in report.note([one])
+    two = [one, summary("ditto", 1, 0.9, 0.5, validation=chosen(20, 0.85))]
+    assert report.rows(two)[0][place] == "90.0 ± 7.1 (rounds 20–40)"  # deviation 0.1 / sqrt(2)
+    plain = [summary("ditto", 0, 0.9, 0.5)]
+    assert "By validation" not in report.columns(plain) and "validation" not in report.note(plain)
+
+
+def test_early_stops_and_targets_are_told_below_the_table() -> None:
+    def reached(personal: int | None, common: int | None = None) -> dict[str, Any]:
+        return {"0.8": {"personal": personal, "global": common}}
+
+    early = {"by": "patience", "on": "validation", "rounds": 30}
+    runs = [
+        summary("ditto", 0, 0.9, 0.5, stopped=early, rounds_to_target=reached(10)),
+        summary("ditto", 1, 0.9, 0.5, stopped=early | {"rounds": 20}, rounds_to_target=reached(15)),
+        summary("local", 0, 0.9, 0.5, rounds_to_target=reached(None)),
+        summary("fedavg", 0, 0.9, 0.5, stopped=early | {"by": "target", "on": "test"}, rounds_to_target=reached(7, 7)),
+        summary("fedavg", 1, 0.9, 0.5, rounds_to_target=reached(None)),
+    ]
+    assert report.remarks(runs) == [
+        "Stopped by training.patience on validation data: ditto after 20–30 rounds.",
+        "Stopped by training.target on test data: fedavg after 30 rounds (1 of 2 seeds).",
+        "Rounds to an accuracy of 80 %: ditto 12.5, local –, fedavg 7 (1 of 2 seeds).",
+        "Rounds to a global accuracy of 80 %: ditto –, local –, fedavg 7 (1 of 2 seeds).",
+    ]
+    told = [c for c in report.concerns(runs) if "test accuracy" in c]
+    assert told == ["fedavg stopped by test accuracy: set data.validation_share to stop without a look at test data"]
+    assert not [line for line in report.remarks(runs[:3]) if "global" in line]
+
+
 def test_a_run_without_shift_has_dashes() -> None:
     (row,) = report.rows([summary("ditto", 0, 0.9, 0.5, shift=None)])
     assert row[3:5] == ("–", "–")

@@ -96,6 +96,8 @@ class _Watch:
     def __init__(self, recipe: config.Recipe, seeds: list[int], *, silent: bool) -> None:
         self.silent = silent
         self.bar: Progress | None = None
+        self.begun: set[tuple[str, int]] = set()  # methods and seeds
+        self.reached = 0  # rounds of all of them
         self.runs = len(recipe.algorithms) * max(1, len(seeds))
         self.rounds = recipe.training.num_rounds
         if not silent and console.is_terminal:
@@ -124,10 +126,14 @@ class _Watch:
         accuracy = f"{100 * row['personal']['mean']:.1f} %" if "personal" in row else ""
         if accuracy and (broken := max(row.get("diverged", 0), row.get("nonfinite_models", 0))):
             accuracy += f" ({broken} clients diverged)"
+        if "stopped" in row:
+            accuracy += f" (stopped by training.{row['stopped']})"
         if self.bar is not None:
             changes: dict[str, Any] = {"accuracy": accuracy} if accuracy else {}
-            ahead = 0 if row["round"] >= self.rounds else 1  # a final stage is no round
-            self.bar.update(self.task, advance=ahead, description=f"{label} ({row['phase']})", **changes)
+            self.begun.add((label, seed))
+            here = self.rounds if "stopped" in row else min(row["round"] + 1, self.rounds)  # a final stage is no round
+            self.reached = max(self.reached, (len(self.begun) - 1) * self.rounds + here)
+            self.bar.update(self.task, completed=self.reached, description=f"{label} ({row['phase']})", **changes)
         elif accuracy:
             stage = f"round {row['round'] + 1}/{stages}"
             console.print(

@@ -200,9 +200,47 @@ def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str
             expected.append(f"{label} {_cell(full, kind)}")
     which = f"corruptions and severities all have ({len(cells)})" if differ else "corruptions and severities"
     return [
+        *_stopped(summaries),
+        *_targets(summaries),
         *([f"Mean over {which}: {', '.join(corrupted)}."] if corrupted else []),
         *([f"Full donor shift, expected over all donors: {', '.join(expected)}."] if expected else []),
     ]
+
+
+def _stopped(summaries: Sequence[Summary]) -> list[str]:
+    """Which methods stopped early, by what, and after how many rounds."""
+    told: dict[str, list[str]] = {}
+    for label, seeds in groups(summaries).items():
+        for by, on in dict.fromkeys((s["stopped"]["by"], s["stopped"]["on"]) for s in seeds if "stopped" in s):
+            ends = sorted(s["stopped"]["rounds"] for s in seeds if s.get("stopped", {}).get("by") == by)
+            when = f"{ends[0]}" if ends[0] == ends[-1] else f"{ends[0]}–{ends[-1]}"
+            some = "" if len(ends) == len(seeds) else f" ({len(ends)} of {len(seeds)} seeds)"
+            told.setdefault(f"training.{by} on {on} data", []).append(f"{label} after {when} rounds{some}")
+    return [f"Stopped by {why}: {', '.join(who)}." for why, who in told.items()]
+
+
+def _targets(summaries: Sequence[Summary]) -> list[str]:
+    """Rounds to each target, for clients' own models and the global one."""
+    targets = dict.fromkeys(t for s in summaries for t in s.get("rounds_to_target", ()))
+    out = []
+    for model, words in (("personal", "an accuracy"), ("global", "a global accuracy")):
+        for target in targets:
+            cells = {}
+            for label, seeds in groups(summaries).items():
+                asked = [s["rounds_to_target"][target] for s in seeds if target in s.get("rounds_to_target", ())]
+                cells[label] = _reached([a[model] for a in asked])
+            if model == "personal" or set(cells.values()) != {"–"}:
+                told = ", ".join(f"{label} {cell}" for label, cell in cells.items())
+                out.append(f"Rounds to {words} of {100 * float(target):g} %: {told}.")
+    return out
+
+
+def _reached(seeds: Sequence[int | None]) -> str:
+    """The mean round over the seeds that reached a target, and how many did where not all."""
+    found = [t for t in seeds if t is not None]
+    if not found:
+        return "–"
+    return f"{round(mean(found), 1):g}" + ("" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)")
 
 
 def _in_common(summaries: Sequence[Summary]) -> tuple[list[tuple[str, str]], bool]:
@@ -251,6 +289,10 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
         found.append(
             f"no {' and no '.join(missing)} among the methods: without them a personalised method cannot be judged"
         )
+    peeked = [s["label"] for s in summaries if s.get("stopped", {}).get("on") == "test"]
+    if peeked:
+        which = ", ".join(dict.fromkeys(peeked))
+        found.append(f"{which} stopped by test accuracy: set data.validation_share to stop without a look at test data")
     seeds: dict[int, list[Summary]] = {}
     for s in summaries:
         seeds.setdefault(s["seed"], []).append(s)

@@ -245,6 +245,7 @@ def _loaded(
     sim.store, sim.known = (
         _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))
     )
+    sim.end_after(summary["rounds"])
     sim.played = len(sim.schedule)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     sim.rows = rows

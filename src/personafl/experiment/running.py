@@ -208,12 +208,11 @@ def _summary(
     clients, totals = sim.federation.num_clients, sim.totals
     last = next(r for r in reversed(sim.rows) if "personal" in r)
     newcomers = sim.newcomers(scored)
-    broken = rounds.divergence(sim.rows, len(sim.diverged), clients)
     return {
         "algorithm": method.name,
         "label": method.label,
         "seed": recipe.training.seed,
-        "rounds": recipe.training.num_rounds,
+        "rounds": sim.rounds,
         "evaluated_model": sim.algorithm.evaluated(recipe.evaluation.when),
         "settings": config.settings(method.algorithm),
         "lr": sim.training.lr,
@@ -228,8 +227,19 @@ def _summary(
             "paper_mib_per_client": totals.paper_bytes / clients / 2**20,
         },
         "compute": {"flops_per_client": totals.flops / clients, "dense_flops_per_client": totals.dense_flops / clients},
-        "time": {"seconds": seconds, "seconds_per_round": seconds / recipe.training.num_rounds}
+        "time": {"seconds": seconds, "seconds_per_round": seconds / sim.rounds}
         | ({} if sim.ranks.size == 1 else {"ranks": sim.ranks.size, "balance": sim.placement.balance}),
         "hashes": sim.hashes(),
-        **({} if broken is None else {"diverged": broken}),
+    } | _of_rounds(sim)
+
+
+def _of_rounds(sim: Simulation) -> dict[str, Any]:
+    """What the rows of a run come to, as far as there is anything to say."""
+    stopped = next((r["stopped"] for r in sim.rows if "stopped" in r), None)
+    found = {
+        "diverged": rounds.divergence(sim.rows, len(sim.diverged), sim.federation.num_clients),
+        "validation": rounds.by_validation(sim.rows),
+        "stopped": stopped and {"by": stopped, "on": rounds.judged_by(sim.rows), "rounds": sim.rounds},
+        "rounds_to_target": rounds.to_target(sim.rows, sim.evaluation.targets),
     }
+    return {k: v for k, v in found.items() if v}

@@ -36,7 +36,7 @@ from personafl.core.types import (
 )
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final, image_transforms, masks, metrics
+from personafl.evaluation import final, image_transforms, masks, metrics, rounds
 from personafl.evaluation.evaluate import deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
@@ -57,11 +57,23 @@ Row = dict[str, Any]
 def check_data(federation: Federation, training: Training, evaluation: Evaluation) -> None:
     """Refuse what these data cannot be asked for."""
     image_transforms.check(evaluation, federation.source)
+    check_stopping(federation, training, evaluation)
     if training.augment != "none" and federation.source.x.dim() != 4:
         raise UserError(
             f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
             f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
         )
+
+
+def check_stopping(federation: Federation, training: Training, evaluation: Evaluation) -> None:
+    """Refuse to stop by what is not there or cannot be reached."""
+    if training.patience and not int(federation.splits["validation"].offsets[-1]):
+        raise UserError(
+            f"training.patience={training.patience}: needs validation data, and there are none; set "
+            "data.validation_share, such as 0.1"
+        )
+    if training.target is not None and evaluation.metric == "accuracy" and not 0 < training.target <= 1:
+        raise UserError(f"training.target={training.target:g}: must be a share in (0, 1]")
 
 
 def _checked(
@@ -125,6 +137,7 @@ class Simulation:
 
         self.server = self.algorithm.init_server(self.model.initial)
         self.schedule = self.algorithm.schedule()
+        self.rounds = self.training.num_rounds  # fewer once training was stopped
         self._open_stores()
         self.placement = self._placement()
         self.evaluator = Evaluator(
@@ -309,8 +322,23 @@ class Simulation:
         }
         row["seconds"] = time.perf_counter() - begun
         self.rows.append(row)
+        self._stop(row)
         self.clock.lap(row)
         return row
+
+    def _stop(self, row: Row) -> None:
+        """End training after this row if it is time to, and say so in it."""
+        here = row["round"] + 1
+        if here < self.rounds and (why := rounds.stop(self.rows, self.training.patience, self.training.target)):
+            row["stopped"] = why
+            self.end_after(here)
+
+    def end_after(self, count: int) -> None:
+        """Leave out the rounds behind this many; closing stages, such as fine-tuning, follow at once."""
+        closing = [s for s in self.schedule if s.number >= self.rounds]
+        moved = [dataclasses.replace(s, number=s.number - self.rounds + count) for s in closing]
+        self.schedule = [s for s in self.schedule if s.number < count] + moved
+        self.rounds = count
 
     def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, rnd: Round) -> None:
         """The server's new state, from what came from each chunk."""
