@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_a_run_writes_its_folder_and_prints_a_table(call, tmp_path: Path) -> Non
     here = tmp_path / "here"
     assert {p.name for p in here.iterdir()} == {
         "recipe.toml",
+        "run.json",
         "table.md",
         "report.html",
         "local",
@@ -90,7 +92,7 @@ def test_summary_has_the_agreed_names(call, tmp_path: Path) -> None:
     assert call("run", *quick("dm-pfl"), "--out", "o", "--quiet").code == 0
     s = json.loads((tmp_path / "o" / "dm-pfl" / "seed-0" / "summary.json").read_text())
     assert set(s) == {
-        "algorithm", "label", "seed", "rounds", "evaluated_model", "settings", "environment", "accuracy", "shift",
+        "algorithm", "label", "seed", "rounds", "evaluated_model", "settings", "lr", "environment", "accuracy", "shift",
         "communication", "compute", "time", "hashes", "masks", "metric",
     }  # fmt: skip
     assert set(s["masks"]) == {"clients", "similarity", "density", "overlap", "shared", "whole"}
@@ -139,6 +141,35 @@ def test_compare_reads_run_folders_and_warns_of_what_is_missing(call, tmp_path: 
     assert "one/fedavg" in (tmp_path / "t.html").read_text()
     call("run", *quick("local"), "data.alpha=5", "--out", "three", "--quiet")
     assert "did not see the same split" in " ".join(call("compare", "one", "three").out.split())
+
+
+def test_compare_says_what_is_missing_and_what_diverged(call, tmp_path: Path) -> None:
+    words = [*quick("fedavg", "local"), "training.lr=1e20", "evaluation.shift=none", "--seeds", "0,1", "--spread", "ci"]
+    said = call("run", *words, "--out", "o", "--quiet")
+    assert "95 % interval over 2 seeds" in " ".join(said.out.split())
+    assert "95 % interval over 2 seeds" in (tmp_path / "o" / "table.md").read_text()
+    assert "fedavg diverged in seeds 0, 1" in " ".join(said.out.split())
+    shutil.rmtree(tmp_path / "o" / "local" / "seed-1")
+    out = " ".join(call("compare", "o", "--spread", "std").out.split())
+    assert "Partial: 1 of 4 runs are not finished: local (seed 1)." in out
+    assert "standard deviation over 1–2 seeds" in out
+    assert "(diverged)" in out
+    assert "Partial" not in call("compare", "o/local/seed-0").out  # that is all that was asked for
+    assert "spread 'sem': possible are std, ci" in call("compare", "o", "--spread", "sem").err
+    shutil.rmtree(tmp_path / "o" / "local")
+    shutil.rmtree(tmp_path / "o" / "fedavg")
+    assert call("compare", "o").code == 2
+
+
+def test_runs_on_data_given_as_objects_are_compared(call, tmp_path: Path) -> None:
+    """What a recipe cannot name is not needed for it."""
+    training = {"num_rounds": 1, "local_epochs": 1}
+    personafl.run(
+        data=(X, Y), algorithms="local,fedavg", training=training, model=torch.nn.Linear(3, 3), out=tmp_path / "o"
+    )
+    said = call("compare", "o")
+    assert said.code == 0, said.err
+    assert re.search(r"local .*fedavg ", said.out, re.S)
 
 
 @pytest.mark.parametrize("what", ["algorithms", "datasets", "partitions", "corruptions", "models", "recipes"])
@@ -276,6 +307,10 @@ WRONG = {
     "loss that fails": (["training.loss=torch:nn"], "not a function"),
     "model called wrongly": (["model.name=torch.nn:Linear"], "model Linear: called with ((1, 8, 8), 10)"),
     "no body": (["model.head=*", "algorithms=fedrep"], "needs a head and a body"),
+    "patience": (["training.patience=2"], "training.patience=2: needs validation data, and there are none; set data."),
+    "target": (["training.target=0.9", "algorithms=dm-pfl"], "training.target=0.9: DMPFL cannot stop early"),
+    "targets": (["evaluation.targets=80"], "evaluation.targets=[80.0]: must be shares in (0, 1]"),
+    "spread": (["--spread", "sem"], "spread 'sem': possible are std, ci"),
     "several seeds": (["--seeds", "1,1"], "must differ"),
     "sample after local training": (["evaluation.when=after_local", "evaluation.clients=3"], "only those selected"),
     "pathological": (
@@ -301,7 +336,6 @@ def test_wrong_input_ends_in_one_line_exit_two_and_nothing_written(call, tmp_pat
     [
         ({"x": np.where(np.arange(180).reshape(60, 3) == 100, np.nan, X), "y": Y}, "example 33 contains NaN, the only"),
         ({"x": X, "y": Y - 1}, "label -1 of example 0 is not in 0.."),
-        ({"x": X, "y": Y + 0.5}, "deals out classes, and regression has none; possible are iid"),
         ({"x": X, "y": np.where(Y == 1, np.nan, Y)}, "target nan of example 1 is not finite"),
         ({"x": X, "y": Y[:50]}, "60 examples but 50 labels"),
         ({"x": X}, "must hold arrays x and y"),

@@ -16,16 +16,19 @@ from personafl import (
     MOON,
     Algorithm,
     FedAvg,
+    FedDST,
     FedFu,
     FedMMD,
     FedNova,
     FedPeWS,
     FedPeWSFixed,
+    FedPHP,
     FedProx,
     Inherit,
     LGFedAvg,
     Scaffold,
     StackedModel,
+    UserError,
 )
 from personafl.core import cost
 from personafl.core.types import Setup, Stage
@@ -191,6 +194,52 @@ def test_clients_that_diverge_are_counted() -> None:
     wild.run()
     assert not any("diverged" in r for r in calm.rows)
     assert wild.rows[-1]["diverged"] == wild.rows[-1]["clients"]
+    assert wild.rows[-1]["nonfinite_models"] == 6  # one model for all
+    assert wild.rows[-1]["personal"]["mean"] == 0
+    assert (calm.diverged, wild.diverged) == (set(), set(range(6)))
+
+
+STOPS = [
+    (ALGORITHMS["dm-pfl"](), "DMPFL cannot stop early, its phases go by training.num_rounds"),
+    (ALGORITHMS["dm-pfl-plus"](), "DMPFLPlus cannot stop early, its phases go"),
+    (ALGORITHMS["feddst"](), "FedDST cannot stop early, the annealing of its masks goes"),
+    (ALGORITHMS["fedphp"](), "FedPHP cannot stop early, its inherited model's momentum mu-a goes"),
+    (FedAvg(inherit=Inherit(momentum="mu-c")), "FedAvg cannot stop early, its inherited model's momentum mu-c goes"),
+    (FedPeWS(), "cannot stop early, its warm-up goes"),
+    (FedPeWSFixed(), "cannot stop early, its warm-up goes"),
+    (FedPeWS(warmup_share=0.0, base=DMPFL()), "DMPFL cannot stop early, its phases go"),
+    (LGFedAvg(warm_start=0.5), "LGFedAvg cannot stop early, its warm start goes"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "why"), STOPS, ids=[str(i) for i in range(len(STOPS))])
+def test_a_method_that_goes_by_the_number_of_rounds_does_not_stop_early(algorithm: Algorithm, why: str) -> None:
+    with pytest.raises(UserError, match=f"training.target=0.9: .*{why}"):
+        worlds.simulation(algorithm, target=0.9)
+
+
+GOES_ON = [name for name in ALGORITHMS if not any(type(a) is ALGORITHMS[name] for a, _ in STOPS)]
+MORE = {
+    "fedavg": FedAvg(),
+    "lg-fedavg": LGFedAvg(),
+    "mu-b": FedPHP(inherit=Inherit(momentum="mu-b")),
+    "fedpews": FedPeWS(warmup_share=0.0),
+    "feddst": FedDST(readjust_share=0.0),
+}
+
+
+@pytest.mark.parametrize("name", [*GOES_ON, *MORE])
+def test_what_may_stop_early_does_the_same_whatever_the_number_of_rounds(name: str) -> None:
+    """Three rounds of four and of nine: the server's state and the clients' are the same bits."""
+    method = MORE[name] if name in MORE else ALGORITHMS[name]()
+    one, two = (worlds.simulation(method, num_rounds=n, target=1.0) for n in (4, 9))
+    for _ in range(3):
+        one.step()
+        two.step()
+    states = [(sim.server, sim.store.gather(sim.everybody), sim.known.gather(sim.everybody)) for sim in (one, two)]
+    for a, b in zip(*states, strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[n], b[n][: len(a[n])] if n.endswith("/totals") else b[n]) for n in a)
 
 
 def test_the_papers_way_of_counting_sees_masks_that_travel_by_themselves() -> None:

@@ -22,6 +22,12 @@ def test_numbers_over_clients_by_hand() -> None:
     assert found["worst"] == 0.0
 
 
+def test_outputs_that_are_no_numbers_are_wrong() -> None:
+    nan, inf = math.nan, math.inf
+    out = torch.tensor([[nan, nan], [1.0, nan], [inf, 0.0], [-inf, -inf], [1.0, -inf]])
+    assert accuracy(out, torch.zeros(5, dtype=torch.int64)).tolist() == [0, 0, 0, 0, 1]  # -inf is a probability of 0
+
+
 def test_accuracy_and_loss_are_per_example() -> None:
     out, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), torch.tensor([0, 0, 0])
     assert accuracy(out, y).tolist() == [1.0, 0.0, 1.0]

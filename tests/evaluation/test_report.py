@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from personafl import UserError
 from personafl.evaluation import report
 
 
@@ -17,6 +18,7 @@ def summary(label: str, seed: int, own: float, full: float, **changes: Any) -> d
         "label": label,
         "seed": seed,
         "evaluated_model": "theirs & <ours>",
+        "lr": 0.1,
         "accuracy": {"personal": {"mean": own, "std": 0.05, "worst": own - 0.1}, "global": None},
         "shift": {"degrees": {"0.0": {"mean": own}, "1.0": {"mean": full, "std": 0.2}}, "average": (own + full) / 2},
         "communication": {"mib_per_client": 1234.5},
@@ -28,13 +30,13 @@ def summary(label: str, seed: int, own: float, full: float, **changes: Any) -> d
 
 def test_one_seed_shows_the_deviation_over_clients() -> None:
     (row,) = report.rows([summary("ditto", 0, 0.9, 0.5)])
-    assert row[:8] == ("ditto", "90.0 ± 5.0", "50.0 ± 20.0", "70.0", "80.0", "1,234", "2.5", "3")
+    assert row[:9] == ("ditto", "0.1", "90.0 ± 5.0", "50.0 ± 20.0", "70.0", "80.0", "1,234", "2.5", "3")
 
 
 def test_several_seeds_show_a_student_interval() -> None:
     """0.8, 0.9, 1.0: mean 0.9, deviation 0.1, half width 4.30 * 0.1 / sqrt(3)."""
     (row,) = report.rows([summary("ditto", s, own, 0.5) for s, own in enumerate((0.8, 0.9, 1.0))])
-    mean, half = row[1].split(" ± ")
+    mean, half = row[2].split(" ± ")
     assert mean == "90.0"
     assert float(half) == pytest.approx(100 * 4.30 * 0.1 / math.sqrt(3), abs=0.05)
 
@@ -43,12 +45,106 @@ def test_the_interval_narrows_with_any_number_of_seeds() -> None:
     """Thirty seeds, half at 0 and half at 1: deviation sqrt(30 / 29 / 4), t of 29 degrees of freedom 2.0452."""
     (row,) = report.rows([summary("ditto", s, float(s % 2), 0.5) for s in range(30)])
     half = 100 * 2.0452 * math.sqrt(30 / 29 / 4) / math.sqrt(30)  # 18.99; with 19 degrees of freedom it would be 19.4
-    assert row[1] == f"50.0 ± {half:.1f}"
+    assert row[2] == f"50.0 ± {half:.1f}"
+
+
+def test_two_seeds_show_their_deviation_and_say_so() -> None:
+    """0.8 and 0.9: deviation 0.1 / sqrt(2) = 7.1; the interval would be 12.7 times that over sqrt(2), 63.5."""
+    two = [summary("ditto", s, own, 0.5) for s, own in enumerate((0.8, 0.9))]
+    assert report.rows(two)[0][2] == "85.0 ± 7.1"
+    assert "mean ± standard deviation over 2 seeds, too few for an interval." in report.note(two)
+    assert report.rows(two, "ci")[0][2] == "85.0 ± 63.5"
+    assert "mean ± 95 % interval over 2 seeds." in report.note(two, "ci")
+    three = [*two, summary("ditto", 2, 1.0, 0.5)]
+    assert "mean ± 95 % interval over 3 seeds." in report.note(three)
+    assert report.rows(three, "std")[0][2] == "90.0 ± 10.0"
+    assert "mean ± standard deviation over 3 seeds." in report.note(three, "std")
+    with pytest.raises(UserError, match="spread 'sem': possible are std, ci"):
+        report.rows(three, "sem")
+
+
+def test_a_single_seed_among_several_has_no_spread() -> None:
+    """Its deviation over clients would look as if it were one over seeds."""
+    runs = [*(summary("ditto", s, 0.9, 0.5) for s in range(3)), summary("local", 0, 0.8, 0.5)]
+    assert [r[2] for r in report.rows(runs)] == ["90.0 ± 0.0", "80.0"]
+    assert "mean ± 95 % interval over 1–3 seeds." in report.note(runs)
+
+
+WILD = {"clients": 3, "of": 20, "rounds": 2, "first_round": 4, "last_round": 6, "final": 2}
+
+
+def test_what_diverged_is_marked_and_explained() -> None:
+    wild = [summary("ditto", 0, 0.1, 0.1, diverged=WILD, lr=1000.0), summary("local", 0, 0.9, 0.5)]
+    assert [r[2] for r in report.rows(wild)] == ["10.0 ± 5.0 (diverged)", "90.0 ± 5.0"]
+    line = (
+        "ditto diverged: loss or model of 3 of 20 clients was not finite, first in round 4; try a learning rate below "
+        "1000, or grad_clip. The final models of 2 clients are not finite and count as wrong."
+    )
+    assert report.alerts(wild) == [line]
+    assert line in report.markdown(wild)
+    assert f"% {line}" in report.latex(wild)
+    assert f'<p class="concern">{line}</p>' in report.html(wild, CURVES, title="x")
+    recovered = [summary("ditto", 0, 0.9, 0.5), summary("ditto", 1, 0.9, 0.5, diverged=WILD | {"final": 0})]
+    assert report.rows(recovered)[0][2] == "90.0 ± 0.0 (1 of 2 seeds diverged)"
+    (told,) = report.alerts(recovered)
+    assert told.startswith("ditto diverged in seed 1: loss or model of 3 of") and told.endswith("or grad_clip.")
+    worse = summary("ditto", 0, 0.9, 0.5, diverged=WILD | {"clients": 7, "first_round": 2, "final": 1})
+    (told,) = report.alerts([worse, *recovered[1:]])
+    assert "in seeds 0, 1: loss or model of up to 7 of 20 clients was not finite, first in round 2;" in told
+    assert told.endswith("The final models of up to 1 clients are not finite and count as wrong.")
+
+
+def test_what_is_missing_is_said_with_every_form_of_the_table() -> None:
+    done, gone = [summary("local", 0, 0.9, 0.5)], [("local", 1), ("ditto", 0), ("ditto", 1)]
+    line = "Partial: 3 of 4 runs are not finished: local (seed 1), ditto (seeds 0, 1)."
+    assert line in report.markdown(done, gone).splitlines()
+    assert f"% {line}" in report.latex(done, gone)
+    assert f'<p class="concern">{line}</p>' in report.html(done, CURVES, title="x", missing=gone)
+    assert "Partial" not in report.markdown(done)
+
+
+def chosen(best: int, own: float) -> dict[str, Any]:
+    return {"best_round": best, "validation": {"mean": 0.7}, "personal": {"mean": own, "std": 0.02}}
+
+
+def test_the_round_chosen_by_validation_has_a_column_where_there_is_one() -> None:
+    one = summary("ditto", 0, 0.9, 0.5, validation=chosen(40, 0.95))
+    place = report.columns([one]).index("By validation")
+    assert report.rows([one, summary("local", 0, 0.9, 0.5)])[0][place] == "95.0 ± 2.0 (round 40)"
+    assert report.rows([one, summary("local", 0, 0.9, 0.5)])[1][place] == "–"
+    assert "By validation: at the evaluated round with the best validation score." in report.note([one])
+    two = [one, summary("ditto", 1, 0.9, 0.5, validation=chosen(20, 0.85))]
+    assert report.rows(two)[0][place] == "90.0 ± 7.1 (rounds 20–40)"  # deviation 0.1 / sqrt(2)
+    plain = [summary("ditto", 0, 0.9, 0.5)]
+    assert "By validation" not in report.columns(plain) and "validation" not in report.note(plain)
+
+
+def test_early_stops_and_targets_are_told_below_the_table() -> None:
+    def reached(personal: int | None, common: int | None = None) -> dict[str, Any]:
+        return {"0.8": {"personal": personal, "global": common}}
+
+    early = {"by": "patience", "on": "validation", "rounds": 30}
+    runs = [
+        summary("ditto", 0, 0.9, 0.5, stopped=early, rounds_to_target=reached(10)),
+        summary("ditto", 1, 0.9, 0.5, stopped=early | {"rounds": 20}, rounds_to_target=reached(15)),
+        summary("local", 0, 0.9, 0.5, rounds_to_target=reached(None)),
+        summary("fedavg", 0, 0.9, 0.5, stopped=early | {"by": "target", "on": "test"}, rounds_to_target=reached(7, 7)),
+        summary("fedavg", 1, 0.9, 0.5, rounds_to_target=reached(None)),
+    ]
+    assert report.remarks(runs) == [
+        "Stopped by training.patience on validation data: ditto after 20–30 rounds.",
+        "Stopped by training.target on test data: fedavg after 30 rounds (1 of 2 seeds).",
+        "Rounds to an accuracy of 80 %: ditto 12.5, local –, fedavg 7 (1 of 2 seeds).",
+        "Rounds to a global accuracy of 80 %: ditto –, local –, fedavg 7 (1 of 2 seeds).",
+    ]
+    told = [c for c in report.concerns(runs) if "test accuracy" in c]
+    assert told == ["fedavg stopped by test accuracy: set data.validation_share to stop without a look at test data"]
+    assert not [line for line in report.remarks(runs[:3]) if "global" in line]
 
 
 def test_a_run_without_shift_has_dashes() -> None:
     (row,) = report.rows([summary("ditto", 0, 0.9, 0.5, shift=None)])
-    assert row[2:4] == ("–", "–")
+    assert row[3:5] == ("–", "–")
 
 
 def test_missing_baselines_and_different_worlds_are_pointed_out() -> None:
@@ -66,7 +162,7 @@ def test_missing_baselines_and_different_worlds_are_pointed_out() -> None:
 
 def test_latex_and_html_escape_what_they_print() -> None:
     one = [summary("a_b", 0, 0.9, 0.5)]
-    assert r"a\_b & 90.0 $\pm$ 5.0" in report.latex(one)
+    assert r"a\_b & 0.1 & 90.0 $\pm$ 5.0" in report.latex(one)
     page = report.html(one, {"a_b": [{"round": 0, "personal": {"mean": 0.5}}]}, title="x < y")
     assert "theirs &amp; &lt;ours&gt;" in page
     assert "<title>x &lt; y</title>" in page
@@ -86,7 +182,8 @@ def test_corruptions_are_summed_up_below_the_table_and_shown_on_the_page() -> No
     runs.append(summary("local", 0, 0.9, 0.5))
     (line,) = report.remarks(runs)
     # 0.375 and 0.425: mean 0.4, deviation 0.05 / sqrt(2), half width 12.71 * 0.05 / 2
-    assert line == "Mean over corruptions and severities: ditto 40.0 ± 31.8."
+    assert line == "Mean over corruptions and severities: ditto 40.0 ± 3.5."
+    assert report.remarks(runs, "ci") == ["Mean over corruptions and severities: ditto 40.0 ± 31.8."]
     assert report.markdown(runs).endswith(line)
     page = report.html(runs, CURVES, title="x")
     # 0.55 over seeds at severity 1: 255 - 0.55 * (164, 100, 42) = 165, 200, 232
@@ -158,7 +255,7 @@ def test_the_rule_below_the_head_has_its_columns() -> None:
     assert set(rule) == {"|", "-"}
     edges = [[i for i, c in enumerate(line) if c == "|"] for line in (head, rule, row)]
     assert edges[0] == edges[1] == edges[2]
-    assert len(edges[0]) == len(report.COLUMNS) + 1
+    assert len(edges[0]) == len(report.columns([summary("ditto", 0, 0.9, 0.5)])) + 1
 
 
 def test_curves_are_drawn_over_rounds_from_one_and_in_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +276,7 @@ def test_a_metric_of_which_lower_is_better_is_written_in_its_own_unit() -> None:
     mse = {"name": "mse", "better": "lower"}
     runs = [summary("ditto", 0, 12.34567, 0.5, metric=mse, robustness=corrupted(1.0, 3.0, 2.0))]
     (row,) = report.rows(runs)
-    assert row[1:5] == ("12.35 ± 0.05", "0.5 ± 0.2", "6.423", "12.25")
+    assert row[2:6] == ("12.35 ± 0.05", "0.5 ± 0.2", "6.423", "12.25")
     assert "Mse (lower is better), mean ± deviation over clients" in report.markdown(runs)
     page = report.html(runs, CURVES, title="x")
     # the least is the best and has the full colour, the largest the worst and is white, 2 is half way

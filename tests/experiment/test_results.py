@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import personafl
-from personafl import Result, run
+from personafl import Result, UserError, run
 from tests import checks
 
 ROBUST = {
@@ -56,6 +56,12 @@ def test_results_are_kept_and_read_back(tmp_path: Path) -> None:
     assert made["fedavg"].summary["hashes"] == summary["hashes"]
 
 
+SMALL: dict[str, Any] = {
+    "data": {"dataset": "digits", "num_clients": 4},
+    "training": {"num_rounds": 2, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 64},
+    "evaluation": {"eval_every": 2, "shift": "none"},
+    "algorithms": [{"name": "fedavg"}, {"name": "local"}],
+}
 QUICK = (
     "training.num_rounds=4",
     "training.local_epochs=1",
@@ -91,6 +97,45 @@ def test_rows_in_a_folder_elsewhere_are_written_to_the_run_folder(tmp_path: Path
     done.save(tmp_path / "saved")
     again = Result.load(tmp_path / "saved")
     assert again["dm-pfl"].simulation.store.ids == sorted(done["dm-pfl"].simulation.store.ids)
+
+
+@pytest.mark.parametrize("stop_at", ["fedavg", "local"])
+def test_an_interrupted_run_says_that_it_is_partial(tmp_path: Path, stop_at: str) -> None:
+    def stop(label: str, seed: int, stages: int, row: dict[str, Any]) -> None:
+        if label == stop_at:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(SMALL, seeds=[3, 1], out=folder, watch=stop)
+    if stop_at == "fedavg":
+        with pytest.raises(UserError, match="run: nothing in this run folder is finished"):
+            Result.load(folder)
+        return
+    line = "Partial: 3 of 4 runs are not finished: fedavg (seed 1), local (seeds 3, 1)."
+    assert line in (folder / "table.md").read_text()
+    assert line in (folder / "report.html").read_text()
+    found = Result.load(folder)
+    assert found.missing == [("fedavg", 1), ("local", 3), ("local", 1)]
+    assert line in found.table()
+    found.save(tmp_path / "again")
+    assert sorted(Result.load(tmp_path / "again").missing) == sorted(found.missing)
+
+
+def test_a_run_that_diverged_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
+    made = run(SMALL | {"training": SMALL["training"] | {"lr": 1e20}}, out=tmp_path / "run")
+    told = made["fedavg"].summary["diverged"]
+    assert (told["clients"], told["of"], told["final"], told["last_round"]) == (4, 4, 4, 2)
+    assert json.loads((tmp_path / "run" / "fedavg" / "seed-0" / "summary.json").read_text())["diverged"] == told
+    assert made["fedavg"].summary["accuracy"]["personal"]["mean"] == 0
+    for text in (
+        made.table(),
+        (tmp_path / "run" / "table.md").read_text(),
+        (tmp_path / "run" / "report.html").read_text(),
+    ):
+        assert "0.0 ± 0.0 (diverged)" in text
+        assert "fedavg diverged: loss or model of 4 of 4 clients was not finite" in text
+        assert "Partial" not in text
 
 
 HELD_OUT: dict[str, Any] = {

@@ -205,3 +205,29 @@ def test_a_shipped_recipe_on_other_data_leaves_its_rates_behind() -> None:
 def test_impossible_homes_and_limits_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         personafl.run(None, "training.num_rounds=1", "algorithms=fedavg", **options)  # type: ignore[arg-type]
+
+
+def test_a_run_that_stopped_is_told_and_found_again(tmp_path: Path) -> None:
+    training = QUICK | {"num_rounds": 9, "target": 0.01, "lr_decay": 0.5}
+    found = personafl.run(
+        data={"dataset": (X, Y, WHO), "partition": "natural", "validation_share": 0.2},
+        model=Net,
+        algorithms="fedavg-ft",
+        training=training,
+        evaluation={"eval_every": 2, "targets": [0.01, 1.0]},
+        out=tmp_path / "run",
+    )["fedavg-ft"]
+    summary, rows = found.summary, found.rows
+    scored = [r for r in rows if "validation" in r]
+    assert [r["round"] for r in rows] == [0, 1, 2] and rows[2]["phase"] == "finetune"
+    assert summary["stopped"] == {"by": "target", "on": "validation", "rounds": 2}
+    assert summary["rounds"] == 2
+    best = max(scored, key=lambda r: r["validation"]["mean"])
+    assert summary["validation"]["best_round"] == best["round"] + 1
+    assert summary["validation"]["personal"] == best["personal"]
+    assert summary["validation"]["last"]["personal"] == summary["accuracy"]["personal"]
+    assert summary["rounds_to_target"]["0.01"]["personal"] == 2
+    again = Result.load(tmp_path / "run", data=(X, Y, WHO))["fedavg-ft"]
+    assert again.summary == summary
+    assert again.simulation.schedule == found.simulation.schedule
+    assert torch.equal(again.client(1).predict(X[:4]), found.client(1).predict(X[:4]))

@@ -19,18 +19,21 @@ from personafl import (
     Ditto,
     Evaluation,
     FedAvg,
+    FedAvgFT,
     Federation,
     FedRep,
     LocalOnly,
     Simulation,
     Source,
     StackedModel,
+    UserError,
 )
 from personafl.core import tree
 from personafl.core.store import HOST, Store
 from personafl.core.types import Stage
 from personafl.data.federated import LAZY_FROM, LazySplit
 from personafl.data.ragged import Ragged
+from personafl.evaluation.rounds import divergence
 from personafl.sim.accounting import add, total
 from personafl.sim.execution_plan import PASS, ExecutionPlan, choose
 from tests import worlds
@@ -342,6 +345,63 @@ def test_a_loss_that_is_no_number_is_written_as_none() -> None:
     sim = worlds.simulation(FedAvg(), lr=1e200, num_rounds=3)
     sim.run()
     assert sim.rows[-1]["loss"] is None
+
+
+def validated() -> Federation:
+    fed = worlds.federation()
+    parts = np.split(np.arange(sum(worlds.SIZES)), np.cumsum(worlds.SIZES)[:-1])
+    return Federation.build(fed.source, parts, seed=0, validation_share=0.25)
+
+
+EVERY = Evaluation(shift="none", eval_every=1)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvgFT(), FedRep(final_head_epochs=1.0), Ditto()], ids=lambda a: a.called)
+def test_a_run_that_stops_early_is_the_run_of_as_many_rounds(algorithm: Algorithm) -> None:
+    """To the last bit, closing stages too: they follow at once, with the rate they have there."""
+    options: dict[str, object] = {"evaluation": EVERY, "lr": 0.02, "lr_decay": 0.9}
+    long = worlds.simulation(algorithm, fed=validated(), num_rounds=6, **options)
+    long.run()
+    curve = [r["validation"]["mean"] for r in long.rows[:6]]
+    target = sorted(curve[:4])[-1]  # reached before the fifth round
+    end = curve.index(target) + 1
+    early = worlds.simulation(algorithm, fed=validated(), num_rounds=6, target=target, **options)
+    short = worlds.simulation(algorithm, fed=validated(), num_rounds=end, **options)
+    early.run()
+    short.run()
+    assert early.rounds == end < 6
+    assert [r.get("stopped") for r in early.rows].index("target") == end - 1
+    assert early.schedule == short.schedule
+    assert all(torch.equal(early.server[n], short.server[n]) for n in short.server)
+    a, b = (sim.store.gather(sim.everybody) for sim in (early, short))
+    assert all(torch.equal(a[n], b[n]) for n in b)
+    assert [r["personal"] for r in early.rows] == [r["personal"] for r in short.rows]
+    assert early.hashes()["cohorts"] == long.hashes()["cohorts"]  # comparable with methods that went on
+
+
+def test_patience_counts_evaluations_and_needs_validation_data() -> None:
+    sim = worlds.simulation(FedAvg(), fed=validated(), num_rounds=8, patience=2, lr=1e-9, evaluation=EVERY)
+    sim.run()
+    assert [r.get("stopped") for r in sim.rows] == [None, None, "patience"]  # nothing moves, so the first is the best
+    with pytest.raises(UserError, match=r"training.patience=2: needs validation data, .*data.validation_share"):
+        worlds.simulation(FedAvg(), patience=2)
+    with pytest.raises(UserError, match=r"training.target=90: must be a share in \(0, 1\]"):
+        worlds.simulation(FedAvg(), target=90.0)
+
+
+def test_a_client_that_diverges_alone_is_the_only_one_counted() -> None:
+    """Under Local nothing travels: the one with examples of 1e30 is the one whose model is no number."""
+    fed = worlds.federation()
+    fed.source.x[fed.splits["train"][2]] *= 1e30
+    sim = worlds.simulation(LocalOnly(), fed=fed, num_rounds=8, precision="float32")
+    sim.run()
+    assert sim.diverged == {2}
+    assert sim.rows[-1]["nonfinite_models"] == 1
+    found = divergence(sim.rows, len(sim.diverged), 6)
+    drawn = [t + 1 for t in range(8) if 2 in sim.cohort(Stage(number=t)).tolist()]
+    assert found is not None and (found["clients"], found["of"], found["final"]) == (1, 6, 1)
+    assert (found["first_round"], found["last_round"]) == (drawn[0], 8)  # evaluated after the last round
+    assert found["rounds"] == len({*drawn, 8})
 
 
 @pytest.mark.parametrize(("room", "share"), [(0.0, PASS), (2.0**28, 2.0**26), (2.0**40, PASS)])

@@ -57,6 +57,9 @@ class DMPFL(MaskedTraining):
 
     # Phases
 
+    def needs_all_rounds(self) -> str:
+        return "its phases go"
+
     def schedule(self) -> list[Stage]:
         stages = []
         rounds = self.setup.training.num_rounds

@@ -71,6 +71,9 @@ class LGFedAvg(Algorithm):
         """What stays with a client also under FedAvg."""
         return self.info.buffers if self.info.policy == "local" else frozenset()
 
+    def needs_all_rounds(self) -> str:
+        return "its warm start goes" if self._first else ""
+
     def schedule(self) -> list[Stage]:
         usual = super().schedule()
         if not self._first:

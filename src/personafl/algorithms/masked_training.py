@@ -40,6 +40,9 @@ class MaskedTraining(Algorithm):
         if self.readjust_interval < 1:
             raise UserError(f"readjust_interval={self.readjust_interval}: must be at least 1")
 
+    def needs_all_rounds(self) -> str:
+        return "the annealing of its masks goes" if self.readjust_share else ""
+
     def budget(self) -> dict[str, int]:
         """How many weights of each layer are active."""
         if not self.info.layers:

@@ -108,6 +108,9 @@ class WarmUp(MethodWrapper):
 
     # Rounds
 
+    def needs_all_rounds(self) -> str:
+        return "its warm-up goes" if self.warmup else super().needs_all_rounds()
+
     def schedule(self) -> list[Stage]:
         first = self.warmup
         later = [replace(s, number=s.number + first) for s in self.base.schedule()]

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from personafl import config
 from personafl.cli.terminal import console, print_table
 from personafl.core.errors import UserError
 
@@ -20,16 +19,22 @@ def compare(
     html: Annotated[Path | None, typer.Option(help="Write a page with the table and the curves.")] = None,
     md: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the table as LaTeX.")] = None,
+    spread: Annotated[
+        str | None, typer.Option(help="What ± is over seeds: std or ci; default ci from three seeds on.")
+    ] = None,
 ) -> None:
     """Put finished runs side by side."""
     from personafl.evaluation import final, report
 
+    report.spread_of((), spread)
     roots = [f.parent.parent if (f / "summary.json").is_file() else f for f in folders]  # the run folders
     names = [r.name for r in dict.fromkeys(roots)]
-    found = []
+    found: list[tuple[Path, dict[str, Any]]] = []
+    missing: list[tuple[str, int]] = []
     for folder, root in zip(folders, roots, strict=True):
         prefix = "" if len(names) == 1 else root.name if names.count(root.name) == 1 else root.as_posix()
-        found += _finished(folder, prefix)
+        done, gone = _finished(folder, prefix)
+        found, missing = found + done, missing + gone
     summaries = [s for _, s in found]
     keys = [(s["label"], s["seed"]) for s in summaries]
     for key in keys:
@@ -42,18 +47,23 @@ def compare(
             for home, s in found
             if (path := home / "evaluations.npz").is_file()
         }
-        html.write_text(report.html(summaries, curves, title="Comparison", evaluations=evaluations))
+        html.write_text(report.html(summaries, curves, "Comparison", evaluations, missing, spread))
     if md:
-        md.write_text(report.markdown(summaries) + "\n")
+        md.write_text(report.markdown(summaries, missing, spread) + "\n")
     if latex:
-        latex.write_text(report.latex(summaries) + "\n")
-    print_table(summaries)
+        latex.write_text(report.latex(summaries, missing, spread) + "\n")
+    print_table(summaries, missing, spread)
     for concern in report.concerns(summaries):
         console.print(f"note: {concern}", markup=False)
 
 
-def _finished(folder: Path, prefix: str) -> list[tuple[Path, dict[str, Any]]]:
-    """The summaries under a run folder; where several are compared, labels begin with what tells it from the others."""
+def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any]]], list[tuple[str, int]]]:
+    """The summaries under a run folder, and the methods and seeds it is to have besides.
+
+    Where several folders are compared, labels begin with what tells one from the others.
+    """
+    from personafl.experiment import run_folder
+
     homes = (
         [folder]
         if (folder / "summary.json").is_file()
@@ -61,9 +71,11 @@ def _finished(folder: Path, prefix: str) -> list[tuple[Path, dict[str, Any]]]:
     )
     if not homes:
         raise UserError(f"{folder}: no finished run here (no summary.json); expected a run folder or <label>/seed-<n>")
-    order: list[str] = []
-    if (folder / "recipe.toml").is_file():
-        order = [m.label for m in config.load(folder / "recipe.toml").algorithms]
+    order = list(dict.fromkeys(label for label, _ in run_folder.asked(folder)))
+
+    def named(label: str) -> str:
+        return f"{prefix}/{label}" if prefix else label
+
     out = []
     for home in homes:
         try:
@@ -71,9 +83,10 @@ def _finished(folder: Path, prefix: str) -> list[tuple[Path, dict[str, Any]]]:
             label = summary["label"]
         except (json.JSONDecodeError, KeyError):
             raise UserError(f"{home / 'summary.json'}: not a summary of a run") from None
-        out.append((home, summary | ({"label": f"{prefix}/{label}"} if prefix else {}), label))
+        out.append((home, summary | {"label": named(label)}, label))
     out.sort(key=lambda o: (order.index(o[2]) if o[2] in order else len(order), o[2], o[1]["seed"]))
-    return [(home, summary) for home, summary, _ in out]
+    missing = [(named(label), seed) for label, seed in run_folder.missing(folder)]
+    return [(home, summary) for home, summary, _ in out], missing
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -29,6 +29,9 @@ def run(
     store: Annotated[str, typer.Option(help="What clients keep: auto, device, host or disk.")] = "auto",
     memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory to use, in GiB.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each process; default as PyTorch has it.")] = None,
+    spread: Annotated[
+        str | None, typer.Option(help="What ± is over seeds: std or ci; default ci from three seeds on.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON and nothing else.")] = False,
 ) -> None:
@@ -43,7 +46,13 @@ def run(
         experiment.checked(folder)
     numbers = _seeds(seeds)
     with _Watch(chosen, numbers, silent=quiet or as_json or not first()) as watch:
-        where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads}
+        where: dict[str, Any] = {
+            "device": device,
+            "store": store,
+            "memory": memory,
+            "threads": threads,
+            "spread": spread,
+        }
         result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
     if not first():
         return
@@ -51,7 +60,7 @@ def run(
     if as_json:
         print(json.dumps(summaries))
         return
-    print_table(summaries)
+    print_table(summaries, spread=spread)
     for concern in report.concerns(summaries):
         console.print(f"note: {concern}", markup=False)
     if profile:
@@ -87,6 +96,8 @@ class _Watch:
     def __init__(self, recipe: config.Recipe, seeds: list[int], *, silent: bool) -> None:
         self.silent = silent
         self.bar: Progress | None = None
+        self.begun: set[tuple[str, int]] = set()  # methods and seeds
+        self.reached = 0  # rounds of all of them
         self.runs = len(recipe.algorithms) * max(1, len(seeds))
         self.rounds = recipe.training.num_rounds
         if not silent and console.is_terminal:
@@ -115,10 +126,16 @@ class _Watch:
         from personafl.evaluation import report
 
         metric = report.Shown(**row["metric"]).text(row["personal"]["mean"]) if "personal" in row else ""
+        if metric and (broken := max(row.get("diverged", 0), row.get("nonfinite_models", 0))):
+            metric += f" ({broken} clients diverged)"
+        if "stopped" in row:
+            metric += f" (stopped by training.{row['stopped']})"
         if self.bar is not None:
             changes: dict[str, Any] = {"metric": metric} if metric else {}
-            ahead = 0 if row["round"] >= self.rounds else 1  # a final stage is no round
-            self.bar.update(self.task, advance=ahead, description=f"{label} ({row['phase']})", **changes)
+            self.begun.add((label, seed))
+            here = self.rounds if "stopped" in row else min(row["round"] + 1, self.rounds)  # a final stage is no round
+            self.reached = max(self.reached, (len(self.begun) - 1) * self.rounds + here)
+            self.bar.update(self.task, completed=self.reached, description=f"{label} ({row['phase']})", **changes)
         elif metric:
             stage = f"round {row['round'] + 1}/{stages}"
             console.print(f"{label} seed {seed} {stage} {row['phase']}: {metric}", markup=False, highlight=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -40,20 +41,23 @@ def warn(message: Warning | str, *_: Any, **__: Any) -> None:
         errors.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
-def print_table(summaries: list[dict[str, Any]]) -> None:
-    """The comparison, and what was evaluated."""
+def print_table(
+    summaries: list[dict[str, Any]], missing: Sequence[tuple[str, int]] = (), spread: str | None = None
+) -> None:
+    """The comparison, what to think of it, and what was evaluated."""
     from personafl.evaluation import report
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(report.columns(summaries)[:-1]):
         table.add_column(column, justify="right" if i else "left", overflow="fold")
-    cells = report.rows(summaries)
+    cells = report.rows(summaries, spread)
     for row in cells:
         table.add_row(*map(escape, row[:-1]))
     console.print(table)
-    console.print(report.Shown.of(summaries).note, markup=False, highlight=False)
-    for remark in report.remarks(summaries):
-        console.print(remark, markup=False, highlight=False)
+    for alert in report.alerts(summaries, missing):
+        console.print(alert, style="bold red", markup=False, highlight=False)
+    for line in (report.note(summaries, spread), *report.remarks(summaries, spread)):
+        console.print(line, markup=False, highlight=False)
     console.print("Evaluated model:", highlight=False)
     for row in cells:
         console.print(f"  {row[0]}: {row[-1]}", markup=False, highlight=False)

@@ -239,6 +239,10 @@ class Algorithm(metaclass=SettingsMeta):
         """Whether `weigh` and `remember` must see the uploads of the whole cohort as one stack."""
         return False
 
+    def needs_all_rounds(self) -> str:
+        """What of this method goes by the number of rounds, so that training cannot stop early; empty for nothing."""
+        return ""
+
     def training_at(self, stage: Stage) -> Training:
         """How local training goes in a stage, where turns say nothing else."""
         return self.setup.training

@@ -41,6 +41,9 @@ _ELSEWHERE = {
     "learning_rate_decay_gamma": "lr_decay",
     "class_per_client": "classes_per_client",
     "model_name": "name",
+    "early_stopping_patience": "patience",
+    "early_stop_patience": "patience",
+    "target_accuracy": "target",
 }
 BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
     "lr": (lambda value: value > 0, "greater than 0"),

@@ -253,6 +253,12 @@ class Training(Section):
     augment: Literal["none", "crop-flip"] = setting("none", "what is done to training images")
     precision: Arithmetic = setting("float32", "arithmetic of training and evaluation")
     seed: int = setting(0, "what all random streams begin with")
+    patience: int = setting(
+        0, "evaluations in a row without a better mean on validation data after which training stops; 0: none"
+    )
+    target: float | None = setting(
+        None, "mean score of clients' own models, on validation data or else on test data, at which training stops"
+    )
 
     def check(self) -> None:
         known = ["auto", *dict.fromkeys(name for of_task in LOSSES.values() for name in of_task)]
@@ -272,8 +278,14 @@ class Training(Section):
                 ("lr_milestones", all(m >= 0 for m in self.lr_milestones), "rounds, not negative"),
                 ("server_lr", self.server_lr > 0, "greater than 0"),
                 ("seed", self.seed >= 0, "not negative"),
+                ("patience", self.patience >= 0, "not negative"),
             ]
         )
+
+    @property
+    def stops_early(self) -> str:
+        """The setting by which training may stop before its last round; empty where there is none."""
+        return "patience" if self.patience else "target" if self.target is not None else ""
 
     def cohort(self, clients: int) -> int:
         """How many of these clients a round samples."""

@@ -53,6 +53,17 @@ def scores(predict: Predict, task: Task, ready: Params, data: Examples, activati
     return [row[:n] for row, n in zip(out.unbind(), data.count.tolist(), strict=True)]
 
 
+def finite(ready: Params) -> Tensor:
+    """Whether every number of each client's model is: `[C]`."""
+    found = []
+    for t in ready.values():
+        if t.is_floating_point() and t.numel():
+            rows = t[:1] if t.stride(0) == 0 else t  # one model for all
+            ends = torch.stack(torch.aminmax(rows.reshape(len(rows), -1), dim=1))  # NaN where any is
+            found.append(ends.isfinite().all(0).expand(len(t)))
+    return torch.stack(found).all(0)
+
+
 def on_host(found: list[Tensor]) -> list[Tensor]:
     """These rows on the host, in one copy."""
     if not found or not found[0].is_cuda:

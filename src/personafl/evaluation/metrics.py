@@ -19,8 +19,11 @@ PERCENT = frozenset({"accuracy", "macro_f1"})
 
 
 def accuracy(out: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest logit is the label's, else 0: `[M]`."""
-    return (out.argmax(-1) == y).to(torch.float32)
+    """1 where the largest logit is the label's and finite, else 0: `[M]`.
+
+    So a model that diverged is wrong, and does not answer with the first class. Some logits may be -inf.
+    """
+    return ((out.argmax(-1) == y) & out.amax(-1).isfinite()).to(torch.float32)
 
 
 # Metrics that are no mean over examples: what is kept of each example, and what that of a client's comes to. Where a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html as escaping
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.errors import UserError
 from personafl.evaluation.metrics import PERCENT
 
 if TYPE_CHECKING:
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
 
 Summary = Mapping[str, Any]
 
-COLUMNS = ("Method", "No shift", "Full shift", "Average", "Worst", "MiB", "GFLOP", "Seconds", "Evaluated model")
-NOTE = (
-    "{}, mean ± deviation over clients; with several seeds mean ± 95 % interval over seeds. "
-    "Average: over all degrees of shift. Worst: of all clients. MiB (up + down) and GFLOP per client and run."
-)
+Missing = Sequence[tuple[str, int]]
+"""Methods and seeds a comparison was asked for and has not."""
+
+SPREADS = ("std", "ci")
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,11 @@ class Shown:
         return self.words[0].upper() + self.words[1:]
 
     @property
-    def note(self) -> str:
+    def heading(self) -> str:
+        """What the numbers of a table are."""
         if self.name == "accuracy":
-            return NOTE.format("Accuracies in %")
-        return NOTE.format(f"{self.title}{' in %' if self.percent else ''} ({self.better} is better)")
+            return "Accuracies in %"
+        return f"{self.title}{' in %' if self.percent else ''} ({self.better} is better)"
 
     def scaled(self, value: float) -> float:
         return 100 * value if self.percent else value
@@ -81,81 +82,214 @@ def groups(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 
 def columns(summaries: Sequence[Summary]) -> tuple[str, ...]:
-    """The heads of the table; newcomers have a column where clients were held out."""
-    unseen = any("unseen" in s["accuracy"] for s in summaries)
-    return (*COLUMNS[:5], "Newcomers", *COLUMNS[5:]) if unseen else COLUMNS
+    """The heads of the table."""
+    return tuple(_cells(summaries, None))
 
 
-def rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
+def rows(summaries: Sequence[Summary], spread: str | None = None) -> list[tuple[str, ...]]:
     """The cells of the comparison, a row per method."""
-    out: list[tuple[str, ...]] = []
-    shown = Shown.of(summaries)
-    newcomers = len(columns(summaries)) > len(COLUMNS)
-    for label, seeds in groups(summaries).items():
-        own = [s["accuracy"]["personal"] for s in seeds]
-        shift = [s["shift"] for s in seeds if s["shift"]]
-        full = [d["degrees"].get("1.0") for d in shift]
-        unseen = [s["accuracy"]["unseen"] for s in seeds if "unseen" in s["accuracy"]]
-        joined = _cell([u["mean"] for u in unseen], unseen[0]["std"], shown) if unseen else "–"
-        out.append(
-            (
-                label,
-                _cell([o["mean"] for o in own], own[0]["std"], shown),
-                _cell([f["mean"] for f in full], full[0]["std"], shown) if full and all(full) else "–",
-                _cell([d["average"] for d in shift], None, shown) if shift else "–",
-                _cell([o["worst"] for o in own], None, shown),
-                *([joined] if newcomers else []),
-                _number(mean(s["communication"]["mib_per_client"] for s in seeds)),
-                _number(mean(s["compute"]["flops_per_client"] for s in seeds) / 1e9),
-                _number(mean(s["time"]["seconds"] for s in seeds)),
-                seeds[0]["evaluated_model"],
-            )
-        )
-    return out
+    cells = _cells(summaries, spread)
+    return [tuple(cell(seeds) for cell in cells.values()) for seeds in groups(summaries).values()]
 
 
-def _cell(values: Sequence[float], spread: float | None, shown: Shown) -> str:
-    """One seed: the value and its deviation over clients; several: their mean and 95 % interval."""
-    if len(values) > 1:
+def _cells(summaries: Sequence[Summary], spread: str | None) -> dict[str, Callable[[list[Summary]], str]]:
+    """The columns: what each has of the seeds of a method. Newcomers and validation have one where there are any."""
+    kind, shown = spread_of(summaries, spread), Shown.of(summaries)
+
+    def cell(what: Callable[[Summary], Any]) -> Callable[[list[Summary]], str]:
+        """Of a mean with its deviation over clients, or of a number."""
+
+        def of(seeds: list[Summary]) -> str:
+            found = [what(s) for s in seeds]
+            return "–" if None in found else _cell(found, kind, shown)
+
+        return of
+
+    def number(what: Callable[[Summary], float]) -> Callable[[list[Summary]], str]:
+        return lambda seeds: _number(mean(map(what, seeds)))
+
+    own = cell(lambda s: s["accuracy"]["personal"])
+    unseen, validated = any("unseen" in s["accuracy"] for s in summaries), any("validation" in s for s in summaries)
+    return {
+        "Method": lambda seeds: str(seeds[0]["label"]),
+        "LR": lambda seeds: ", ".join(dict.fromkeys(f"{s['lr']:g}" for s in seeds)),
+        "No shift": lambda seeds: own(seeds) + _mark(seeds),
+        **({"By validation": lambda seeds: _by_validation(seeds, kind, shown)} if validated else {}),
+        "Full shift": cell(lambda s: s["shift"] and s["shift"]["degrees"].get("1.0")),
+        "Average": cell(lambda s: s["shift"] and s["shift"]["average"]),
+        "Worst": cell(lambda s: s["accuracy"]["personal"]["worst"]),
+        **({"Newcomers": cell(lambda s: s["accuracy"].get("unseen"))} if unseen else {}),
+        "MiB": number(lambda s: s["communication"]["mib_per_client"]),
+        "GFLOP": number(lambda s: s["compute"]["flops_per_client"] / 1e9),
+        "Seconds": number(lambda s: s["time"]["seconds"]),
+        "Evaluated model": lambda seeds: str(seeds[0]["evaluated_model"]),
+    }
+
+
+def spread_of(summaries: Sequence[Summary], asked: str | None = None) -> str:
+    """What stands behind ±: `clients`, or over seeds their deviation `std` or a 95 % interval `ci`.
+
+    With several seeds it is what was asked for, else the interval where every method has three seeds or more.
+    """
+    if asked is not None and asked not in SPREADS:
+        raise UserError(f"spread {asked!r}: possible are {', '.join(SPREADS)}")
+    counts = [len(seeds) for seeds in groups(summaries).values()]
+    if max(counts, default=1) == 1:
+        return "clients"
+    return asked or ("ci" if min(n for n in counts if n > 1) > 2 else "std")
+
+
+def _cell(found: Sequence[Any], kind: str, shown: Shown) -> str:
+    """Means, or plain numbers, of the seeds of a method; a single seed among several has no ±."""
+    values = [f["mean"] if isinstance(f, Mapping) else f for f in found]
+    text = shown.number(mean(values))
+    if kind == "clients":
+        with_std = isinstance(found[0], Mapping) and "std" in found[0]
+        return f"{text} ± {shown.number(found[0]['std'])}" if with_std else text
+    if len(values) == 1:
+        return text
+    over = stdev(values)
+    if kind == "ci":
         from scipy.special import stdtrit  # as scipy.stats.t.ppf, in a quarter of its import time
 
-        spread = stdtrit(len(values) - 1, 0.975) * stdev(values) / math.sqrt(len(values))
-    return shown.number(mean(values)) + ("" if spread is None else f" ± {shown.number(spread)}")
+        over *= stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values))
+    return f"{text} ± {shown.number(over)}"
+
+
+def _mark(seeds: Sequence[Summary]) -> str:
+    """What follows the accuracy of a method that diverged."""
+    wild = sum("diverged" in s for s in seeds)
+    return "" if not wild else " (diverged)" if wild == len(seeds) else f" ({wild} of {len(seeds)} seeds diverged)"
+
+
+def _by_validation(seeds: Sequence[Summary], kind: str, shown: Shown) -> str:
+    """Test accuracy at the round that validation data chose, and which that is."""
+    if not all("validation" in s for s in seeds):
+        return "–"
+    chosen = sorted({s["validation"]["best_round"] for s in seeds})
+    which = f"round {chosen[0]}" if len(chosen) == 1 else f"rounds {chosen[0]}–{chosen[-1]}"
+    return f"{_cell([s['validation']['personal'] for s in seeds], kind, shown)} ({which})"
 
 
 def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def markdown(summaries: Sequence[Summary]) -> str:
+def note(summaries: Sequence[Summary], spread: str | None = None) -> str:
+    """What the columns are, below the table."""
+    kind, counts = spread_of(summaries, spread), sorted({len(seeds) for seeds in groups(summaries).values()})
+    seeds = "seeds" if not counts else f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]}–{counts[-1]} seeds"
+    few = ", too few for an interval" if spread is None else ""
+    over = {
+        "clients": "deviation over clients",
+        "std": f"standard deviation over {seeds}{few}",
+        "ci": f"95 % interval over {seeds}",
+    }[kind]
+    chosen = "By validation: at the evaluated round with the best validation score. "
+    return (
+        f"{Shown.of(summaries).heading}, mean ± {over}. {chosen if 'By validation' in columns(summaries) else ''}"
+        "Average: over all degrees of shift. Worst: of all clients. MiB (up + down) and GFLOP per client and run."
+    )
+
+
+def markdown(summaries: Sequence[Summary], missing: Missing = (), spread: str | None = None) -> str:
     """The comparison as a Markdown table."""
-    cells = [columns(summaries), *rows(summaries)]
+    cells = [columns(summaries), *rows(summaries, spread)]
     widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:], "", Shown.of(summaries).note, *remarks(summaries)])
+    warned = alerts(summaries, missing)
+    below = [*warned, *([""] if warned else []), note(summaries, spread), *remarks(summaries, spread)]
+    return "\n".join([lines[0], rule, *lines[1:], "", *below])
 
 
-def remarks(summaries: Sequence[Summary]) -> list[str]:
+def alerts(summaries: Sequence[Summary], missing: Missing = ()) -> list[str]:
+    """Why the table is not what it looks like: runs that are missing, and runs that diverged."""
+    found = []
+    if missing:
+        by_label: dict[str, list[int]] = {}
+        for label, seed in missing:
+            by_label.setdefault(label, []).append(seed)
+        told = ", ".join(f"{n} (seed{'s' * (len(s) > 1)} {', '.join(map(str, s))})" for n, s in by_label.items())
+        found.append(f"Partial: {len(missing)} of {len(missing) + len(summaries)} runs are not finished: {told}.")
+    for seeds in groups(summaries).values():
+        if wild := [s for s in seeds if "diverged" in s]:
+            found.append(_diverged(wild, len(seeds)))
+    return found
+
+
+def _diverged(wild: Sequence[Summary], seeds: int) -> str:
+    """A line about a method, from the summaries of the seeds that diverged."""
+    told = [s["diverged"] for s in wild]
+    clients, final = max(d["clients"] for d in told), max(d["final"] for d in told)
+    which = f" in seed{'s' * (len(wild) > 1)} {', '.join(str(s['seed']) for s in wild)}" if seeds > 1 else ""
+    most = "up to " if len(wild) > 1 else ""
+    line = (
+        f"{wild[0]['label']} diverged{which}: loss or model of {most}{clients} of {told[0]['of']} clients was not "
+        f"finite, first in round {min(d['first_round'] for d in told)}; try a learning rate below "
+        f"{wild[0]['lr']:g}, or grad_clip."
+    )
+    return f"{line} The final models of {most}{final} clients are not finite and count as wrong." if final else line
+
+
+def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str]:
     """What a run that was asked for more has to say below the table."""
     corrupted, expected = [], []
-    shown = Shown.of(summaries)
+    kind, shown = spread_of(summaries, spread), Shown.of(summaries)
     cells, differ = _in_common(summaries)
     for label, seeds in groups(summaries).items():
         robust = [s.get("robustness", {}) for s in seeds]
         tried = [r for r in robust if "corruptions" in r]
         if tried and cells:
-            means = [mean(r["corruptions"][k][s]["mean"] for k, s in cells) for r in tried]
-            spread = None if differ else tried[0]["corruption_average"]["std"]
-            corrupted.append(f"{label} {_cell(means, spread, shown)}")
+            over = {} if differ else {"std": tried[0]["corruption_average"]["std"]}
+            means = [{"mean": mean(r["corruptions"][k][s]["mean"] for k, s in cells)} | over for r in tried]
+            corrupted.append(f"{label} {_cell(means, kind, shown)}")
         full = [r["expected"]["1.0"] for r in robust if "1.0" in r.get("expected", {})]
         if full:
-            expected.append(f"{label} {_cell([f['mean'] for f in full], full[0]['std'], shown)}")
+            expected.append(f"{label} {_cell(full, kind, shown)}")
     which = f"corruptions and severities all have ({len(cells)})" if differ else "corruptions and severities"
     return [
+        *_stopped(summaries),
+        *_targets(summaries),
         *([f"Mean over {which}: {', '.join(corrupted)}."] if corrupted else []),
         *([f"Full donor shift, expected over all donors: {', '.join(expected)}."] if expected else []),
     ]
+
+
+def _stopped(summaries: Sequence[Summary]) -> list[str]:
+    """Which methods stopped early, by what, and after how many rounds."""
+    told: dict[str, list[str]] = {}
+    for label, seeds in groups(summaries).items():
+        for by, on in dict.fromkeys((s["stopped"]["by"], s["stopped"]["on"]) for s in seeds if "stopped" in s):
+            ends = sorted(s["stopped"]["rounds"] for s in seeds if s.get("stopped", {}).get("by") == by)
+            when = f"{ends[0]}" if ends[0] == ends[-1] else f"{ends[0]}–{ends[-1]}"
+            some = "" if len(ends) == len(seeds) else f" ({len(ends)} of {len(seeds)} seeds)"
+            told.setdefault(f"training.{by} on {on} data", []).append(f"{label} after {when} rounds{some}")
+    return [f"Stopped by {why}: {', '.join(who)}." for why, who in told.items()]
+
+
+def _targets(summaries: Sequence[Summary]) -> list[str]:
+    """Rounds to each target, for clients' own models and the global one."""
+    targets = dict.fromkeys(t for s in summaries for t in s.get("rounds_to_target", ()))
+    out = []
+    for model, words in (("personal", "an accuracy"), ("global", "a global accuracy")):
+        for target in targets:
+            cells = {}
+            for label, seeds in groups(summaries).items():
+                asked = [s["rounds_to_target"][target] for s in seeds if target in s.get("rounds_to_target", ())]
+                cells[label] = _reached([a[model] for a in asked])
+            if model == "personal" or set(cells.values()) != {"–"}:
+                told = ", ".join(f"{label} {cell}" for label, cell in cells.items())
+                out.append(f"Rounds to {words} of {100 * float(target):g} %: {told}.")
+    return out
+
+
+def _reached(seeds: Sequence[int | None]) -> str:
+    """The mean round over the seeds that reached a target, and how many did where not all."""
+    found = [t for t in seeds if t is not None]
+    if not found:
+        return "–"
+    return f"{round(mean(found), 1):g}" + ("" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)")
 
 
 def _in_common(summaries: Sequence[Summary]) -> tuple[list[tuple[str, str]], bool]:
@@ -166,8 +300,8 @@ def _in_common(summaries: Sequence[Summary]) -> tuple[list[tuple[str, str]], boo
     return common, any(len(c) > len(common) for c in cells)
 
 
-def latex(summaries: Sequence[Summary]) -> str:
-    """The comparison as a LaTeX tabular (booktabs)."""
+def latex(summaries: Sequence[Summary], missing: Missing = (), spread: str | None = None) -> str:
+    """The comparison as a LaTeX tabular (booktabs), what is below the table as comments."""
 
     def clean(cell: str) -> str:
         for raw, tex in (
@@ -181,7 +315,7 @@ def latex(summaries: Sequence[Summary]) -> str:
             cell = cell.replace(raw, tex)
         return cell
 
-    body = [" & ".join(map(clean, r[:-1])) + r" \\" for r in (columns(summaries), *rows(summaries))]
+    body = [" & ".join(map(clean, r[:-1])) + r" \\" for r in (columns(summaries), *rows(summaries, spread))]
     return "\n".join(
         [
             r"\begin{tabular}{l" + "r" * (len(columns(summaries)) - 2) + "}",
@@ -191,6 +325,7 @@ def latex(summaries: Sequence[Summary]) -> str:
             *body[1:],
             r"\bottomrule",
             r"\end{tabular}",
+            *(f"% {line}" for line in (*alerts(summaries, missing), note(summaries, spread))),
         ]
     )
 
@@ -206,6 +341,10 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
     judged = {Shown.of([s]) for s in summaries}
     if len(judged) > 1:
         found.append(f"the runs are judged by {' and '.join(sorted(j.words for j in judged))}: not comparable")
+    peeked = [s["label"] for s in summaries if s.get("stopped", {}).get("on") == "test"]
+    if peeked:
+        which = ", ".join(dict.fromkeys(peeked))
+        found.append(f"{which} stopped by test accuracy: set data.validation_share to stop without a look at test data")
     seeds: dict[int, list[Summary]] = {}
     for s in summaries:
         seeds.setdefault(s["seed"], []).append(s)
@@ -240,6 +379,8 @@ def html(
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     title: str,
     evaluations: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
+    missing: Missing = (),
+    spread: str | None = None,
 ) -> str:
     """A page of its own: the table, the metric over rounds and degrees of shift, and what else the run was asked for.
 
@@ -271,9 +412,11 @@ def html(
     return _PAGE.format(
         title=esc(title),
         head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
-        body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries)),
-        note=esc(" ".join([shown.note, *remarks(summaries)])),
-        concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),
+        body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries, spread)),
+        note=esc(" ".join([note(summaries, spread), *remarks(summaries, spread)])),
+        concerns="".join(
+            f'<p class="concern">{esc(c)}</p>' for c in (*alerts(summaries, missing), *concerns(summaries))
+        ),
         rounds=_svg(by_round, "round", f"{shown.title} without shift, over rounds", shown),
         degrees=_svg(by_degree, "degree of shift, %", title_of_shift, shown, expected) if by_degree else "",
         angles=_svg(by_angle, "rotation, degrees", f"{shown.title} on turned images", shown) if by_angle else "",

@@ -33,6 +33,7 @@ class Evaluation(Section):
     metric: str | Metric | Criterion = setting(
         "auto", "what models are judged by: a name or package.module:function; auto: by the task"
     )
+    targets: tuple[float, ...] = setting((), "scores of which it is told after how many rounds they were reached")
     train_loss: bool = setting(False, "also the loss of the same models on all of the clients' training data")
 
     def check(self) -> None:
@@ -60,6 +61,7 @@ class Evaluation(Section):
                 ),
                 *((n, _distinct(getattr(self, n)), "named once each") for n in _LISTS),
                 ("corruptions", len(self.corruptions) == 1 or "all" not in self.corruptions, "all, or some kinds"),
+                ("targets", self.metric != "accuracy" or all(0 < t <= 1 for t in self.targets), "shares in (0, 1]"),
                 ("clients", not isinstance(self.clients, int) or self.clients >= 1, "all, selected or at least 1"),
             ]
         )
@@ -72,7 +74,7 @@ class Evaluation(Section):
             object.__setattr__(self, "clients", "selected")
 
 
-_LISTS = ("degrees", "corruptions", "severities", "rotations")
+_LISTS = ("degrees", "corruptions", "severities", "rotations", "targets")
 
 
 def _distinct(values: tuple[object, ...]) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from personafl.core.types import Params
 from personafl.data import Federation, Source
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
+from personafl.experiment import run_folder
 from personafl.experiment.build import SPLIT, federation, model, simulation, source
 from personafl.experiment.run_folder import begin, claimed
 from personafl.models import StackedModel
@@ -147,6 +148,7 @@ class Result:
 
     recipe: Recipe
     methods: dict[tuple[str, int], MethodResult]
+    missing: list[tuple[str, int]] = field(default_factory=list)  # methods and seeds that were not finished
 
     def __getitem__(self, label: str) -> MethodResult:
         """A method by label, of the first seed."""
@@ -171,17 +173,18 @@ class Result:
         names = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in self.methods.values()}
         return *profile.table({name: m.profile for name, m in names.items() if m.profile}), profile.NOTE
 
-    def table(self) -> str:
-        """The comparison as Markdown."""
-        return report.markdown([m.summary for m in self.methods.values()])
+    def table(self, spread: str | None = None) -> str:
+        """The comparison as Markdown; `spread` (std, ci) is what ± is over seeds, by default ci from three on."""
+        return report.markdown([m.summary for m in self.methods.values()], self.missing, spread)
 
     def save(self, folder: str | Path) -> None:
         """Write a run folder."""
         out = claimed(folder)
-        begin(out, self.recipe, next((m.simulation.federation for m in self.methods.values()), None))
+        seeds = sorted({seed for _, seed in (*self.methods, *self.missing)})
+        begin(out, self.recipe, next((m.simulation.federation for m in self.methods.values()), None), seeds)
         for (label, seed), m in self.methods.items():
             m.save(out / label / f"seed-{seed}")
-        write_reports(out, list(self.methods.values()))
+        write_reports(out, list(self.methods.values()), self.missing)
 
     @classmethod
     def load(
@@ -198,7 +201,8 @@ class Result:
         """Read a run folder back, with every client ready to predict.
 
         What the run was given as an object without a dotted path, such as arrays or a module made in a notebook, is
-        given again; the data must be the same, a module must have the same tensors.
+        given again; the data must be the same, a module must have the same tensors. `missing` has what the run was to
+        have and did not finish.
         """
         out = Path(folder)
         if not (out / "recipe.toml").is_file():
@@ -221,17 +225,23 @@ class Result:
                 if (path / "summary.json").is_file():
                     found = _loaded(recipe, method, path, device, divided)
                     methods[found.label, found.seed] = found
-        return cls(recipe, methods)
+        if not methods:
+            raise UserError(f"{out}: nothing in this run folder is finished: no method and seed has a summary.json")
+        return cls(recipe, methods, run_folder.missing(out))
 
 
-def write_reports(folder: Path, done: list[MethodResult]) -> None:
+def write_reports(
+    folder: Path, done: list[MethodResult], missing: report.Missing = (), spread: str | None = None
+) -> None:
+    """Write the table and the page of what is done of a run."""
     summaries = [m.summary for m in done]
-    (folder / "table.md").write_text(report.markdown(summaries) + "\n")
+    (folder / "table.md").write_text(report.markdown(summaries, missing, spread) + "\n")
     several = len({m.seed for m in done}) > 1
     named = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in done}
     curves = {name: m.rows for name, m in named.items()}
     evaluations = {name: m.evaluations for name, m in named.items()}
-    (folder / "report.html").write_text(report.html(summaries, curves, title=folder.name, evaluations=evaluations))
+    page = report.html(summaries, curves, folder.name, evaluations, missing, spread)
+    (folder / "report.html").write_text(page)
 
 
 def _loaded(
@@ -252,6 +262,7 @@ def _loaded(
     sim.store, sim.known = (
         _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))
     )
+    sim.end_after(summary["rounds"])
     sim.played = len(sim.schedule)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     sim.rows = rows

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from personafl import config
@@ -35,8 +37,37 @@ def claimed(folder: str | Path) -> Path:
     return out
 
 
-def begin(folder: Path, recipe: Recipe, fed: Federation | None) -> None:
-    """Write what a run folder begins with: the recipe, and the partition where that came from a file."""
+RUN = "run.json"
+"""Which methods and seeds a run folder is to have, so that one that was interrupted is known as such."""
+
+
+def begin(folder: Path, recipe: Recipe, fed: Federation | None, seeds: Sequence[int]) -> None:
+    """Write what a run folder begins with: the recipe, its seeds, and the partition where that came from a file."""
+    asked = {"methods": [m.label for m in recipe.algorithms], "seeds": list(seeds)}
+    (folder / RUN).write_text(json.dumps(asked) + "\n", encoding="utf-8")
     (folder / "recipe.toml").write_text(config.dump(config.anchored(recipe)), encoding="utf-8")
     if recipe.data.from_file and fed is not None:
         partition_file.save(fed, folder / SPLIT, {"partition": recipe.data.partition})
+
+
+def asked(folder: Path) -> list[tuple[str, int]]:
+    """The methods and seeds a run folder is to have, in their order; none where it does not say."""
+    try:
+        told = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        return [(str(label), int(seed)) for label in told["methods"] for seed in told["seeds"]]
+    except FileNotFoundError:
+        return []
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{folder / RUN}: not written by personafl run") from None
+
+
+def home(folder: Path, label: str, seed: int) -> Path:
+    """Where the results of a method and seed are."""
+    return folder / label / f"seed-{seed}"
+
+
+def missing(folder: Path) -> list[tuple[str, int]]:
+    """The methods and seeds a run folder is to have and that are not finished."""
+    return [
+        (label, seed) for label, seed in asked(folder) if not (home(folder, label, seed) / "summary.json").is_file()
+    ]

@@ -18,9 +18,9 @@ from personafl.core.settings import shortened, typed
 from personafl.core.types import Metric, Training
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final
+from personafl.evaluation import final, report, rounds
 from personafl.evaluation.settings import Evaluation
-from personafl.experiment import build
+from personafl.experiment import build, run_folder
 from personafl.experiment.build import resolved, simulation, source
 from personafl.experiment.environment import environment
 from personafl.experiment.results import MethodResult, Result, write_reports
@@ -54,6 +54,7 @@ def run(
     store: str = "auto",
     memory: float | None = None,
     threads: int | None = None,
+    spread: str | None = None,
 ) -> Result:
     """Run a comparison and return its results.
 
@@ -73,11 +74,13 @@ def run(
     that `torchrun` started share the work; the first of them writes, watches and ends up with every client's model.
     `store` (auto, device, host, disk) and `memory` (GiB) are `Machine`'s; on disk, rows are in the run folder.
     `threads` are those of each process, by default as many as PyTorch has; the results do not depend on them.
+    `spread` (std, ci) is what ± is over seeds in the tables of the run folder; `Result.table` has it too.
     """
     if store not in STORES:
         raise UserError(f"--store {store}: possible are {', '.join(STORES)}")
     if memory is not None and not memory > 0:
         raise UserError(f"--memory {memory:g}: must be greater than 0")
+    report.spread_of((), spread)
     if threads is not None and threads < 1:
         raise UserError(f"--threads {threads}: must be at least 1")
     numbers = _seeds(seeds)
@@ -90,21 +93,21 @@ def run(
         found = world.in_turn(lambda: source(asked))
         recipe, feds = resolved(recipe, numbers or (recipe.training.seed,), place, found)
         if folder is not None:
-            begin(claimed(folder), recipe, next(iter(feds.values())))
+            begin(claimed(folder), recipe, next(iter(feds.values())), list(feds))
         done: dict[tuple[str, int], MethodResult] = {}
         asked_shift = recipe.evaluation.shift
         for seed, fed in feds.items():
             shift = None if asked_shift == "none" else draw(fed, asked_shift, seed, recipe.evaluation.draws)
             network = build.model(recipe.with_seed(seed), fed.source)
             for method in recipe.algorithms:
-                home = None if folder is None else folder / method.label / f"seed-{seed}"
+                home = None if folder is None else run_folder.home(folder, method.label, seed)
                 clock = profile.Clock(place) if timed else profile.NoClock()
                 told = None if world.rank else watch
                 done[method.label, seed] = _play(
                     recipe.with_seed(seed), method, fed, network, shift, place, home, told, world, clock, store, memory
                 )
                 if folder is not None:
-                    write_reports(folder, list(done.values()))
+                    write_reports(folder, list(done.values()), run_folder.missing(folder), spread)
     return Result(recipe, done)
 
 
@@ -214,9 +217,10 @@ def _summary(
         "algorithm": method.name,
         "label": method.label,
         "seed": recipe.training.seed,
-        "rounds": recipe.training.num_rounds,
+        "rounds": sim.rounds,
         "evaluated_model": sim.algorithm.evaluated(recipe.evaluation.when),
         "settings": config.settings(method.algorithm),
+        "lr": sim.training.lr,
         "environment": environment(sim),
         "metric": _about(sim.task.metric),
         "accuracy": {"personal": last["personal"], "global": last.get("global")}
@@ -229,7 +233,20 @@ def _summary(
             "paper_mib_per_client": totals.paper_bytes / clients / 2**20,
         },
         "compute": {"flops_per_client": totals.flops / clients, "dense_flops_per_client": totals.dense_flops / clients},
-        "time": {"seconds": seconds, "seconds_per_round": seconds / recipe.training.num_rounds}
+        "time": {"seconds": seconds, "seconds_per_round": seconds / sim.rounds}
         | ({} if sim.ranks.size == 1 else {"ranks": sim.ranks.size, "balance": sim.placement.balance}),
         "hashes": sim.hashes(),
+    } | _of_rounds(sim)
+
+
+def _of_rounds(sim: Simulation) -> dict[str, Any]:
+    """What the rows of a run come to, as far as there is anything to say."""
+    stopped = next((r["stopped"] for r in sim.rows if "stopped" in r), None)
+    which = sim.task.metric.better
+    found = {
+        "diverged": rounds.divergence(sim.rows, len(sim.diverged), sim.federation.num_clients),
+        "validation": rounds.by_validation(sim.rows, which),
+        "stopped": stopped and {"by": stopped, "on": rounds.judged_by(sim.rows), "rounds": sim.rounds},
+        "rounds_to_target": rounds.to_target(sim.rows, sim.evaluation.targets, which),
     }
+    return {k: v for k, v in found.items() if v}

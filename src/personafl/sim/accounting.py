@@ -40,6 +40,7 @@ class Stack:
 class Spent:
     """What the stacks of a round cost so far."""
 
+    ids: Tensor  # the clients of the round
     totals: Totals
     losses: Tensor  # [clients of the round], summed over steps, on the device
     steps: Tensor  # [clients of the round]
@@ -55,9 +56,10 @@ class Spent:
         self.losses[here], self.steps[here] = stack.work.loss, stack.work.steps
         self.clients = here.stop
 
-    def means(self) -> Tensor:
-        """The mean loss of each client that trained."""
-        return (self.losses.cpu() / self.steps)[self.steps > 0]
+    def means(self) -> tuple[Tensor, Tensor]:
+        """The clients that trained, and the mean loss of each."""
+        trained = self.steps > 0
+        return self.ids[trained], (self.losses.cpu() / self.steps)[trained]
 
 
 def total(t: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from personafl.core.types import Examples, Metric, Params, Task
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
 from personafl.evaluation import final, metrics
-from personafl.evaluation.evaluate import on_host, scores
+from personafl.evaluation.evaluate import finite, on_host, scores
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim.execution_plan import products
@@ -60,11 +60,14 @@ class Evaluator:
 
     # After a round
 
-    def after_round(self, ids: Tensor, models: Models, common: Params | None) -> tuple[Row, list[Tensor]]:
-        """Accuracy of the personal models and of the global one, over clients; and each client's scores."""
+    def after_round(self, ids: Tensor, models: Models, common: Params | None) -> tuple[Row, list[Tensor], Tensor]:
+        """Accuracy of the personal models and of the global one, over clients.
+
+        Also each client's scores, and whether its model is finite.
+        """
         validated = int(self.federation.splits["validation"].offsets[-1])
         # A device gets all its work before the first answer is waited for.
-        own = self._personal(ids, models, "test")
+        own, sound = self._own(ids, models)
         held = self._personal(ids, models, "validation") if validated else None
         loss = Metric(self.task.criterion)
         losses = self._personal(ids, models, "train", loss) if self.evaluation.train_loss else None
@@ -75,7 +78,7 @@ class Evaluator:
         if losses is not None:
             row["train_loss"] = float(torch.cat(losses).double().mean())
         row["global"] = None if of_all is None else self._stats(of_all)
-        return row, own
+        return row, own, torch.stack(sound).cpu()
 
     def _stats(self, found: list[Tensor]) -> dict[str, float]:
         return stats(found, self.task.metric)
@@ -87,6 +90,18 @@ class Evaluator:
 
     def _scores(self, task: Task, deployed: Params, data: Examples) -> list[Tensor]:
         return scores(self.algorithm.predict, task, deployed, data, self.activations)
+
+    def _own(self, ids: Tensor, models: Models) -> tuple[list[Tensor], list[Tensor]]:
+        """Scores of each client's own model on its test set, and whether the model is finite."""
+
+        def work(model: StackedModel, part: Tensor) -> list[tuple[Tensor, Tensor]]:
+            deployed = models(model, part)
+            sound = finite(deployed)
+            sound = sound if self.placement.ranks.size == 1 else sound.cpu()
+            return list(zip(self.on_test(model, deployed, part), sound.unbind(), strict=True))
+
+        scored, sound = zip(*self._of_each(ids, work), strict=True)
+        return list(scored), list(sound)
 
     def _personal(self, ids: Tensor, models: Models, split: Split, metric: Metric | None = None) -> list[Tensor]:
         """Scores of each client's own model on its own data."""

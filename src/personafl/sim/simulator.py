@@ -37,7 +37,7 @@ from personafl.core.types import (
 )
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final, image_transforms, masks, metrics
+from personafl.evaluation import final, image_transforms, masks, metrics, rounds
 from personafl.evaluation.evaluate import deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
@@ -62,11 +62,24 @@ def check_data(federation: Federation, training: Training, evaluation: Evaluatio
         raise UserError(
             f"evaluation.shift='label': it changes the mix of classes, and {task} has none; use donor or pool"
         )
+    check_stopping(federation, training, evaluation)
     if training.augment != "none" and federation.source.x.dim() != 4:
         raise UserError(
             f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
             f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
         )
+
+
+def check_stopping(federation: Federation, training: Training, evaluation: Evaluation) -> None:
+    """Refuse to stop by what is not there or cannot be reached."""
+    if training.patience and not int(federation.splits["validation"].offsets[-1]):
+        raise UserError(
+            f"training.patience={training.patience}: needs validation data, and there are none; set "
+            "data.validation_share, such as 0.1"
+        )
+    metric = evaluation.metric if evaluation.metric != "auto" else metrics.default_metric(federation.source.task)
+    if training.target is not None and metric in metrics.PERCENT and not 0 < training.target <= 1:
+        raise UserError(f"training.target={training.target:g}: must be a share in (0, 1]")
 
 
 def _checked(
@@ -142,6 +155,7 @@ class Simulation:
 
         self.server = self.algorithm.init_server(self.model.initial)
         self.schedule = self.algorithm.schedule()
+        self.rounds = self.training.num_rounds  # fewer once training was stopped
         self._open_stores()
         self.placement = self._placement()
         self.evaluator = Evaluator(
@@ -159,6 +173,7 @@ class Simulation:
         self.trained_cohort: tuple[Tensor, Params] | None = (
             None  # the last cohort before aggregation, where that is scored
         )
+        self.diverged: set[int] = set()  # clients whose loss or evaluated model was not finite at some time
         self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
         self.shift = shift or self._shift()
 
@@ -278,7 +293,7 @@ class Simulation:
         self.placement.weigh(ids)
         mine = self.placement.mine(ids)
         none = torch.zeros(len(mine), dtype=torch.float64)
-        spent = Spent(Totals(), torch.zeros_like(none, device=self.device), none)
+        spent = Spent(mine, Totals(), torch.zeros_like(none, device=self.device), none)
         together = self.algorithm.needs_uploads()
 
         def prepare(chunk: Tensor) -> tuple[Tensor, Download]:
@@ -307,15 +322,16 @@ class Simulation:
             with self.clock("evaluation"):
                 before = [s for p in parts for s in p.before]
                 found = self._evaluated(self.placement.together(ids, before) if judged else [])
-        losses = self._count(spent)  # waits for the device, so it comes last
-        diverged = int((~losses.isfinite()).sum())
+        trained, losses = self._count(spent)  # waits for the device, so it comes last
+        diverged = trained[~losses.isfinite()].tolist()
+        self.diverged.update(diverged)
         row: Row = {
             "round": stage.number,
             "phase": stage.phase,
             "clients": len(ids),
             "lr": rnd.lr,
             "loss": finite_mean(losses),
-            **({"diverged": diverged} if diverged else {}),
+            **({"diverged": len(diverged)} if diverged else {}),
             "up_bytes": self.totals.up_bytes,
             "down_bytes": self.totals.down_bytes,
             "gflop": self.totals.flops / 1e9,
@@ -324,8 +340,23 @@ class Simulation:
         }
         row["seconds"] = time.perf_counter() - begun
         self.rows.append(row)
+        self._stop(row)
         self.clock.lap(row)
         return row
+
+    def _stop(self, row: Row) -> None:
+        """End training after this row if it is time to, and say so in it."""
+        here, asked, which = row["round"] + 1, self.training, self.task.metric.better
+        if here < self.rounds and (why := rounds.stop(self.rows, asked.patience, asked.target, which)):
+            row["stopped"] = why
+            self.end_after(here)
+
+    def end_after(self, count: int) -> None:
+        """Leave out the rounds behind this many; closing stages, such as fine-tuning, follow at once."""
+        closing = [s for s in self.schedule if s.number >= self.rounds]
+        moved = [dataclasses.replace(s, number=s.number - self.rounds + count) for s in closing]
+        self.schedule = [s for s in self.schedule if s.number < count] + moved
+        self.rounds = count
 
     def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, rnd: Round) -> None:
         """The server's new state, from what came from each chunk."""
@@ -338,14 +369,15 @@ class Simulation:
                     sums = self.ranks.sum(sums)
             self.server = self.algorithm.aggregate(self.server, sums, rnd)
 
-    def _count(self, spent: Spent) -> Tensor:
-        """Add up what a round cost; the losses of the clients that trained."""
+    def _count(self, spent: Spent) -> tuple[Tensor, Tensor]:
+        """Add up what a round cost; the clients that trained, and their losses."""
         with self.clock("waiting"):
             found = self.ranks.gather((spent.totals, spent.means()))
         for totals, _ in found:
             for f in dataclasses.fields(Totals):
                 setattr(self.totals, f.name, getattr(self.totals, f.name) + getattr(totals, f.name))
-        return torch.cat([part for _, part in found])
+        ids, losses = zip(*(part for _, part in found), strict=True)
+        return torch.cat(ids), torch.cat(losses)
 
     def _due(self, place: int) -> bool:
         """Whether the stage at this place of the schedule is followed by an evaluation."""
@@ -469,7 +501,10 @@ class Simulation:
     def _evaluated(self, before: list[Tensor]) -> Row:
         """The same; with `before`, scores on arrival, also what clients gained since they last left."""
         ids = self.evaluated_clients(self.now.stage)
-        row, own = self.evaluator.after_round(ids, self.evaluated_models, self.common())
+        row, own, finite = self.evaluator.after_round(ids, self.evaluated_models, self.common())
+        if broken := ids[~finite].tolist():
+            row["nonfinite_models"] = len(broken)
+            self.diverged.update(broken)
         if before:
             gained, left = since_left(ids, before, own, self.left, self.task.metric)
             self.left |= left

@@ -19,6 +19,9 @@ def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
     if algorithm.inherit is not None:
         method = algorithm.inherit.around(method)
     require_common(method, method.inference)
+    if (key := setup.training.stops_early) and (why := method.needs_all_rounds()):
+        value = getattr(setup.training, key)
+        raise UserError(f"training.{key}={value}: {method.called} cannot stop early, {why} by training.num_rounds")
     return method
 
 

@@ -78,6 +78,11 @@ class Inherited(MethodWrapper):
 
     slot: Inherit
 
+    def needs_all_rounds(self) -> str:
+        if self.slot.momentum == "mu-b":
+            return super().needs_all_rounds()
+        return f"its inherited model's momentum {self.slot.momentum} goes"
+
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         return super().init_clients(params, ids) | self._begin(params, ids)
 

@@ -53,6 +53,9 @@ class MethodWrapper(Algorithm):
     def needs_uploads(self) -> bool:
         return self.base.needs_uploads()
 
+    def needs_all_rounds(self) -> str:
+        return self.base.needs_all_rounds()
+
     def training_at(self, stage: Stage) -> Training:
         return self.base.training_at(stage)
 

@@ -1,0 +1,73 @@
+"""Which round is best, when a target was reached, when to stop, and where clients diverged: from rows by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from personafl.evaluation import rounds
+
+
+def rows(*means: tuple[float, float] | None) -> list[dict[str, Any]]:
+    """Rows with a validation and a test accuracy; None: not evaluated."""
+    return [
+        {
+            "round": t,
+            **({} if m is None else {"validation": {"mean": m[0]}, "personal": {"mean": m[1]}, "global": None}),
+        }
+        for t, m in enumerate(means)
+    ]
+
+
+FIVE = rows((0.5, 0.4), None, (0.8, 0.6), (0.8, 0.9), (0.7, 0.95))
+
+
+def test_the_first_best_round_of_the_validation_data_is_chosen_not_the_best_of_the_test() -> None:
+    assert rounds.by_validation(FIVE) == {
+        "best_round": 3,
+        "validation": {"mean": 0.8},
+        "personal": {"mean": 0.6},
+        "last": {"round": 5, "validation": {"mean": 0.7}, "personal": {"mean": 0.95}},
+    }
+    lowest = rounds.by_validation(FIVE, "lower")
+    assert lowest is not None and lowest["best_round"] == 1
+    assert rounds.by_validation([{"round": 0, "personal": {"mean": 0.4}}]) is None
+
+
+def test_rounds_to_a_target_are_the_first_evaluated_that_reach_it() -> None:
+    told = [r | ({"global": {"mean": 0.5}} if r["round"] == 4 else {}) for r in FIVE]
+    assert rounds.to_target(told, (0.6, 0.5, 0.99)) == {
+        "0.6": {"personal": 3, "global": None},
+        "0.5": {"personal": 3, "global": 5},
+        "0.99": {"personal": None, "global": None},
+    }
+    assert rounds.to_target(FIVE, (0.45,), "lower") == {"0.45": {"personal": 1, "global": None}}
+
+
+def test_patience_counts_evaluations_since_the_best() -> None:
+    ends = [[rounds.stop(FIVE[: t + 1], patience, None) for t in range(5)] for patience in (1, 2, 3)]
+    assert ends[0] == ["", "", "", "patience", "patience"]  # as good as before is not better
+    assert ends[1] == ["", "", "", "", "patience"]
+    assert ends[2] == [""] * 5
+    worse = rows((0.5, 0), (math.nan, 0), (math.nan, 0))
+    assert rounds.stop(worse, 2, None) == "patience"
+
+
+@pytest.mark.parametrize(("target", "at"), [(0.5, 0), (0.8, 2), (0.9, None)])
+def test_a_target_is_judged_by_validation_data_where_there_are_some(target: float, at: int | None) -> None:
+    ends = [rounds.stop(FIVE[: t + 1], 0, target) for t in range(5)]
+    assert (ends.index("target") if "target" in ends else None) == at
+    plain = [{k: v for k, v in r.items() if k != "validation"} for r in FIVE]
+    assert rounds.stop(plain, 0, 0.95) == "target" and rounds.stop(plain[:4], 0, 0.95) == ""
+    assert (rounds.judged_by(FIVE), rounds.judged_by(plain)) == ("validation", "test")
+
+
+def test_where_clients_diverged() -> None:
+    assert rounds.divergence(FIVE, 0, 9) is None
+    wild = [r | ({"diverged": 2} if r["round"] in (1, 2) else {}) for r in FIVE]
+    found = {"clients": 3, "of": 9, "rounds": 2, "first_round": 2, "last_round": 3, "final": 0}
+    assert rounds.divergence(wild, 3, 9) == found
+    wild[4]["nonfinite_models"] = 1
+    assert rounds.divergence(wild, 3, 9) == found | {"rounds": 3, "last_round": 5, "final": 1}
