@@ -64,6 +64,20 @@ def test_missing_baselines_and_different_worlds_are_pointed_out() -> None:
     ]
 
 
+def test_the_same_concern_is_said_once_for_all_seeds() -> None:
+    """Two methods and three seeds: for seeds 0 and 1 the split and the data differ, for seed 2 the split alone."""
+    runs = []
+    for label in ("local", "fedavg-ft"):
+        for seed in range(3):
+            data = label if seed < 2 else "same"
+            runs.append(summary(label, seed, 0.9, 0.5, hashes={"split": label, "cohorts": "b", "data": data}))
+    rest = "; their numbers are not comparable"
+    assert report.concerns(runs) == [
+        f"seeds 0, 1: the methods did not see the same split, data{rest}",
+        f"seed 2: the methods did not see the same split{rest}",
+    ]
+
+
 def test_latex_and_html_escape_what_they_print() -> None:
     one = [summary("a_b", 0, 0.9, 0.5)]
     assert r"a\_b & 90.0 $\pm$ 5.0" in report.latex(one)

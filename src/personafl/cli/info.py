@@ -66,6 +66,16 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "recipes": _recipes,
 }
 
+KINDS = {
+    "algorithms": "methods of federated learning",
+    "datasets": "data sets by name",
+    "partitions": "ways to divide a data set over clients",
+    "corruptions": "of images, for training and for evaluation",
+    "models": "networks by name",
+    "recipes": "whole comparisons",
+}
+"""What each list is of."""
+
 
 def _of_partition(name: str) -> list[str]:
     from personafl.data.partition import PARTITIONS
@@ -99,13 +109,15 @@ DETAILS: dict[str, Callable[[str], list[str]]] = {
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, corruptions, models or recipes.")],
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, datasets, partitions, corruptions, models or recipes.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Show what there is."""
-    if what not in LISTS:
-        raise UserError(f"list {what}: possible are {', '.join(LISTS)}")
-    found = LISTS[what]()
+    """Show what there is; without an argument, what can be listed."""
+    if what is not None and what not in LISTS:
+        raise UserError(f"list {what}: {config.unknown('list', what, LISTS)}")
+    found = LISTS[what]() if what else KINDS
     if as_json:
         print(json.dumps([{"name": n, "summary": s} for n, s in found.items()]))
         return

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
+import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -13,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, first, print_table, split
+from personafl.cli.terminal import console, errors, first, print_table, split
 from personafl.core.errors import UserError
 
 
@@ -22,7 +24,7 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, section.key=value.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<recipe>-<time>.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<recipe>-<time>-<xxxx>.")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; default the recipe's.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     profile: Annotated[bool, typer.Option("--profile", help="Tell where the time went.")] = False,
@@ -38,13 +40,16 @@ def run(
 
     name, changes = split(recipe, overrides)
     chosen = config.load(name, changes)
-    folder = out or Path("runs") / f"{chosen.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or _unique(chosen.name)
     if first():
         experiment.checked(folder)
     numbers = _seeds(seeds)
-    with _Watch(chosen, numbers, silent=quiet or as_json or not first()) as watch:
-        where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads}
-        result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
+    where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads}
+    try:
+        with _Watch(chosen, numbers, silent=quiet or as_json or not first()) as watch:
+            result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
+    except KeyboardInterrupt:
+        _stopped(folder)
     if not first():
         return
     summaries = [m.summary for m in result.methods.values()]
@@ -59,6 +64,19 @@ def run(
     console.print(
         f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)", markup=False
     )
+
+
+def _unique(name: str) -> Path:
+    """A run folder no other run has, also one that begins in the same second."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _stopped(folder: Path) -> NoReturn:
+    """The end of a run by Ctrl-C."""
+    if first():
+        left = f"what was written so far is in {folder}" if folder.is_dir() else "nothing was written"
+        errors.print(f"stopped; {left}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(130)
 
 
 def _print_times(columns: list[str], rows: list[list[str]], note: str) -> None:

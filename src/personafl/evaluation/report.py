@@ -152,13 +152,17 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
         found.append(
             f"no {' and no '.join(missing)} among the methods: without them a personalised method cannot be judged"
         )
-    seeds: dict[int, list[Summary]] = {}
+    by_seed: dict[int, list[Summary]] = {}
     for s in summaries:
-        seeds.setdefault(s["seed"], []).append(s)
-    for seed, same in seeds.items():
-        for what in ("split", "cohorts", "init", "shift", "data"):
-            if len({s["hashes"][what] for s in same if what in s["hashes"]}) > 1:
-                found.append(f"seed {seed}: the methods did not see the same {what}; their numbers are not comparable")
+        by_seed.setdefault(s["seed"], []).append(s)
+    differ: dict[tuple[str, ...], list[int]] = {}  # what differs, and the seeds it does for
+    for seed, same in by_seed.items():
+        whats = ("split", "cohorts", "init", "shift", "data")
+        if unlike := tuple(w for w in whats if len({s["hashes"][w] for s in same if w in s["hashes"]}) > 1):
+            differ.setdefault(unlike, []).append(seed)
+    for unlike, seeds in differ.items():
+        which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        found.append(f"{which}: the methods did not see the same {', '.join(unlike)}; their numbers are not comparable")
     return found
 
 
