@@ -120,18 +120,6 @@ def test_rotations_and_matrices_are_drawn() -> None:
     assert "Every model on every client" in page
 
 
-def test_rows_of_a_matrix_are_called_by_their_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(report, "_drawn", lambda figure: drawn.append(figure) or "")
-    report._squares({"ditto": {"client_accuracy": np.zeros((3, 20)), "ids": np.array([0, 5, 19])}})
-    axes = drawn[0].axes[0]
-    assert dict(zip(axes.get_yticks(), (t.get_text() for t in axes.get_yticklabels()), strict=True)) == {
-        0: "0",
-        1: "5",
-        2: "19",
-    }
-
-
 def test_different_corruptions_are_compared_where_both_have_them() -> None:
     two = corrupted(0.5, 0.1)  # fog at severities 1 and 2
     one = corrupted(0.3) | {"corruptions": {"fog": {"1": {"mean": 0.3, "std": 0.1}}, "snow": {"1": {"mean": 0.9}}}}

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -184,6 +183,8 @@ p.note, p.concern {{ color: #555; }} p.concern {{ color: #a33; }}
 <div class="curves">{rounds}{degrees}{angles}</div>{corruptions}{clients}</body></html>
 """
 
+_MATRIX = '<h2>Every model on every client\'s test set</h2><div class="square">'
+
 
 def html(
     summaries: Sequence[Summary],
@@ -195,6 +196,8 @@ def html(
 
     `curves` are rows of metrics.jsonl, `evaluations` arrays of evaluations.npz, both by name.
     """
+    from personafl.evaluation import figures  # slow to import
+
     esc = escaping.escape
     by_round = {
         name: (
@@ -221,11 +224,11 @@ def html(
         body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries)),
         note=esc(" ".join([NOTE, *remarks(summaries)])),
         concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),
-        rounds=_svg(by_round, "round", "Accuracy without shift, over rounds"),
-        degrees=_svg(by_degree, "degree of shift, %", title_of_shift, expected) if by_degree else "",
-        angles=_svg(by_angle, "rotation, degrees", "Accuracy on turned images") if by_angle else "",
+        rounds=_drawn(figures.curves(by_round, "round", "Accuracy without shift, over rounds")),
+        degrees=_drawn(figures.curves(by_degree, "degree of shift, %", title_of_shift, expected)) if by_degree else "",
+        angles=_drawn(figures.curves(by_angle, "rotation, degrees", "Accuracy on turned images")) if by_angle else "",
         corruptions=_corruptions(summaries),
-        clients=_squares(squares) if squares else "",
+        clients=f"{_MATRIX}{_drawn(figures.matrix(squares))}</div>" if squares else "",
     )
 
 
@@ -272,47 +275,6 @@ def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]]
     top = "".join(f"<th>{esc(h)}</th>" for h in head)
     head_row = f"<caption>{esc(caption)}</caption><thead><tr><th></th>{top}</tr></thead>"
     return f'<table class="heat">{head_row}<tbody>{body}</tbody></table>'
-
-
-def _squares(squares: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
-    """Every model on every client's test set, as pictures on one scale."""
-    from matplotlib.figure import Figure  # slow to import
-
-    across = min(3, len(squares))
-    down = -(-len(squares) // across)
-    figure = Figure(figsize=(3.4 * across + 0.8, 3.2 * down), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False).flatten()
-    for axes in grid[len(squares) :]:
-        axes.set_axis_off()
-    for axes, (name, found) in zip(grid, squares.items(), strict=False):
-        square, ids = 100 * found["client_accuracy"], found["ids"]
-        image = axes.imshow(square, vmin=0, vmax=100, aspect="auto", interpolation="nearest", cmap="viridis")
-        axes.set_title(name, fontsize=9)
-        axes.set(xlabel="test set of client", ylabel="model of client")
-        axes.locator_params(axis="x", integer=True)
-        axes.set_yticks(rows := np.unique(np.linspace(0, len(ids) - 1, 8).round().astype(int)), ids[rows])
-    figure.colorbar(image, ax=grid.tolist(), label="accuracy, %")
-    return f'<h2>Every model on every client\'s test set</h2><div class="square">{_drawn(figure)}</div>'
-
-
-Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Places and values by name."""
-
-
-def _svg(lines: Lines, across: str, title: str, dashed: Lines | None = None) -> str:
-    from matplotlib.figure import Figure  # slow to import
-
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, (x, y) in lines.items():
-        (line,) = axes.plot(x, [100 * v for v in y], marker="o", markersize=3, label=name)
-        if name in (dashed or {}):
-            x, y = (dashed or {})[name]
-            axes.plot(x, [100 * v for v in y], linestyle="--", linewidth=1, color=line.get_color())
-    axes.set(xlabel=across, ylabel="accuracy, %", title=title)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    return _drawn(figure)
 
 
 def _drawn(figure: Figure) -> str:
