@@ -9,12 +9,21 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
+import numpy as np
+
+from personafl.evaluation import final
+from personafl.evaluation.final import Arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from personafl.evaluation.figures import Curve
+
 Summary = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+"""Of metrics.jsonl."""
+Key = tuple[str, int]
+"""Label and seed."""
 
 COLUMNS = ("Method", "No shift", "Full shift", "Average", "Worst", "MiB", "GFLOP", "Seconds", "Evaluated model")
 NOTE = (
@@ -180,7 +189,7 @@ p.note, p.concern {{ color: #555; }} p.concern {{ color: #a33; }}
 </style></head><body><h1>{title}</h1>
 <table class="methods"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
 <p class="note">{note}</p>{concerns}
-<div class="curves">{rounds}{degrees}{angles}</div>{corruptions}{clients}</body></html>
+<div class="curves">{curves}</div>{corruptions}{clients}</body></html>
 """
 
 _MATRIX = '<h2>Every model on every client\'s test set</h2><div class="square">'
@@ -188,54 +197,103 @@ _MATRIX = '<h2>Every model on every client\'s test set</h2><div class="square">'
 
 def html(
     summaries: Sequence[Summary],
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    curves: Mapping[Key, Rows],
     title: str,
-    evaluations: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
+    evaluations: Mapping[Key, Arrays] | None = None,
 ) -> str:
     """A page of its own: the table, accuracy over rounds and degrees of shift, and what else the run was asked for.
 
-    `curves` are rows of metrics.jsonl, `evaluations` arrays of evaluations.npz, both by name.
+    `curves` are rows of metrics.jsonl, `evaluations` arrays of evaluations.npz.
     """
-    from personafl.evaluation import figures  # slow to import
-
     esc = escaping.escape
-    by_round = {
-        name: (
-            [r["round"] + 1 for r in rows if "personal" in r],
-            [r["personal"]["mean"] for r in rows if "personal" in r],
-        )
-        for name, rows in curves.items()
+    svg = {
+        what: "" if (found := figure(what, summaries, curves, evaluations or {})) is None else _drawn(found)
+        for what in FIGURES
     }
-    by_degree, by_angle, expected = {}, {}, {}
-    for label, seeds in groups(summaries).items():
-        if all(s["shift"] for s in seeds):
-            x, y = _curve([s["shift"]["degrees"] for s in seeds])
-            by_degree[label] = ([100 * d for d in x], y)
-            if all(s["shift"].get("protocol") == "donor" and "expected" in s.get("robustness", {}) for s in seeds):
-                x, y = _curve([s["robustness"]["expected"] for s in seeds])
-                expected[label] = ([100 * d for d in x], y)
-        if all("rotations" in s.get("robustness", {}) for s in seeds):
-            by_angle[label] = _curve([s["robustness"]["rotations"] for s in seeds])
-    title_of_shift = "Accuracy over the degree of shift" + (" (dashed: expected over all donors)" if expected else "")
-    squares = {n: a for n, a in (evaluations or {}).items() if "client_accuracy" in a}
     return _PAGE.format(
         title=esc(title),
         head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
         body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries)),
         note=esc(" ".join([NOTE, *remarks(summaries)])),
         concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),
-        rounds=_drawn(figures.curves(by_round, "round", "Accuracy without shift, over rounds")),
-        degrees=_drawn(figures.curves(by_degree, "degree of shift, %", title_of_shift, expected)) if by_degree else "",
-        angles=_drawn(figures.curves(by_angle, "rotation, degrees", "Accuracy on turned images")) if by_angle else "",
+        curves="".join(svg[what] for what in ("rounds", "shift", "rotations", "clients")),
         corruptions=_corruptions(summaries),
-        clients=f"{_MATRIX}{_drawn(figures.matrix(squares))}</div>" if squares else "",
+        clients=f"{_MATRIX}{svg['matrix']}</div>" if svg["matrix"] else "",
     )
 
 
-def _curve(seeds: Sequence[Mapping[str, Mapping[str, float]]]) -> tuple[list[float], list[float]]:
-    """Places in order, and the mean over seeds at each."""
-    places = sorted(seeds[0], key=float)
-    return [float(p) for p in places], [mean(s[p]["mean"] for s in seeds) for p in places]
+FIGURES = ("rounds", "shift", "clients", "matrix", "rotations")
+"""What can be drawn of a comparison."""
+
+
+def figure(
+    what: str, summaries: Sequence[Summary], curves: Mapping[Key, Rows], evaluations: Mapping[Key, Arrays]
+) -> Figure | None:
+    """One of `FIGURES`; None where these runs have nothing to draw in it."""
+    from personafl.evaluation import figures  # slow to import
+
+    by_label = groups(summaries)
+    if what == "matrix":
+        several = len({seed for _, seed in evaluations}) > 1
+        squares = {
+            f"{label}, seed {seed}" if several else label: a
+            for (label, seed), a in evaluations.items()
+            if "client_accuracy" in a
+        }
+        return figures.matrix(squares) if squares else None
+    if what == "clients":
+        found = {
+            label: [final.own_accuracy(a) for s in seeds if "scores" in (a := evaluations.get((label, s["seed"]), {}))]
+            for label, seeds in by_label.items()
+        }
+        boxes = {label: np.concatenate(v) for label, v in found.items() if v}
+        return figures.clients(boxes, "Clients' accuracy without shift") if boxes else None
+    across, title = _AXES[what]
+    lines = {label: c for label, seeds in by_label.items() if (c := _curve(what, seeds, curves)) is not None}
+    dashed = {n: c for n, s in by_label.items() if what == "shift" and (c := _curve("expected", s, curves)) is not None}
+    title += " (dashed: expected over all donors)" if dashed else ""
+    return figures.curves(lines, across, title, dashed, among=list(by_label)) if lines else None
+
+
+_AXES = {
+    "rounds": ("round", "Accuracy without shift, over rounds"),
+    "shift": ("degree of shift, %", "Accuracy over the degree of shift"),
+    "rotations": ("rotation, degrees", "Accuracy on turned images"),
+}
+
+
+def _curve(what: str, seeds: Sequence[Summary], curves: Mapping[Key, Rows]) -> Curve | None:
+    """What the seeds of a method give for an axis, None where one of them has nothing."""
+    from personafl.evaluation.figures import Curve  # slow to import
+
+    if what == "rounds":
+        return _over_rounds(seeds, curves)
+    robust = [s.get("robustness", {}) for s in seeds]
+    if what == "shift":
+        cells = [(s["shift"] or {}).get("degrees") for s in seeds]
+    elif what == "expected":
+        donor = all((s["shift"] or {}).get("protocol") == "donor" for s in seeds)
+        cells = [r.get("expected") if donor else None for r in robust]
+    else:
+        cells = [r.get(what) for r in robust]
+    scale = 1 if what == "rotations" else 100
+    found = [{scale * float(p): v["mean"] for p, v in c.items()} for c in cells if c]
+    return Curve.over_seeds(found) if len(found) == len(seeds) else None
+
+
+def _over_rounds(seeds: Sequence[Summary], curves: Mapping[Key, Rows]) -> Curve | None:
+    """Accuracy after rounds, counted from one; a stage behind the last round stands apart."""
+    from personafl.evaluation.figures import Curve  # slow to import
+
+    by_round, final_stages = [], []
+    for s in seeds:
+        rows = [r for r in curves.get((s["label"], s["seed"]), ()) if "personal" in r]
+        if not rows:
+            return None
+        by_round.append({r["round"] + 1: r["personal"]["mean"] for r in rows if r["round"] < s["rounds"]})
+        if (last := rows[-1])["round"] >= s["rounds"]:
+            final_stages.append((last["phase"], s["rounds"], last["personal"]["mean"]))
+    return Curve.over_seeds(by_round, final_stages)
 
 
 def _corruptions(summaries: Sequence[Summary]) -> str:

@@ -210,10 +210,8 @@ class Result:
 def write_reports(folder: Path, done: list[MethodResult]) -> None:
     summaries = [m.summary for m in done]
     (folder / "table.md").write_text(report.markdown(summaries) + "\n")
-    several = len({m.seed for m in done}) > 1
-    named = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in done}
-    curves = {name: m.rows for name, m in named.items()}
-    evaluations = {name: m.evaluations for name, m in named.items()}
+    curves = {(m.label, m.seed): m.rows for m in done}
+    evaluations = {(m.label, m.seed): m.evaluations for m in done}
     (folder / "report.html").write_text(report.html(summaries, curves, title=folder.name, evaluations=evaluations))
 
 
