@@ -11,7 +11,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from personafl import config
@@ -46,8 +45,7 @@ def run(
     numbers = _seeds(seeds)
     where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads}
     try:
-        with _Watch(chosen, numbers, silent=quiet or as_json or not first()) as watch:
-            result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
+        result = experiment.run(chosen, out=folder, seeds=numbers, quiet=quiet or as_json, timed=profile, **where)
     except KeyboardInterrupt:
         _stopped(folder)
     if not first():
@@ -97,46 +95,3 @@ def _seeds(text: str) -> list[int]:
     if len(set(seeds)) < len(seeds) or any(s < 0 for s in seeds):
         raise UserError(f"--seeds {text}: must differ and not be negative")
     return seeds
-
-
-class _Watch:
-    """Progress: a bar with accuracy and time left on a terminal, a line per evaluation elsewhere."""
-
-    def __init__(self, recipe: config.Recipe, seeds: list[int], *, silent: bool) -> None:
-        self.silent = silent
-        self.bar: Progress | None = None
-        self.runs = len(recipe.algorithms) * max(1, len(seeds))
-        self.rounds = recipe.training.num_rounds
-        if not silent and console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            self.bar = Progress(
-                *columns,
-                TextColumn("{task.fields[accuracy]}"),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            self.task = self.bar.add_task("starting", total=self.runs * self.rounds, accuracy="")
-
-    def __enter__(self) -> _Watch:
-        if self.bar is not None:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def __call__(self, label: str, seed: int, stages: int, row: dict[str, Any]) -> None:
-        if self.silent:
-            return
-        accuracy = f"{100 * row['personal']['mean']:.1f} %" if "personal" in row else ""
-        if self.bar is not None:
-            changes: dict[str, Any] = {"accuracy": accuracy} if accuracy else {}
-            ahead = 0 if row["round"] >= self.rounds else 1  # a final stage is no round
-            self.bar.update(self.task, advance=ahead, description=f"{label} ({row['phase']})", **changes)
-        elif accuracy:
-            stage = f"round {row['round'] + 1}/{stages}"
-            console.print(
-                f"{label} seed {seed} {stage} {row['phase']}: accuracy {accuracy}", markup=False, highlight=False
-            )
