@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.data.missing import Missing, fill_missing
 
@@ -20,8 +21,8 @@ Array = NDArray[Any]
 HASHED = 4 * 2**20  # bytes of examples a hash is taken of
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
+@dataclass(frozen=True, eq=False, repr=False)
+class Source(Displayed):
     """A data set before it is divided: examples, labels, and natural clients where it has them."""
 
     name: str
@@ -76,6 +77,11 @@ class Source:
             raise UserError(
                 f"{self.name}: label {int(self.y[at])} of {self._place(at)} is not in 0..{self.classes - 1}"
             )
+
+    def _facts(self) -> dict[str, object]:
+        natural = {} if self.clients is None else {"clients": len(np.unique(self.clients))}
+        shape = tuple(self.x.shape[1:])
+        return {"name": self.name, "examples": len(self.x), "shape": shape, "classes": self.classes} | natural
 
     def _place(self, row: int) -> str:
         """An example in messages: by its place among its client's, where that has a name."""

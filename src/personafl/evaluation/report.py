@@ -187,7 +187,7 @@ th:first-child, td:first-child, .methods th:last-child, .methods td:last-child, 
 .heat th, .heat td {{ padding: .1rem .5rem; }} .square svg {{ max-width: 100%; height: auto; }}
 p.note, p.concern {{ color: #555; }} p.concern {{ color: #a33; }}
 </style></head><body><h1>{title}</h1>
-<table class="methods"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+{table}
 <p class="note">{note}</p>{concerns}
 <div class="curves">{curves}</div>{corruptions}{clients}</body></html>
 """
@@ -212,14 +212,21 @@ def html(
     }
     return _PAGE.format(
         title=esc(title),
-        head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
-        body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries)),
+        table=html_table(summaries),
         note=esc(" ".join([NOTE, *remarks(summaries)])),
         concerns="".join(f'<p class="concern">{esc(c)}</p>' for c in concerns(summaries)),
         curves="".join(svg[what] for what in ("rounds", "shift", "rotations", "clients")),
         corruptions=_corruptions(summaries),
         clients=f"{_MATRIX}{svg['matrix']}</div>" if svg["matrix"] else "",
     )
+
+
+def html_table(summaries: Sequence[Summary]) -> str:
+    """The comparison as an HTML table."""
+    esc = escaping.escape
+    head = "".join(f"<th>{esc(c)}</th>" for c in columns(summaries))
+    body = "".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries))
+    return f'<table class="methods"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 FIGURES = ("rounds", "shift", "clients", "matrix", "rotations")
