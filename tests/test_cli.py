@@ -16,6 +16,7 @@ import torch
 
 import personafl
 from personafl import cli, config
+from personafl.config.recipe import SECTIONS
 from personafl.data.corruptions import PARAMETERS, STANDARD
 
 QUICK = [
@@ -177,6 +178,31 @@ def test_info_tells_what_a_partition_uses_and_how_severe_a_corruption_is(call) -
 def test_info_opens_what_fills_a_slot(call) -> None:
     assert re.search(r"inherit\.transfer +mmd +how it teaches", call("info", "fedphp").out)
     assert re.search(r"base +fedavg +the method that is warmed up", call("info", "fedpews").out)
+
+
+def test_info_explains_a_key_and_lists_a_section(call) -> None:
+    said = call("info", "training.momentum").out
+    assert said.splitlines()[0] == "training.momentum: momentum of sgd"
+    assert "type: number" in said and "default: 0.0" in said and "possible: in [0, 1)" in said
+    assert "looked at by: all but co-pfl" in said
+    for section in ("data", "model", "training", "evaluation"):
+        out = call("info", section).out
+        assert all(f"{section}.{name}" in out for name in SECTIONS[section].names())
+    assert "by the data" in call("info", "training.lr").out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("training.momentun", "info training.momentun: no such setting of [training]; did you mean momentum?"),
+        ("trainig.lr", "info trainig.lr: no such section or method; did you mean training?"),
+        ("trainin", "info trainin: no such name; did you mean training?"),
+        ("dm-pfl.sparse", "info dm-pfl.sparse: no such setting of dm-pfl; did you mean sparsity?"),
+    ],
+)
+def test_info_suggests_the_nearest_key(call, name: str, message: str) -> None:
+    said = call("info", name)
+    assert said.code == 2 and message in said.err
 
 
 def test_partition_shows_saves_and_draws(call, tmp_path: Path) -> None:
