@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from personafl.evaluation.figures import Curve
 
 Summary = Mapping[str, Any]
-Rows = Sequence[Mapping[str, Any]]
+RoundRows = Sequence[Mapping[str, Any]]
 """Of metrics.jsonl."""
 Key = tuple[str, int]
 """Label and seed."""
@@ -197,7 +197,7 @@ _MATRIX = '<h2>Every model on every client\'s test set</h2><div class="square">'
 
 def html(
     summaries: Sequence[Summary],
-    curves: Mapping[Key, Rows],
+    curves: Mapping[Key, RoundRows],
     title: str,
     evaluations: Mapping[Key, Arrays] | None = None,
 ) -> str:
@@ -234,7 +234,7 @@ FIGURES = ("rounds", "shift", "clients", "matrix", "rotations")
 
 
 def figure(
-    what: str, summaries: Sequence[Summary], curves: Mapping[Key, Rows], evaluations: Mapping[Key, Arrays]
+    what: str, summaries: Sequence[Summary], curves: Mapping[Key, RoundRows], evaluations: Mapping[Key, Arrays]
 ) -> Figure | None:
     """One of `FIGURES`; None where these runs have nothing to draw in it."""
     from personafl.evaluation import figures  # slow to import
@@ -269,7 +269,7 @@ _AXES = {
 }
 
 
-def _curve(what: str, seeds: Sequence[Summary], curves: Mapping[Key, Rows]) -> Curve | None:
+def _curve(what: str, seeds: Sequence[Summary], curves: Mapping[Key, RoundRows]) -> Curve | None:
     """What the seeds of a method give for an axis, None where one of them has nothing."""
     from personafl.evaluation.figures import Curve  # slow to import
 
@@ -288,7 +288,7 @@ def _curve(what: str, seeds: Sequence[Summary], curves: Mapping[Key, Rows]) -> C
     return Curve.over_seeds(found) if len(found) == len(seeds) else None
 
 
-def _over_rounds(seeds: Sequence[Summary], curves: Mapping[Key, Rows]) -> Curve | None:
+def _over_rounds(seeds: Sequence[Summary], curves: Mapping[Key, RoundRows]) -> Curve | None:
     """Accuracy after rounds, counted from one; a stage behind the last round stands apart."""
     from personafl.evaluation.figures import Curve  # slow to import
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import html
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -170,7 +171,8 @@ class Result(Displayed):
         return {"recipe": self.recipe.name, "labels": list(self.labels), "seeds": list(self.seeds)}
 
     def _repr_html_(self) -> str:
-        return f"{report.html_table(self.summaries)}<p>{' '.join([report.NOTE, *report.remarks(self.summaries)])}</p>"
+        below = " ".join([report.NOTE, *report.remarks(self.summaries)])
+        return f"{report.html_table(self.summaries)}<p>{html.escape(below)}</p>"
 
     def __iter__(self) -> Iterator[MethodResult]:
         return iter(self.methods.values())
