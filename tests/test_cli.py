@@ -17,6 +17,7 @@ import torch
 
 import personafl
 from personafl import cli, config
+from personafl.config.recipe import SECTIONS
 from personafl.data.corruptions import PARAMETERS, STANDARD
 
 QUICK = [
@@ -209,6 +210,31 @@ def test_info_tells_what_a_partition_uses_and_how_severe_a_corruption_is(call) -
 def test_info_opens_what_fills_a_slot(call) -> None:
     assert re.search(r"inherit\.transfer +mmd +how it teaches", call("info", "fedphp").out)
     assert re.search(r"base +fedavg +the method that is warmed up", call("info", "fedpews").out)
+
+
+def test_info_explains_a_key_and_lists_a_section(call) -> None:
+    said = call("info", "training.momentum").out
+    assert said.splitlines()[0] == "training.momentum: momentum of sgd"
+    assert "type: number" in said and "default: 0.0" in said and "possible: in [0, 1)" in said
+    assert "looked at by: all but co-pfl" in said
+    for section in ("data", "model", "training", "evaluation"):
+        out = call("info", section).out
+        assert all(f"{section}.{name}" in out for name in SECTIONS[section].names())
+    assert "by the data" in call("info", "training.lr").out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("training.momentun", "info training.momentun: no such setting of [training]; did you mean momentum?"),
+        ("trainig.lr", "info trainig.lr: no such section or method; did you mean training?"),
+        ("trainin", "info trainin: no such name; did you mean training?"),
+        ("dm-pfl.sparse", "info dm-pfl.sparse: no such setting of dm-pfl; did you mean sparsity?"),
+    ],
+)
+def test_info_suggests_the_nearest_key(call, name: str, message: str) -> None:
+    said = call("info", name)
+    assert said.code == 2 and message in said.err
 
 
 def test_partition_shows_saves_and_draws(call, tmp_path: Path) -> None:
@@ -456,9 +482,51 @@ def test_the_module_can_be_run_and_stops_with_one_line_on_ctrl_c() -> None:
         "e.run = stop\nsys.argv = ['personafl', 'run']\nc.main()"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert (out.returncode, out.stderr.strip()) == (130, "stopped; what was written so far is kept")
+    assert (out.returncode, out.stderr.strip()) == (130, "stopped; nothing was written")
     out = subprocess.run([sys.executable, "-m", "personafl", "--version"], capture_output=True, text=True, env=env)
     assert out.stdout.strip() == personafl.__version__
+
+
+def test_ctrl_c_names_the_folder_of_what_was_written(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from personafl import experiment
+
+    def stop(*_: object, out: Path, **__: object) -> None:
+        out.mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "run", stop)
+    said = call("run", "--out", "here")
+    assert (said.code, said.err) == (130, "stopped; what was written so far is in here\n")
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda form: "20260102-030405")
+    for _ in range(2):
+        assert call("run", *quick("local"), "training.num_rounds=1", "evaluation.shift=none", "--quiet").code == 0
+    one, other = sorted(p.name for p in (tmp_path / "runs").iterdir())
+    assert one != other and all(re.fullmatch(r"demo-20260102-030405-[0-9a-f]{4}", n) for n in (one, other))
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "list", "info", "partition", "doctor"])
+def test_help_has_no_escapes_and_says_what_every_argument_means(call, command: str) -> None:
+    out = call(command, "--help").out
+    assert "\\" not in out
+    arguments = out.partition("Arguments:\n")[2].partition("\n\n")[0].splitlines()
+    assert all(re.match(r"  \S+  +\S|    ", line) for line in arguments)  # the others are continued
+    assert bool(arguments) == (command != "doctor")
+    if command == "run":
+        assert "[default: auto]" in out
+
+
+def test_list_alone_and_its_help_name_what_can_be_listed(call) -> None:
+    kinds = {entry["name"] for entry in json.loads(call("list", "--json").out)}
+    assert kinds == {"algorithms", "datasets", "partitions", "corruptions", "models", "recipes"}
+    for words in (("list",), ("list", "--help")):
+        assert all(kind in call(*words).out for kind in kinds)
+    said = call("list", "algorithm")
+    assert said.code == 2 and "did you mean algorithms?" in said.err
 
 
 def ended(raising: str, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -33,9 +33,10 @@ from personafl import (
     UserError,
 )
 from personafl.algorithms import MOON, FedFu
-from personafl.cli.run import _Watch
 from personafl.evaluation import report
 from personafl.evaluation.metrics import METRICS
+from personafl.evaluation.shown import Shown
+from personafl.experiment.progress import ProgressDisplay
 from personafl.models import MLP
 from tests import task_worlds
 
@@ -240,7 +241,7 @@ def test_the_targets_choose_task_loss_and_metric(
         assert "Accuracies in %" in made.table()
     else:
         unit = " in %" if metric["name"] == "macro_f1" else ""
-        assert f"{report.Shown(**metric).title}{unit} ({metric['better']} is better), mean" in made.table()
+        assert f"{Shown(**metric).title}{unit} ({metric['better']} is better), mean" in made.table()
 
 
 def test_a_run_folder_of_another_task_is_written_and_read_back(tmp_path: Path) -> None:
@@ -263,30 +264,26 @@ def test_functions_and_metrics_of_one_s_own_and_their_directions() -> None:
     assert summary["metric"] == {"name": "tests.test_tasks:FAR", "better": "lower"}
     assert summary["accuracy"]["personal"]["worst"] > summary["accuracy"]["personal"]["mean"] > 1
     assert seen[0]["metric"] == summary["metric"]
-    shown = report.Shown(**seen[0]["metric"])
+    shown = Shown(**seen[0]["metric"])
     assert shown.text(1.23456) == "FAR 1.235"
     as_function = personafl.run(own | {"evaluation": {"metric": far, "shift": "none"}})
     assert as_function["local"].summary["metric"] == {"name": "far", "better": "higher"}
 
 
 def test_progress_is_in_the_metric_s_own_words(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = personafl.run(recipe("prices", algorithms=[{"name": "local"}])).recipe
-    watch = _Watch(chosen, [], silent=False)
-    watch(
-        "local",
-        0,
-        2,
-        {"round": 1, "phase": "train", "personal": {"mean": 12.3456}, "metric": {"name": "mse", "better": "lower"}},
-    )
-    watch(
-        "local",
-        0,
-        2,
-        {"round": 1, "phase": "train", "personal": {"mean": 0.5}, "metric": {"name": "macro_f1", "better": "higher"}},
-    )
+    with ProgressDisplay(2, 1, 2, quiet=False) as told:
+        row = {
+            "round": 1,
+            "phase": "train",
+            "personal": {"mean": 12.3456},
+            "metric": {"name": "mse", "better": "lower"},
+        }
+        told("local", 0, 2, row)
+        of_labels = {"personal": {"mean": 0.5}, "metric": {"name": "macro_f1", "better": "higher"}, "diverged": 1}
+        told("ditto", 0, 2, row | of_labels)
     assert capsys.readouterr().out.splitlines() == [
-        "local seed 0 round 2/2 train: mse 12.35",
-        "local seed 0 round 2/2 train: macro f1 50.0 %",
+        "local, round 2/2 (train): mse 12.35",
+        "ditto, round 2/2 (train): macro f1 50.0 % (1 clients diverged)",
     ]
 
 

@@ -17,6 +17,7 @@ def summary(label: str, seed: int, own: float, full: float, **changes: Any) -> d
         "algorithm": label,
         "label": label,
         "seed": seed,
+        "rounds": 10,
         "evaluated_model": "theirs & <ours>",
         "lr": 0.1,
         "accuracy": {"personal": {"mean": own, "std": 0.05, "worst": own - 0.1}, "global": None},
@@ -160,16 +161,30 @@ def test_missing_baselines_and_different_worlds_are_pointed_out() -> None:
     ]
 
 
+def test_the_same_concern_is_said_once_for_all_seeds() -> None:
+    """Two methods and three seeds: for seeds 0 and 1 the split and the data differ, for seed 2 the split alone."""
+    runs = []
+    for label in ("local", "fedavg-ft"):
+        for seed in range(3):
+            data = label if seed < 2 else "same"
+            runs.append(summary(label, seed, 0.9, 0.5, hashes={"split": label, "cohorts": "b", "data": data}))
+    rest = "; their numbers are not comparable"
+    assert report.concerns(runs) == [
+        f"seeds 0, 1: the methods did not see the same split, data{rest}",
+        f"seed 2: the methods did not see the same split{rest}",
+    ]
+
+
 def test_latex_and_html_escape_what_they_print() -> None:
     one = [summary("a_b", 0, 0.9, 0.5)]
     assert r"a\_b & 0.1 & 90.0 $\pm$ 5.0" in report.latex(one)
-    page = report.html(one, {"a_b": [{"round": 0, "personal": {"mean": 0.5}}]}, title="x < y")
+    page = report.html(one, {("a_b", 0): [{"round": 0, "personal": {"mean": 0.5}}]}, title="x < y")
     assert "theirs &amp; &lt;ours&gt;" in page
     assert "<title>x &lt; y</title>" in page
     assert page.count("<svg") == 2
 
 
-CURVES = {"ditto": [{"round": 0, "personal": {"mean": 0.5}}]}
+CURVES = {("ditto", 0): [{"round": 0, "personal": {"mean": 0.5}}]}
 
 
 def corrupted(*means: float) -> dict[str, Any]:
@@ -198,21 +213,9 @@ def test_rotations_and_matrices_are_drawn() -> None:
     turned = {"rotations": {a: {"mean": 0.5, "std": 0.1} for a in ("-15.0", "0.0", "15.0")}}
     one = [summary("ditto", 0, 0.9, 0.5, robustness=turned)]
     square = {"client_accuracy": np.eye(4)[[1, 3]], "ids": np.array([1, 3])}  # a sample of two of four clients
-    page = report.html(one, CURVES, title="x", evaluations={"ditto": square, "local": {"ids": np.arange(4)}})
+    page = report.html(one, CURVES, title="x", evaluations={("ditto", 0): square, ("local", 0): {"ids": np.arange(4)}})
     assert page.count("<svg") == 4
     assert "Every model on every client" in page
-
-
-def test_rows_of_a_matrix_are_called_by_their_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(report, "_drawn", lambda figure: drawn.append(figure) or "")
-    report._squares({"ditto": {"client_accuracy": np.zeros((3, 20)), "ids": np.array([0, 5, 19])}}, report.Shown())
-    axes = drawn[0].axes[0]
-    assert dict(zip(axes.get_yticks(), (t.get_text() for t in axes.get_yticklabels()), strict=True)) == {
-        0: "0",
-        1: "5",
-        2: "19",
-    }
 
 
 def test_different_corruptions_are_compared_where_both_have_them() -> None:
@@ -266,7 +269,7 @@ def test_curves_are_drawn_over_rounds_from_one_and_in_per_cent(monkeypatch: pyte
         {"round": 4},
         {"round": 9, "personal": {"mean": 0.75}},
     ]
-    report.html([summary("ditto", 0, 0.9, 0.25)], {"ditto": curve}, title="x")
+    report.html([summary("ditto", 0, 0.9, 0.25)], {("ditto", 0): curve}, title="x")
     (over_rounds,), (over_degrees,) = (figure.axes[0].lines for figure in figures)
     assert (list(over_rounds.get_xdata()), list(over_rounds.get_ydata())) == ([1, 10], [50, 75])
     assert (list(over_degrees.get_xdata()), list(over_degrees.get_ydata())) == ([0, 100], [90, 25])
@@ -285,9 +288,65 @@ def test_a_metric_of_which_lower_is_better_is_written_in_its_own_unit() -> None:
     assert "Mse over the degree of shift" in page and "mse (lower is better)" in page
 
 
-def test_a_square_of_another_metric_is_drawn_on_the_scale_of_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(report, "_drawn", lambda figure: drawn.append(figure) or "")
-    squares = {n: {"client_accuracy": np.full((2, 2), v), "ids": np.arange(2)} for n, v in (("a", 2.0), ("b", 7.5))}
-    report._squares(squares, report.Shown("mse", "lower"))
-    assert [axes.images[0].get_clim() for axes in drawn[0].axes[:2]] == [(2.0, 7.5)] * 2
+def test_a_square_of_another_metric_is_drawn_on_the_scale_of_its_numbers() -> None:
+    squares = {
+        (n, 0): {"client_accuracy": np.full((2, 2), v), "ids": np.arange(2)} for n, v in (("a", 2.0), ("b", 7.5))
+    }
+    runs = [summary(n, 0, 0.9, 0.5, metric={"name": "mse", "better": "lower"}) for n, _ in squares]
+    drawn = report.figure("matrix", runs, {}, squares)
+    assert drawn is not None
+    assert [axes.images[0].get_clim() for axes in drawn.axes[:2]] == [(2.0, 7.5)] * 2
+
+
+def test_seeds_are_one_line_in_a_band_and_a_last_stage_is_no_round() -> None:
+    """Two seeds at 0.5 and 0.7: mean 0.6, deviation 0.2 / sqrt(2); after fine-tuning 0.8 and 0.9."""
+    runs = [summary("fedavg-ft", seed, 0.9, 0.25) for seed in (0, 1)]
+    curves = {
+        ("fedavg-ft", seed): [
+            {"round": 9, "phase": "train", "personal": {"mean": own}},
+            {"round": 10, "phase": "finetune", "personal": {"mean": tuned}},
+        ]
+        for seed, own, tuned in ((0, 0.5, 0.8), (1, 0.7, 0.9))
+    }
+    drawn = report.figure("rounds", runs, curves, {})
+    assert drawn is not None
+    line, dotted, mark = drawn.axes[0].lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([10], [60])
+    assert mark.get_label() == "fedavg-ft, finetune stage"
+    assert list(mark.get_xdata()) == [10] and list(mark.get_ydata()) == pytest.approx([85])
+    assert dotted.get_linestyle() == ":"
+    (band,) = drawn.axes[0].collections
+    low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
+    assert (low, high) == pytest.approx((60 - 20 / math.sqrt(2), 60 + 20 / math.sqrt(2)))
+    assert line.get_color() == dotted.get_color() == mark.get_color()
+
+
+def test_every_one_of_25_methods_has_a_look_of_its_own_in_all_figures() -> None:
+    runs = [summary(f"m{i}", 0, 0.9, 0.5) for i in range(25)]
+    runs[0]["shift"] = None  # the others keep their colours
+    curves = {(r["label"], 0): CURVES["ditto", 0] for r in runs}
+    looks = []
+    for what in ("rounds", "shift"):
+        drawn = report.figure(what, runs, curves, {})
+        assert drawn is not None
+        looks.append({line.get_label(): (line.get_color(), line.get_marker()) for line in drawn.axes[0].lines})
+    over_rounds, over_degrees = looks
+    assert len(set(over_rounds.values())) == 25
+    assert over_degrees == {label: look for label, look in over_rounds.items() if label != "m0"}
+
+
+def test_clients_of_all_seeds_are_drawn_as_one_box() -> None:
+    """Two seeds of two clients: 0, 1 and 0.5, 1 of two samples each; the median is 0.75."""
+    runs = [summary("ditto", seed, 0.9, 0.5) for seed in (0, 1)]
+    edges = np.array([0, 2, 4])
+    scores = {("ditto", 0): np.array([0, 0, 1, 1]), ("ditto", 1): np.array([0, 1, 1, 1])}
+    drawn = report.figure("clients", runs, {}, {k: {"scores": s, "edges": edges} for k, s in scores.items()})
+    assert drawn is not None
+    median = next(line for line in drawn.axes[0].lines if len(set(line.get_ydata())) == 1 and line.get_color() == "C1")
+    assert list(median.get_ydata()) == [75, 75]
+    assert [t.get_text() for t in drawn.axes[0].get_xticklabels()] == ["ditto"]
+
+
+def test_what_a_run_has_not_is_not_drawn() -> None:
+    one = [summary("ditto", 0, 0.9, 0.5, shift=None)]
+    assert [what for what in report.FIGURES if report.figure(what, one, CURVES, {}) is not None] == ["rounds"]

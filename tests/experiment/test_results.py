@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,66 @@ def test_results_read_back_have_the_same_newcomers(result: personafl.Result, tmp
         found, wanted = again["fedper"].client(c), result["fedper"].client(c)
         checks.assert_agree(found.deployed, wanted.deployed)
         assert torch.equal(found.predict(x), wanted.predict(x))  # what is read lies in memory as what was written
+
+
+@pytest.fixture(scope="module")
+def compared() -> personafl.Result:
+    recipe: dict[str, Any] = {
+        "data": {"dataset": "digits", "partition": "iid", "num_clients": 3},
+        "training": {"num_rounds": 2, "local_steps": 1, "batch_size": 2},
+        "evaluation": {"eval_every": 1, "degrees": [0.0, 1.0], "draws": 1, "matrix": True},
+        "algorithms": ["local", "fedavg-ft"],
+    }
+    return personafl.run(recipe, seeds=[3, 5])
+
+
+def test_a_result_is_a_collection_of_its_methods(compared: personafl.Result) -> None:
+    assert [(m.label, m.seed) for m in compared] == [("local", 3), ("fedavg-ft", 3), ("local", 5), ("fedavg-ft", 5)]
+    assert len(compared) == 4
+    assert compared.labels == ("local", "fedavg-ft") and compared.seeds == (3, 5)
+    assert "local" in compared and "ditto" not in compared
+
+
+def test_data_frames_have_a_row_for_each_thing_asked_for(compared: personafl.Result) -> None:
+    pytest.importorskip("pandas", reason="the extra pandas is not installed")
+    runs = [("local", 3), ("fedavg-ft", 3), ("local", 5), ("fedavg-ft", 5)]
+    summary = compared.to_pandas()
+    assert list(zip(summary["method"], summary["seed"], strict=True)) == runs
+    assert summary["accuracy_personal_mean"].tolist() == [m.summary["accuracy"]["personal"]["mean"] for m in compared]
+    assert summary["accuracy_global_mean"].isna().tolist() == [True, False, True, False]  # local has none
+    rounds = compared.to_pandas("rounds")
+    tuned = rounds[(rounds["method"] == "fedavg-ft") & (rounds["seed"] == 5)]
+    assert tuned["phase"].tolist() == ["train", "train", "finetune"]
+    assert tuned["personal_mean"].iloc[-1] == compared.of("fedavg-ft", 5).summary["accuracy"]["personal"]["mean"]
+    clients = compared.to_pandas("clients")
+    assert len(clients) == 4 * 3
+    means = clients.groupby(["method", "seed"], sort=False)["accuracy"].mean()
+    assert means.tolist() == pytest.approx(summary["accuracy_personal_mean"].tolist(), abs=1e-12)  # a mean of three
+    shift = compared.to_pandas("shift")
+    assert list(shift.columns) == ["method", "seed", "degree", "mean", "std"]
+    assert shift["degree"].tolist() == [0.0, 1.0] * 4
+    with pytest.raises(personafl.UserError, match="no such table; did you mean rounds"):
+        compared.to_pandas("round")
+
+
+def test_without_pandas_one_line_says_how_to_get_it(
+    compared: personafl.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(personafl.UserError, match=r'^to_pandas needs pandas: pip install "personafl\[pandas\]"$'):
+        compared.to_pandas()
+
+
+def test_figures_of_the_report_are_drawn_one_by_one(compared: personafl.Result) -> None:
+    over_rounds = compared.plot().axes[0]
+    assert over_rounds.lines[0].get_label() == "local"
+    assert len(over_rounds.collections) == 2  # a band for each method
+    assert compared.plot("shift").axes[0].get_xlabel() == "degree of shift, %"
+    assert len(compared.plot("clients").axes[0].get_xticklabels()) == 2
+    assert [a.get_title() for a in compared.plot("matrix").axes[:2]] == ["local, seed 3", "fedavg-ft, seed 3"]
+    with pytest.raises(personafl.UserError, match=r"evaluation\.rotations=-15,0,15 gives some"):
+        compared.plot("rotations")
+    with pytest.raises(personafl.UserError, match="no such figure; did you mean shift"):
+        compared.plot("shifts")
+    shown: Any = compared.plot("clients")
+    assert shown._repr_png_().startswith(b"\x89PNG")  # what a notebook asks for

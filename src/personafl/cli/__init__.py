@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from personafl.cli import compare, doctor, info, partition, run
+from personafl.cli.plain_help import Command
 from personafl.cli.terminal import errors, fail, warn
 from personafl.core.errors import UserError
 from personafl.sim.ranks import LostError
@@ -30,12 +31,12 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-app.command(context_settings={"allow_extra_args": True})(run.run)
-app.command()(compare.compare)
-app.command("list")(info.list_)
-app.command()(info.info)
-app.command()(partition.partition)
-app.command()(doctor.doctor)
+app.command(cls=Command, context_settings={"allow_extra_args": True})(run.run)
+app.command(cls=Command)(compare.compare)
+app.command("list", cls=Command)(info.list_)
+app.command(cls=Command)(info.info)
+app.command(cls=Command)(partition.partition)
+app.command(cls=Command)(doctor.doctor)
 
 
 TRACEBACK = "--traceback"  # anywhere on the command line
@@ -50,7 +51,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         if code == 130:  # typer's word for Ctrl-C
-            errors.print("stopped; what was written so far is kept")
+            errors.print("stopped")
         sys.exit(code)
     except Exception as e:
         if whole or (told := _told(e)) is None:

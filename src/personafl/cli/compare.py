@@ -41,9 +41,9 @@ def compare(
         if keys.count(key) > 1:
             raise UserError(f"compare: {key[0]}, seed {key[1]} is given twice")
     if html:
-        curves = {f"{s['label']}, seed {s['seed']}": _lines(home / "metrics.jsonl") for home, s in found}
+        curves = {(s["label"], s["seed"]): _lines(home / "metrics.jsonl") for home, s in found}
         evaluations = {
-            f"{s['label']}, seed {s['seed']}": final.load(path, ("ids", "client_accuracy"))
+            (s["label"], s["seed"]): final.load(path, ("ids", "client_accuracy", "scores", "edges"))
             for home, s in found
             if (path := home / "evaluations.npz").is_file()
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import json
 import sys
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from personafl import config
 from personafl.cli.terminal import console
+from personafl.config.recipe import SECTIONS
 from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.core.errors import UserError
 
@@ -66,6 +68,16 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "recipes": _recipes,
 }
 
+KINDS = {
+    "algorithms": "methods of federated learning",
+    "datasets": "data sets by name",
+    "partitions": "ways to divide a data set over clients",
+    "corruptions": "of images, for training and for evaluation",
+    "models": "networks by name",
+    "recipes": "whole comparisons",
+}
+"""What each list is of."""
+
 
 def _of_partition(name: str) -> list[str]:
     from personafl.data.partition import PARTITIONS
@@ -99,13 +111,15 @@ DETAILS: dict[str, Callable[[str], list[str]]] = {
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, corruptions, models or recipes.")],
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, datasets, partitions, corruptions, models or recipes.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Show what there is."""
-    if what not in LISTS:
-        raise UserError(f"list {what}: possible are {', '.join(LISTS)}")
-    found = LISTS[what]()
+    """Show what there is; without an argument, what can be listed."""
+    if what is not None and what not in LISTS:
+        raise UserError(f"list {what}: {config.unknown('list', what, LISTS)}")
+    found = LISTS[what]() if what else KINDS
     if as_json:
         print(json.dumps([{"name": n, "summary": s} for n, s in found.items()]))
         return
@@ -116,11 +130,20 @@ def list_(
 
 
 def info(
-    name: Annotated[str, typer.Argument(help="An algorithm, data set, partition, corruption, model or recipe.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An algorithm, data set, partition, corruption, model or recipe; a section of recipes, as training; "
+            "or one key, as training.momentum."
+        ),
+    ],
 ) -> None:
     """Explain one thing by name."""
     from personafl.algorithms import ALGORITHMS
 
+    if name in SECTIONS:
+        _section(name)
+        return
     if name in ALGORITHMS:
         _explain(name, ALGORITHMS[name])
         return
@@ -130,8 +153,44 @@ def info(
             for more in DETAILS[kind](name) if kind in DETAILS else []:
                 console.print(more, markup=False, highlight=False)
             return
-    known = [n for found in LISTS.values() for n in found()]
+    section, dot, _ = name.partition(".")
+    if section in ALGORITHMS or (dot and difflib.get_close_matches(section, SECTIONS)):
+        _key(name)
+        return
+    known = [*SECTIONS, *(n for found in LISTS.values() for n in found())]
     raise UserError(f"info {name}: {config.unknown('name', name, known)}")
+
+
+def _section(name: str) -> None:
+    """All keys of a section of recipes."""
+    from personafl.config import reference
+
+    table = Table("key", "type", "default", "meaning", box=None, pad_edge=False)
+    for key in reference.keys(name):
+        table.add_row(*map(escape, (key.dotted, key.type, key.default, key.help)))
+    console.print(table)
+    console.print(f"personafl info {name}.KEY has more of one; docs/reference.md has all.", markup=False)
+
+
+def _key(dotted: str) -> None:
+    """One key of a section, or one setting of a method."""
+    from personafl.config import reference
+
+    try:
+        key = reference.key(dotted)
+    except UserError as e:
+        raise UserError(f"info {e}") from None
+    open_ = f"{key.default}; without a recipe, on other data than the demo's, by the data"
+    lines = {
+        "type": key.type,
+        "default": open_ if reference.by_data(dotted) else key.default,
+        "possible": key.possible,
+        "looked at by": key.looked_at_by,
+    }
+    console.print(f"{dotted}: {key.help}", markup=False, highlight=False)
+    for word, text in lines.items():
+        if text:
+            console.print(f"  {word}: {text}", markup=False, highlight=False)
 
 
 def _explain(name: str, cls: Any) -> None:

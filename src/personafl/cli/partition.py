@@ -17,7 +17,9 @@ from personafl.core.errors import UserError
 
 def partition(
     recipe: Annotated[str | None, typer.Argument(help="A path or a shipped recipe; none is the demo.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, section.key=value.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw classes and sizes per client.")] = None,
     save: Annotated[
         Path | None, typer.Option(help="Write who holds which rows: a .json file data.partition can name.")

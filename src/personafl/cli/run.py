@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import secrets
+import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, first, print_table, split
+from personafl.cli.terminal import console, errors, first, print_table, split
 from personafl.core.errors import UserError
 
 
@@ -22,7 +23,7 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, section.key=value.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<recipe>-<time>.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<recipe>-<time>-<xxxx>.")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; default the recipe's.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     profile: Annotated[bool, typer.Option("--profile", help="Tell where the time went.")] = False,
@@ -41,19 +42,15 @@ def run(
 
     name, changes = split(recipe, overrides)
     chosen = config.load(name, changes)
-    folder = out or Path("runs") / f"{chosen.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or _unique(chosen.name)
     if first():
         experiment.checked(folder)
     numbers = _seeds(seeds)
-    with _Watch(chosen, numbers, silent=quiet or as_json or not first()) as watch:
-        where: dict[str, Any] = {
-            "device": device,
-            "store": store,
-            "memory": memory,
-            "threads": threads,
-            "spread": spread,
-        }
-        result = experiment.run(chosen, out=folder, seeds=numbers, watch=watch, timed=profile, **where)
+    where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads, "spread": spread}
+    try:
+        result = experiment.run(chosen, out=folder, seeds=numbers, quiet=quiet or as_json, timed=profile, **where)
+    except KeyboardInterrupt:
+        _stopped(folder)
     if not first():
         return
     summaries = [m.summary for m in result.methods.values()]
@@ -68,6 +65,19 @@ def run(
     console.print(
         f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)", markup=False
     )
+
+
+def _unique(name: str) -> Path:
+    """A run folder no other run has, also one that begins in the same second."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _stopped(folder: Path) -> NoReturn:
+    """The end of a run by Ctrl-C."""
+    if first():
+        left = f"what was written so far is in {folder}" if folder.is_dir() else "nothing was written"
+        errors.print(f"stopped; {left}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(130)
 
 
 def _print_times(columns: list[str], rows: list[list[str]], note: str) -> None:
@@ -88,54 +98,3 @@ def _seeds(text: str) -> list[int]:
     if len(set(seeds)) < len(seeds) or any(s < 0 for s in seeds):
         raise UserError(f"--seeds {text}: must differ and not be negative")
     return seeds
-
-
-class _Watch:
-    """Progress: a bar with the metric and time left on a terminal, a line per evaluation elsewhere."""
-
-    def __init__(self, recipe: config.Recipe, seeds: list[int], *, silent: bool) -> None:
-        self.silent = silent
-        self.bar: Progress | None = None
-        self.begun: set[tuple[str, int]] = set()  # methods and seeds
-        self.reached = 0  # rounds of all of them
-        self.runs = len(recipe.algorithms) * max(1, len(seeds))
-        self.rounds = recipe.training.num_rounds
-        if not silent and console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            self.bar = Progress(
-                *columns,
-                TextColumn("{task.fields[metric]}"),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            self.task = self.bar.add_task("starting", total=self.runs * self.rounds, metric="")
-
-    def __enter__(self) -> _Watch:
-        if self.bar is not None:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def __call__(self, label: str, seed: int, stages: int, row: dict[str, Any]) -> None:
-        if self.silent:
-            return
-        from personafl.evaluation import report
-
-        metric = report.Shown(**row["metric"]).text(row["personal"]["mean"]) if "personal" in row else ""
-        if metric and (broken := max(row.get("diverged", 0), row.get("nonfinite_models", 0))):
-            metric += f" ({broken} clients diverged)"
-        if "stopped" in row:
-            metric += f" (stopped by training.{row['stopped']})"
-        if self.bar is not None:
-            changes: dict[str, Any] = {"metric": metric} if metric else {}
-            self.begun.add((label, seed))
-            here = self.rounds if "stopped" in row else min(row["round"] + 1, self.rounds)  # a final stage is no round
-            self.reached = max(self.reached, (len(self.begun) - 1) * self.rounds + here)
-            self.bar.update(self.task, completed=self.reached, description=f"{label} ({row['phase']})", **changes)
-        elif metric:
-            stage = f"round {row['round'] + 1}/{stages}"
-            console.print(f"{label} seed {seed} {stage} {row['phase']}: {metric}", markup=False, highlight=False)

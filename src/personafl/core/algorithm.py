@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
+from personafl.core.display import Displayed, table
 from personafl.core.errors import UserError
 from personafl.core.optim import Optimizer
 from personafl.core.settings import BOUNDS, SettingsMeta, hints, typed
@@ -142,8 +143,8 @@ FROM_TRAINING = ("optimizer", "lr", "momentum", "weight_decay", "grad_clip")
 """The settings a method takes from the recipe's `[training]` where its own value is None, `"recipe"` in TOML."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Algorithm(metaclass=SettingsMeta):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Algorithm(Displayed, metaclass=SettingsMeta):
     """A federated method. The defaults are those of a model split into a shared and a private part."""
 
     evaluates: ClassVar[str] = "the client's own model"
@@ -165,6 +166,24 @@ class Algorithm(metaclass=SettingsMeta):
     inherit: Filling | None = setting(None, "a private model inherited from session to session", fillings=INHERIT)
     inference: str = setting("own", "which of a client's models answers", INFERENCE)
     bound: Setup | None = field(default=None, repr=False, compare=False)
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        """Methods are shown by the settings that are not their defaults; `dataclass` would show all."""
+        super().__init_subclass__(**words)
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]
+
+    def _facts(self) -> dict[str, object]:
+        given = {f.name: getattr(self, f.name) for f in self.settings() if getattr(self, f.name) != f.default}
+        return {name: repr(value) for name, value in given.items()}
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for f in self.settings():
+            value = getattr(self, f.name)
+            shown = RECIPE if value is None and f.name in self.from_recipe else str(value)
+            rows.append((f.name, shown, f.metadata.get("help", "")))
+        return table(("setting", "value", "meaning"), rows, caption=type(self).__name__)
 
     def __post_init__(self) -> None:
         of_type = hints(type(self))

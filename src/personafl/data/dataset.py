@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import tasks
+from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.types import TaskName
 from personafl.data.missing import Missing, fill_missing
@@ -22,8 +23,8 @@ Array = NDArray[Any]
 HASHED = 4 * 2**20  # bytes of examples a hash is taken of
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
+@dataclass(frozen=True, eq=False, repr=False)
+class Source(Displayed):
     """A data set before it is divided: examples, targets, and natural clients where it has them."""
 
     name: str
@@ -88,6 +89,11 @@ class Source:
         changed = arrays(self.x, self.y, name=self.name, task=task)
         model = changed.model if self.model in ("", "token-lstm") else self.model
         return replace(self, y=changed.y, classes=changed.classes, model=model, task=changed.task)
+
+    def _facts(self) -> dict[str, object]:
+        natural = {} if self.clients is None else {"clients": len(np.unique(self.clients))}
+        shape = tuple(self.x.shape[1:])
+        return {"name": self.name, "examples": len(self.x), "shape": shape, "classes": self.classes} | natural
 
     def _place(self, row: int) -> str:
         """An example in messages: by its place among its client's, where that has a name."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import rng, tree
+from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.types import Examples
 from personafl.data.dataset import Source
@@ -80,8 +81,8 @@ class LazySplit:
         return Ragged.of([self.client(c) for c in range(len(self.rows))]).to(self.device)
 
 
-@dataclass(frozen=True, eq=False)
-class Federation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation(Displayed):
     """A data set divided over clients; those with very many draw a client's splits when it is asked for."""
 
     source: Source
@@ -129,6 +130,13 @@ class Federation:
             cut["train"].append(shuffled[test + validation :])
         splits = {s: Ragged.of(p) for s, p in cut.items()}
         return cls(source, splits, len(parts) - unseen, notes or {}, unseen, rest)
+
+    def _facts(self) -> dict[str, object]:
+        sizes = self.sizes("train")
+        parts = {split: n for split in ("train", "validation", "test") if (n := int(self.sizes(split).sum()))}
+        held_out = {"held_out": self.unseen} if self.unseen else {}
+        each = f"{int(sizes.min())} to {int(sizes.max())}"
+        return {"data": self.source.name, "clients": self.num_clients, **held_out, **parts, "train_per_client": each}
 
     @property
     def everybody(self) -> int:

@@ -163,9 +163,11 @@ def newcomers(found: Arrays) -> Arrays:
 # What they come to
 
 
-def own_accuracy(found: Arrays, metric: Metric) -> NDArray[np.float64]:
-    """Of each client on its own test set: `[C]`."""
+def own_accuracy(found: Arrays, metric: Metric | None) -> NDArray[np.float64]:
+    """Of each client on its own test set: `[C]`; without a metric the mean over samples."""
     parts = np.split(found["scores"], found["edges"][1:-1])
+    if metric is None:
+        return np.array([float(np.mean(p, dtype=np.float64)) for p in parts])
     return np.array([float(metric.of_client(torch.from_numpy(p))) for p in parts])
 
 

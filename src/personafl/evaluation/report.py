@@ -6,7 +6,6 @@ import html as escaping
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -14,63 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
-from personafl.evaluation.metrics import PERCENT
+from personafl.evaluation import final
+from personafl.evaluation.final import Arrays
+from personafl.evaluation.metrics import METRICS
+from personafl.evaluation.shown import Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from personafl.evaluation.figures import Curve
+
 Summary = Mapping[str, Any]
+RoundRows = Sequence[Mapping[str, Any]]
+"""Of metrics.jsonl."""
+Key = tuple[str, int]
+"""Label and seed."""
 
 Missing = Sequence[tuple[str, int]]
 """Methods and seeds a comparison was asked for and has not."""
 
 SPREADS = ("std", "ci")
-
-
-@dataclass(frozen=True)
-class Shown:
-    """How the numbers of a metric are written."""
-
-    name: str = "accuracy"
-    better: str = "higher"
-
-    @classmethod
-    def of(cls, summaries: Sequence[Summary]) -> Shown:
-        """The metric of these runs."""
-        return next((cls(**s["metric"]) for s in summaries if "metric" in s), cls())
-
-    @property
-    def percent(self) -> bool:
-        return self.name in PERCENT
-
-    @property
-    def words(self) -> str:
-        return self.name.rpartition(":")[2].replace("_", " ")
-
-    @property
-    def axis(self) -> str:
-        return f"{self.words}, %" if self.percent else f"{self.words} ({self.better} is better)"
-
-    @property
-    def title(self) -> str:
-        return self.words[0].upper() + self.words[1:]
-
-    @property
-    def heading(self) -> str:
-        """What the numbers of a table are."""
-        if self.name == "accuracy":
-            return "Accuracies in %"
-        return f"{self.title}{' in %' if self.percent else ''} ({self.better} is better)"
-
-    def scaled(self, value: float) -> float:
-        return 100 * value if self.percent else value
-
-    def number(self, value: float) -> str:
-        return f"{100 * value:.1f}" if self.percent else f"{value:.4g}"
-
-    def text(self, value: float) -> str:
-        """A number by itself, as while a run goes on."""
-        return f"{self.words} {self.number(value)}{' %' if self.percent else ''}"
 
 
 def groups(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
@@ -345,13 +307,17 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
     if peeked:
         which = ", ".join(dict.fromkeys(peeked))
         found.append(f"{which} stopped by test accuracy: set data.validation_share to stop without a look at test data")
-    seeds: dict[int, list[Summary]] = {}
+    by_seed: dict[int, list[Summary]] = {}
     for s in summaries:
-        seeds.setdefault(s["seed"], []).append(s)
-    for seed, same in seeds.items():
-        for what in ("split", "cohorts", "init", "shift", "data"):
-            if len({s["hashes"][what] for s in same if what in s["hashes"]}) > 1:
-                found.append(f"seed {seed}: the methods did not see the same {what}; their numbers are not comparable")
+        by_seed.setdefault(s["seed"], []).append(s)
+    differ: dict[tuple[str, ...], list[int]] = {}  # what differs, and the seeds it does for
+    for seed, same in by_seed.items():
+        whats = ("split", "cohorts", "init", "shift", "data")
+        if unlike := tuple(w for w in whats if len({s["hashes"][w] for s in same if w in s["hashes"]}) > 1):
+            differ.setdefault(unlike, []).append(seed)
+    for unlike, seeds in differ.items():
+        which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        found.append(f"{which}: the methods did not see the same {', '.join(unlike)}; their numbers are not comparable")
     return found
 
 
@@ -368,67 +334,136 @@ th:first-child, td:first-child, .methods th:last-child, .methods td:last-child, 
 .heat th, .heat td {{ padding: .1rem .5rem; }} .square svg {{ max-width: 100%; height: auto; }}
 p.note, p.concern {{ color: #555; }} p.concern {{ color: #a33; }}
 </style></head><body><h1>{title}</h1>
-<table class="methods"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+{table}
 <p class="note">{note}</p>{concerns}
-<div class="curves">{rounds}{degrees}{angles}</div>{corruptions}{clients}</body></html>
+<div class="curves">{curves}</div>{corruptions}{clients}</body></html>
 """
+
+_MATRIX = '<h2>Every model on every client\'s test set</h2><div class="square">'
 
 
 def html(
     summaries: Sequence[Summary],
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    curves: Mapping[Key, RoundRows],
     title: str,
-    evaluations: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
+    evaluations: Mapping[Key, Arrays] | None = None,
     missing: Missing = (),
     spread: str | None = None,
 ) -> str:
     """A page of its own: the table, the metric over rounds and degrees of shift, and what else the run was asked for.
 
-    `curves` are rows of metrics.jsonl, `evaluations` arrays of evaluations.npz, both by name.
+    `curves` are rows of metrics.jsonl, `evaluations` arrays of evaluations.npz.
     """
     esc = escaping.escape
-    by_round = {
-        name: (
-            [r["round"] + 1 for r in rows if "personal" in r],
-            [r["personal"]["mean"] for r in rows if "personal" in r],
-        )
-        for name, rows in curves.items()
+    svg = {
+        what: "" if (found := figure(what, summaries, curves, evaluations or {})) is None else _drawn(found)
+        for what in FIGURES
     }
-    by_degree, by_angle, expected = {}, {}, {}
-    for label, seeds in groups(summaries).items():
-        if all(s["shift"] for s in seeds):
-            x, y = _curve([s["shift"]["degrees"] for s in seeds])
-            by_degree[label] = ([100 * d for d in x], y)
-            if all(s["shift"].get("protocol") == "donor" and "expected" in s.get("robustness", {}) for s in seeds):
-                x, y = _curve([s["robustness"]["expected"] for s in seeds])
-                expected[label] = ([100 * d for d in x], y)
-        if all("rotations" in s.get("robustness", {}) for s in seeds):
-            by_angle[label] = _curve([s["robustness"]["rotations"] for s in seeds])
-    shown = Shown.of(summaries)
-    title_of_shift = f"{shown.title} over the degree of shift" + (
-        " (dashed: expected over all donors)" if expected else ""
-    )
-    squares = {n: a for n, a in (evaluations or {}).items() if "client_accuracy" in a}
     return _PAGE.format(
         title=esc(title),
-        head="".join(f"<th>{esc(c)}</th>" for c in columns(summaries)),
-        body="".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries, spread)),
+        table=html_table(summaries, spread),
         note=esc(" ".join([note(summaries, spread), *remarks(summaries, spread)])),
         concerns="".join(
             f'<p class="concern">{esc(c)}</p>' for c in (*alerts(summaries, missing), *concerns(summaries))
         ),
-        rounds=_svg(by_round, "round", f"{shown.title} without shift, over rounds", shown),
-        degrees=_svg(by_degree, "degree of shift, %", title_of_shift, shown, expected) if by_degree else "",
-        angles=_svg(by_angle, "rotation, degrees", f"{shown.title} on turned images", shown) if by_angle else "",
+        curves="".join(svg[what] for what in ("rounds", "shift", "rotations", "clients")),
         corruptions=_corruptions(summaries),
-        clients=_squares(squares, shown) if squares else "",
+        clients=f"{_MATRIX}{svg['matrix']}</div>" if svg["matrix"] else "",
     )
 
 
-def _curve(seeds: Sequence[Mapping[str, Mapping[str, float]]]) -> tuple[list[float], list[float]]:
-    """Places in order, and the mean over seeds at each."""
-    places = sorted(seeds[0], key=float)
-    return [float(p) for p in places], [mean(s[p]["mean"] for s in seeds) for p in places]
+def html_table(summaries: Sequence[Summary], spread: str | None = None) -> str:
+    """The comparison as an HTML table."""
+    esc = escaping.escape
+    head = "".join(f"<th>{esc(c)}</th>" for c in columns(summaries))
+    body = "".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries, spread))
+    return f'<table class="methods"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+FIGURES = ("rounds", "shift", "clients", "matrix", "rotations")
+"""What can be drawn of a comparison."""
+
+
+def figure(
+    what: str, summaries: Sequence[Summary], curves: Mapping[Key, RoundRows], evaluations: Mapping[Key, Arrays]
+) -> Figure | None:
+    """One of `FIGURES`; None where these runs have nothing to draw in it."""
+    from personafl.evaluation import figures  # slow to import
+
+    by_label, shown = groups(summaries), Shown.of(summaries)
+    if what == "matrix":
+        several = len({seed for _, seed in evaluations}) > 1
+        squares = {
+            f"{label}, seed {seed}" if several else label: a
+            for (label, seed), a in evaluations.items()
+            if "client_accuracy" in a
+        }
+        return figures.matrix(squares, shown) if squares else None
+    if what == "clients":
+        found = {
+            label: [v for s in seeds if (v := _of_clients(evaluations.get((label, s["seed"]), {}), shown)) is not None]
+            for label, seeds in by_label.items()
+        }
+        boxes = {label: np.concatenate(v) for label, v in found.items() if v}
+        return figures.clients(boxes, f"Clients' {shown.words} without shift", shown) if boxes else None
+    across, title = _AXES[what]
+    lines = {label: c for label, seeds in by_label.items() if (c := _curve(what, seeds, curves)) is not None}
+    dashed = {n: c for n, s in by_label.items() if what == "shift" and (c := _curve("expected", s, curves)) is not None}
+    title += " (dashed: expected over all donors)" if dashed else ""
+    title = title.format(shown.title)
+    return figures.curves(lines, across, title, shown, dashed, among=list(by_label)) if lines else None
+
+
+def _of_clients(found: Arrays, shown: Shown) -> NDArray[np.float64] | None:
+    """Each client's number on its own test set; None where scores are not there, or are of a metric of one's own."""
+    if "scores" not in found:
+        return None
+    if found["scores"].ndim == 1:
+        return final.own_accuracy(found, None)
+    known = (of_task.get(shown.name) for of_task in METRICS.values())
+    metric = next((m for m in known if m is not None and m.reduce is not None), None)
+    return None if metric is None else final.own_accuracy(found, metric)
+
+
+_AXES = {
+    "rounds": ("round", "{} without shift, over rounds"),
+    "shift": ("degree of shift, %", "{} over the degree of shift"),
+    "rotations": ("rotation, degrees", "{} on turned images"),
+}
+
+
+def _curve(what: str, seeds: Sequence[Summary], curves: Mapping[Key, RoundRows]) -> Curve | None:
+    """What the seeds of a method give for an axis, None where one of them has nothing."""
+    from personafl.evaluation.figures import Curve  # slow to import
+
+    if what == "rounds":
+        return _over_rounds(seeds, curves)
+    robust = [s.get("robustness", {}) for s in seeds]
+    if what == "shift":
+        cells = [(s["shift"] or {}).get("degrees") for s in seeds]
+    elif what == "expected":
+        donor = all((s["shift"] or {}).get("protocol") == "donor" for s in seeds)
+        cells = [r.get("expected") if donor else None for r in robust]
+    else:
+        cells = [r.get(what) for r in robust]
+    scale = 1 if what == "rotations" else 100
+    found = [{scale * float(p): v["mean"] for p, v in c.items()} for c in cells if c]
+    return Curve.over_seeds(found) if len(found) == len(seeds) else None
+
+
+def _over_rounds(seeds: Sequence[Summary], curves: Mapping[Key, RoundRows]) -> Curve | None:
+    """Accuracy after rounds, counted from one; a stage behind the last round stands apart."""
+    from personafl.evaluation.figures import Curve  # slow to import
+
+    by_round, final_stages = [], []
+    for s in seeds:
+        rows = [r for r in curves.get((s["label"], s["seed"]), ()) if "personal" in r]
+        if not rows:
+            return None
+        by_round.append({r["round"] + 1: r["personal"]["mean"] for r in rows if r["round"] < s["rounds"]})
+        if (last := rows[-1])["round"] >= s["rounds"]:
+            final_stages.append((last["phase"], s["rounds"], last["personal"]["mean"]))
+    return Curve.over_seeds(by_round, final_stages)
 
 
 def _corruptions(summaries: Sequence[Summary]) -> str:
@@ -474,49 +509,6 @@ def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]]
     top = "".join(f"<th>{esc(h)}</th>" for h in head)
     head_row = f"<caption>{esc(caption)}</caption><thead><tr><th></th>{top}</tr></thead>"
     return f'<table class="heat">{head_row}<tbody>{body}</tbody></table>'
-
-
-def _squares(squares: Mapping[str, Mapping[str, NDArray[Any]]], shown: Shown) -> str:
-    """Every model on every client's test set, as pictures on one scale."""
-    from matplotlib.figure import Figure  # slow to import
-
-    across = min(3, len(squares))
-    down = -(-len(squares) // across)
-    figure = Figure(figsize=(3.4 * across + 0.8, 3.2 * down), layout="constrained")
-    every = [shown.scaled(1.0) * found["client_accuracy"] for found in squares.values()]
-    low, high = (0, 100) if shown.percent else (min(e.min() for e in every), max(e.max() for e in every))
-    grid = figure.subplots(down, across, squeeze=False).flatten()
-    for axes in grid[len(squares) :]:
-        axes.set_axis_off()
-    for axes, (name, found) in zip(grid, squares.items(), strict=False):
-        square, ids = shown.scaled(1.0) * found["client_accuracy"], found["ids"]
-        image = axes.imshow(square, vmin=low, vmax=high, aspect="auto", interpolation="nearest", cmap="viridis")
-        axes.set_title(name, fontsize=9)
-        axes.set(xlabel="test set of client", ylabel="model of client")
-        axes.locator_params(axis="x", integer=True)
-        axes.set_yticks(rows := np.unique(np.linspace(0, len(ids) - 1, 8).round().astype(int)), ids[rows])
-    figure.colorbar(image, ax=grid.tolist(), label=shown.axis)
-    return f'<h2>Every model on every client\'s test set</h2><div class="square">{_drawn(figure)}</div>'
-
-
-Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Places and values by name."""
-
-
-def _svg(lines: Lines, across: str, title: str, shown: Shown, dashed: Lines | None = None) -> str:
-    from matplotlib.figure import Figure  # slow to import
-
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, (x, y) in lines.items():
-        (line,) = axes.plot(x, [shown.scaled(v) for v in y], marker="o", markersize=3, label=name)
-        if name in (dashed or {}):
-            x, y = (dashed or {})[name]
-            axes.plot(x, [shown.scaled(v) for v in y], linestyle="--", linewidth=1, color=line.get_color())
-    axes.set(xlabel=across, ylabel=shown.axis, title=title)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    return _drawn(figure)
 
 
 def _drawn(figure: Figure) -> str:

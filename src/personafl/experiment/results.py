@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from personafl import config
 from personafl.config import Method, Recipe
 from personafl.core import batches, tree
+from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
@@ -34,14 +36,24 @@ from personafl.sim import profile
 from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Row, Simulation
 
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True)
-class Client:
+
+@dataclass(frozen=True, repr=False)
+class Client(Displayed):
     """One client with the model it ended up with."""
 
     id: int
     simulation: Simulation
     deployed: Params  # a stack of one
+
+    def _facts(self) -> dict[str, object]:
+        fed = self.simulation.federation
+        named = {"name": fed.names[self.id]} if fed.names else {}
+        sizes = {split: int(fed.sizes(split)[self.id]) for split in ("train", "test")}
+        return {"id": self.id, **named, "method": self.simulation.algorithm.called, **sizes}
 
     def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
         """Outputs `[B, K]` for inputs `[B, ...]`, by the rule of the client's method."""
@@ -64,8 +76,8 @@ class Client:
         return ClientModule(self.simulation.model, self.simulation.algorithm, self.deployed)
 
 
-@dataclass(frozen=True)
-class MethodResult:
+@dataclass(frozen=True, repr=False)
+class MethodResult(Displayed):
     """One method and seed: the numbers, and a model for every client."""
 
     label: str
@@ -76,6 +88,13 @@ class MethodResult:
     simulation: Simulation
     evaluations: final.Arrays  # `evaluation/final.py` has the names
     profile: Row | None = None  # where the time went, if that was asked; `sim/profile.py` has the parts
+
+    def _facts(self) -> dict[str, object]:
+        own = self.summary["accuracy"]["personal"]["mean"]
+        return {"label": self.label, "seed": self.seed, "accuracy": f"{100 * own:.1f} %", "clients": len(self.clients)}
+
+    def _repr_html_(self) -> str:
+        return report.html_table([self.summary])
 
     def client(self, id: int | str) -> Client:
         """A client by its number, or by its name where the data have names."""
@@ -142,13 +161,49 @@ def _store_summary(sim: Simulation) -> Row:
     }
 
 
-@dataclass(frozen=True)
-class Result:
-    """All methods and seeds of a run."""
+@dataclass(frozen=True, repr=False)
+class Result(Displayed):
+    """All methods and seeds of a run; in a loop, one by one."""
 
     recipe: Recipe
     methods: dict[tuple[str, int], MethodResult]
     missing: list[tuple[str, int]] = field(default_factory=list)  # methods and seeds that were not finished
+
+    def _facts(self) -> dict[str, object]:
+        return {"recipe": self.recipe.name, "labels": list(self.labels), "seeds": list(self.seeds)}
+
+    def _repr_html_(self) -> str:
+        told = (
+            *report.alerts(self.summaries, self.missing),
+            report.note(self.summaries),
+            *report.remarks(self.summaries),
+        )
+        below = " ".join(told)
+        return f"{report.html_table(self.summaries)}<p>{html.escape(below)}</p>"
+
+    def __iter__(self) -> Iterator[MethodResult]:
+        return iter(self.methods.values())
+
+    def __len__(self) -> int:
+        return len(self.methods)
+
+    def __contains__(self, label: object) -> bool:
+        """Whether a method of this label is there."""
+        return label in self.labels
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the methods, in their order."""
+        return tuple(dict.fromkeys(label for label, _ in self.methods))
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(seed for _, seed in self.methods))
+
+    @property
+    def summaries(self) -> list[dict[str, Any]]:
+        """Of each method and seed, as summary.json has them."""
+        return [m.summary for m in self]
 
     def __getitem__(self, label: str) -> MethodResult:
         """A method by label, of the first seed."""
@@ -163,19 +218,46 @@ class Result:
 
     def client(self, id: int | str) -> Client:
         """A client of a run with a single method; with several, `result[label].client(id)`."""
-        if len({label for label, _ in self.methods}) > 1:
+        if len(self.labels) > 1:
             raise UserError(f"the run has several methods; choose one: result[label].client({id!r})")
         return next(iter(self.methods.values())).client(id)
 
     def times(self) -> tuple[list[str], list[list[str]], str]:
         """Where the time went: columns, a row for each method and seed that was timed, and a note."""
-        several = len({seed for _, seed in self.methods}) > 1
-        names = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in self.methods.values()}
+        several = len(self.seeds) > 1
+        names = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in self}
         return *profile.table({name: m.profile for name, m in names.items() if m.profile}), profile.NOTE
 
     def table(self, spread: str | None = None) -> str:
         """The comparison as Markdown; `spread` (std, ci) is what ± is over seeds, by default ci from three on."""
-        return report.markdown([m.summary for m in self.methods.values()], self.missing, spread)
+        return report.markdown(self.summaries, self.missing, spread)
+
+    def to_pandas(self, what: str = "summary") -> pandas.DataFrame:
+        """A data frame that begins with columns method and seed; pandas is the extra `pandas`.
+
+        summary   a row for each: accuracy, traffic, compute, time
+        rounds    a row for each stage, as metrics.jsonl has it (rounds from 0)
+        clients   a row for each client, as clients.csv has it
+        shift     a row for each degree of shift: mean accuracy and its deviation over clients
+        """
+        if what not in TABLES:
+            raise UserError(f"to_pandas({what!r}): {config.unknown('table', str(what), TABLES)}")
+        try:
+            import pandas
+        except ImportError:
+            raise UserError('to_pandas needs pandas: pip install "personafl[pandas]"') from None
+        rows = [{"method": m.label, "seed": m.seed, **row} for m in self for row in TABLES[what](m)]
+        return pandas.DataFrame(rows, columns=None if rows else ["method", "seed"])
+
+    def plot(self, what: str = "rounds") -> Figure:
+        """A figure of the report: rounds, shift, clients, matrix (where `evaluation.matrix` was asked) or rotations."""
+        if what not in report.FIGURES:
+            raise UserError(f"plot({what!r}): {config.unknown('figure', str(what), report.FIGURES)}")
+        curves = {key: m.rows for key, m in self.methods.items()}
+        found = report.figure(what, self.summaries, curves, {key: m.evaluations for key, m in self.methods.items()})
+        if found is None:
+            raise UserError(f"plot({what!r}): {NOT_DRAWN[what]}")
+        return found
 
     def save(self, folder: str | Path) -> None:
         """Write a run folder."""
@@ -230,16 +312,57 @@ class Result:
         return cls(recipe, methods, run_folder.missing(out))
 
 
+NOT_DRAWN = {
+    "rounds": "nothing was evaluated",
+    "shift": "this run has no shift; evaluation.shift=donor gives some",
+    "clients": "no client was evaluated",
+    "matrix": "this run has no matrix; evaluation.matrix=true gives one",
+    "rotations": "this run has none; evaluation.rotations=-15,0,15 gives some",
+}
+"""Why there is no such figure."""
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Row:
+    """Tables inside a table as columns, `personal_mean`; what is not there has none."""
+    out: Row = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{prefix}{name}_")
+        elif value is not None:
+            out[f"{prefix}{name}"] = value
+    return out
+
+
+def _summary_row(m: MethodResult) -> list[Row]:
+    s = m.summary
+    shift = {"shift_average": s["shift"]["average"]} if s["shift"] else {}
+    parts = {part: s[part] for part in ("accuracy", "communication", "compute", "time")}
+    plain = {name: s[name] for name in ("algorithm", "rounds", "evaluated_model")}
+    return [plain | _flat(parts) | shift]
+
+
+def _shift_rows(m: MethodResult) -> list[Row]:
+    shift = m.summary["shift"] or {"degrees": {}}
+    return [{"degree": float(degree), **cell} for degree, cell in shift["degrees"].items()]
+
+
+TABLES: dict[str, Callable[[MethodResult], list[Row]]] = {
+    "summary": _summary_row,
+    "rounds": lambda m: [_flat(row) for row in m.rows],
+    "clients": lambda m: m.clients,
+    "shift": _shift_rows,
+}
+"""What `to_pandas` can be asked for: the rows of a method and seed."""
+
+
 def write_reports(
     folder: Path, done: list[MethodResult], missing: report.Missing = (), spread: str | None = None
 ) -> None:
     """Write the table and the page of what is done of a run."""
     summaries = [m.summary for m in done]
     (folder / "table.md").write_text(report.markdown(summaries, missing, spread) + "\n")
-    several = len({m.seed for m in done}) > 1
-    named = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in done}
-    curves = {name: m.rows for name, m in named.items()}
-    evaluations = {name: m.evaluations for name, m in named.items()}
+    curves = {(m.label, m.seed): m.rows for m in done}
+    evaluations = {(m.label, m.seed): m.evaluations for m in done}
     page = report.html(summaries, curves, folder.name, evaluations, missing, spread)
     (folder / "report.html").write_text(page)
 

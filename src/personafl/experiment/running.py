@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from personafl.evaluation.settings import Evaluation
 from personafl.experiment import build, run_folder
 from personafl.experiment.build import resolved, simulation, source
 from personafl.experiment.environment import environment
+from personafl.experiment.progress import ProgressDisplay, Watch
 from personafl.experiment.results import MethodResult, Result, write_reports
 from personafl.experiment.run_folder import begin, checked, claimed
 from personafl.models import StackedModel
@@ -30,10 +31,6 @@ from personafl.sim import execution_plan, profile, ranks
 from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Row, Simulation
-
-Watch = Callable[[str, int, int, Row], None]
-"""Told after every stage: label, seed, number of stages, and the row of metrics.jsonl with the metric it is in."""
-
 
 STORES = ("auto", "device", "host", "disk")
 
@@ -50,6 +47,7 @@ def run(
     device: str = "auto",
     out: str | Path | None = None,
     watch: Watch | None = None,
+    quiet: bool | None = None,
     timed: bool = False,
     store: str = "auto",
     memory: float | None = None,
@@ -69,6 +67,9 @@ def run(
         evaluation   a dict of settings or Evaluation(...)
 
     Without a recipe and on other data than the demo's, settings that are not given go by the data.
+
+    Progress is shown in a notebook and on a terminal, not with `quiet=True` or where `watch` is told of every stage;
+    `quiet=False` shows it anywhere.
 
     With `out`, a run folder is written as the run goes on. `timed` keeps account of where the time goes. Processes
     that `torchrun` started share the work; the first of them writes, watches and ends up with every client's model.
@@ -96,18 +97,22 @@ def run(
             begin(claimed(folder), recipe, next(iter(feds.values())), list(feds))
         done: dict[tuple[str, int], MethodResult] = {}
         asked_shift = recipe.evaluation.shift
-        for seed, fed in feds.items():
-            shift = None if asked_shift == "none" else draw(fed, asked_shift, seed, recipe.evaluation.draws)
-            network = build.model(recipe.with_seed(seed), fed.source)
-            for method in recipe.algorithms:
-                home = None if folder is None else run_folder.home(folder, method.label, seed)
-                clock = profile.Clock(place) if timed else profile.NoClock()
-                told = None if world.rank else watch
-                done[method.label, seed] = _play(
-                    recipe.with_seed(seed), method, fed, network, shift, place, home, told, world, clock, store, memory
-                )
-                if folder is not None:
-                    write_reports(folder, list(done.values()), run_folder.missing(folder), spread)
+        runs = len(feds) * len(recipe.algorithms)
+        hidden = True if world.rank or watch is not None else quiet
+        with ProgressDisplay(runs, len(feds), recipe.training.num_rounds, quiet=hidden) as progress:
+            told = None if world.rank else watch or progress
+            for seed, fed in feds.items():
+                shift = None if asked_shift == "none" else draw(fed, asked_shift, seed, recipe.evaluation.draws)
+                network = build.model(recipe.with_seed(seed), fed.source)
+                for method in recipe.algorithms:
+                    home = None if folder is None else run_folder.home(folder, method.label, seed)
+                    clock = profile.Clock(place) if timed else profile.NoClock()
+                    mine = recipe.with_seed(seed)
+                    done[method.label, seed] = _play(
+                        mine, method, fed, network, shift, place, home, told, world, clock, store, memory
+                    )
+                    if folder is not None:
+                        write_reports(folder, list(done.values()), run_folder.missing(folder), spread)
     return Result(recipe, done)
 
 

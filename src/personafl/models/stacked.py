@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from personafl.core import rng
+from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, ModelInfo, Params
 from personafl.models.forward_cost import observe
@@ -51,7 +52,7 @@ class _NoHeadError(ValueError):
     """A model whose features cannot be told apart from its outputs."""
 
 
-class StackedModel:
+class StackedModel(Displayed):
     """A module as a function of stacked parameters."""
 
     def __init__(self, module: nn.Module, example: Tensor, head: str | None = None, policy: BufferPolicy = "average"):
@@ -84,6 +85,11 @@ class StackedModel:
         self._in_closed_form = self._last_linears(example)
         features, outputs = self._measure_head(example)
         self.info = dataclasses.replace(self.info, features=features, outputs=outputs)
+
+    def _facts(self) -> dict[str, object]:
+        size = sum(torch.Size(self.info.shapes[n]).numel() for n in self.info.parameters)
+        head = [n for n in self.info.parameters if n in self.info.head]
+        return {"module": type(self.module).__name__, "parameters": size, "head": ", ".join(head) or "none"}
 
     def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
         """Outputs `[C, B, ...]`; training mode when the clients' random streams for this step are given."""

@@ -18,6 +18,7 @@ from personafl.core import batches, cost, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import steps_per_epoch
 from personafl.core.cuda_graphs import GraphCache
+from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.local import client_round
 from personafl.core.settings import shortened
@@ -107,7 +108,7 @@ def _checked(
     return model, algorithm
 
 
-class Simulation:
+class Simulation(Displayed):
     """One algorithm over one federation: explicit state, advanced stage by stage."""
 
     def __init__(
@@ -176,6 +177,15 @@ class Simulation:
         self.diverged: set[int] = set()  # clients whose loss or evaluated model was not finite at some time
         self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
         self.shift = shift or self._shift()
+
+    def _facts(self) -> dict[str, object]:
+        return {
+            "method": self.algorithm.called,
+            "data": self.federation.source.name,
+            "clients": self.federation.num_clients,
+            "stages": f"{self.played} of {len(self.schedule)}",
+            "device": self.device,
+        }
 
     @property
     def ranks(self) -> SingleProcess:

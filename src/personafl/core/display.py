@@ -1,0 +1,33 @@
+"""How objects are shown: in one line, and as a small table in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+
+
+class Displayed:
+    """An object that is shown by a few facts, not by all it holds."""
+
+    def _facts(self) -> Mapping[str, object]:
+        """What is worth knowing of it, by name."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = [(name.replace("_", " "), str(value)) for name, value in self._facts().items()]
+        return table((), rows, caption=type(self).__name__)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+    """An HTML table of text."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        style = ' style="text-align: left"'
+        return f"<tr>{''.join(f'<{tag}{style}>{html.escape(c)}</{tag}>' for c in cells)}</tr>"
+
+    top = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    top += f"<thead>{line('th', head)}</thead>" if head else ""
+    return f"<table>{top}<tbody>{''.join(line('td', r) for r in rows)}</tbody></table>"

@@ -1,0 +1,124 @@
+"""Drawings of a comparison; importing this imports matplotlib, which is slow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any, Self
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from personafl.evaluation.shown import Shown
+
+MARKERS = "os^v"  # ten colours each
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=80, metadata={"Software": None})
+        return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of a method over something: the mean over seeds, and their deviation where there are several seeds.
+
+    `final` is what came of a last stage that is no round: its name, the place it is drawn at, and the value.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    spread: Sequence[float] = ()
+    final: tuple[str, float, float] | None = None
+
+    @classmethod
+    def over_seeds(cls, seeds: Sequence[Mapping[float, float]], final: Sequence[tuple[str, float, float]] = ()) -> Self:
+        """From each seed's values by place; places that not all seeds have are left out."""
+        places = sorted(p for p in seeds[0] if all(p in s for s in seeds))
+        values = [[s[p] for s in seeds] for p in places]
+        spread = [stdev(v) for v in values] if len(seeds) > 1 else []
+        last = (*final[0][:2], mean(v for *_, v in final)) if final else None
+        return cls(places, [mean(v) for v in values], spread, last)
+
+
+Curves = Mapping[str, Curve]
+"""By label."""
+
+
+def curves(
+    lines: Curves,
+    across: str,
+    title: str,
+    shown: Shown,
+    dashed: Curves | None = None,
+    among: Sequence[str] | None = None,
+) -> Figure:
+    """A metric over something: a line for each label, in a band where there are several seeds.
+
+    A label has the colour and the marker of its place `among` all labels.
+    """
+    figure = NotebookFigure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    order, unit = list(among or lines), shown.scaled(1.0)
+    for label, curve in lines.items():
+        place = order.index(label)
+        colour, marker = f"C{place % 10}", MARKERS[place // 10 % len(MARKERS)]
+        y = unit * np.array(curve.y)
+        axes.plot(curve.x, y, marker=marker, markersize=3, color=colour, label=label)
+        if len(curve.spread):
+            spread = unit * np.array(curve.spread)
+            axes.fill_between(curve.x, y - spread, y + spread, color=colour, alpha=0.2, linewidth=0)
+        if curve.final is not None:
+            stage, x, value = curve.final
+            axes.plot([*curve.x[-1:], x], [*y[-1:], unit * value], linestyle=":", color=colour)
+            axes.plot([x], [unit * value], marker="D", linestyle="", color=colour, label=f"{label}, {stage} stage")
+        if dashed and label in dashed:
+            other = dashed[label]
+            axes.plot(other.x, unit * np.array(other.y), linestyle="--", linewidth=1, color=colour)
+    banded = any(len(c.spread) for c in lines.values())
+    axes.set(xlabel=across, ylabel=shown.axis)
+    axes.set_title(
+        "\n".join([title, *(["mean of the seeds ± their standard deviation"] if banded else [])]), fontsize=11
+    )
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def clients(values: Mapping[str, NDArray[np.float64]], title: str, shown: Shown) -> Figure:
+    """How numbers are spread over clients: a box for each label, from the worst client to the best."""
+    figure = NotebookFigure(figsize=(max(4.0, 0.5 * len(values) + 2.4), 4), layout="constrained")
+    axes = figure.subplots()
+    axes.boxplot([shown.scaled(1.0) * v for v in values.values()], whis=(0, 100), widths=0.6)
+    axes.set_xticks(range(1, len(values) + 1), list(values), rotation=30, ha="right", fontsize=8)
+    axes.set(ylabel=shown.axis, title=title)
+    axes.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def matrix(squares: Mapping[str, Mapping[str, NDArray[Any]]], shown: Shown) -> Figure:
+    """Every model on every client's test set, as pictures on one scale."""
+    across = min(3, len(squares))
+    down = -(-len(squares) // across)
+    figure = NotebookFigure(figsize=(3.4 * across + 0.8, 3.2 * down), layout="constrained")
+    every = [shown.scaled(1.0) * found["client_accuracy"] for found in squares.values()]
+    low, high = (0, 100) if shown.percent else (min(e.min() for e in every), max(e.max() for e in every))
+    grid = figure.subplots(down, across, squeeze=False).flatten()
+    for axes in grid[len(squares) :]:
+        axes.set_axis_off()
+    for axes, (name, found) in zip(grid, squares.items(), strict=False):
+        square, ids = shown.scaled(1.0) * found["client_accuracy"], found["ids"]
+        image = axes.imshow(square, vmin=low, vmax=high, aspect="auto", interpolation="nearest", cmap="viridis")
+        axes.set_title(name, fontsize=9)
+        axes.set(xlabel="test set of client", ylabel="model of client")
+        axes.locator_params(axis="x", integer=True)
+        axes.set_yticks(rows := np.unique(np.linspace(0, len(ids) - 1, 8).round().astype(int)), ids[rows])
+    figure.colorbar(image, ax=grid.tolist(), label=shown.axis)
+    return figure

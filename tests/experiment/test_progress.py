@@ -1,0 +1,107 @@
+"""What is shown while a run goes on, and where."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import personafl
+from personafl.experiment.progress import ProgressDisplay, Step, _Notebook
+
+RECIPE: dict[str, Any] = {
+    "data": {"dataset": "digits", "partition": "iid", "num_clients": 3},
+    "training": {"num_rounds": 2, "local_steps": 1, "batch_size": 2},
+    "evaluation": {"shift": "none", "eval_every": 2},
+    "algorithms": ["fedavg", "fedavg-ft"],
+}
+
+
+def stage(round: int, phase: str = "train", mean: float | None = None) -> dict[str, Any]:
+    return {"round": round, "phase": phase} | (
+        {} if mean is None else {"personal": {"mean": mean}, "metric": {"name": "accuracy", "better": "higher"}}
+    )
+
+
+class Recorded:
+    """A display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def show(self, step: Step) -> None:
+        self.steps.append(step)
+
+
+def test_a_run_is_silent_where_nobody_looks_on(capsys: pytest.CaptureFixture[str]) -> None:
+    personafl.run(RECIPE)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_line_per_evaluation_goes_to_a_file_where_that_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    result = personafl.run(RECIPE, seeds=[3, 4], quiet=False)
+    own = {
+        (label, seed): [100 * r["personal"]["mean"] for r in m.rows if "personal" in r]
+        for (label, seed), m in result.methods.items()
+    }
+    lines = []
+    for seed in (3, 4):
+        lines.append(f"fedavg, seed {seed}, round 2/2 (train): accuracy {own['fedavg', seed][0]:.1f} %")
+        lines.append(f"fedavg-ft, seed {seed}, round 2/2 (train): accuracy {own['fedavg-ft', seed][0]:.1f} %")
+        lines.append(f"fedavg-ft, seed {seed}, finetune stage: accuracy {own['fedavg-ft', seed][1]:.1f} %")
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_bar_on_a_terminal_and_none_for_who_watches_or_wants_quiet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    seen: list[str] = []
+    personafl.run(RECIPE, watch=lambda label, *_: seen.append(label))
+    personafl.run(RECIPE, quiet=True)
+    assert capsys.readouterr().out == ""
+    assert seen == ["fedavg"] * 2 + ["fedavg-ft"] * 3
+    personafl.run(RECIPE)
+    out = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert re.search(r"fedavg-ft, finetune stage .* 4/4 +accuracy \d+\.\d %", out)  # two methods of two rounds
+
+
+def test_stages_that_are_no_rounds_are_not_counted() -> None:
+    """FedPeWS: a hand-over has the number of the round behind it; FedAvg+FT: a stage behind the last round."""
+    progress = ProgressDisplay(runs=2, seeds=1, rounds=3)
+    progress.display = shown = Recorded()
+    for row in (stage(0, "warm-up"), stage(1, "hand-over"), stage(1, mean=0.5), stage(2)):
+        progress("fedpews", 0, 4, row)
+    for row in (stage(0), stage(1), stage(2, mean=0.25), stage(3, "finetune", 0.75)):
+        progress("fedavg-ft", 0, 4, row)
+    assert [s.done for s in shown.steps] == [1, 2, 2, 3, 4, 5, 6, 6]
+    assert [s.score for s in shown.steps[2:5]] == ["accuracy 50.0 %", "accuracy 50.0 %", ""]
+    assert (shown.steps[3].stage, shown.steps[-1].stage) == ("round 3/3 (train)", "finetune stage")
+    assert shown.steps[-1].name == "fedavg-ft"  # no seed where there is one
+
+
+def test_a_notebook_has_one_output_that_changes_and_ends_as_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[str] = []
+    handle = types.SimpleNamespace(update=pages.append)
+    fake: Any = types.ModuleType("IPython.display")
+    fake.HTML = str
+    fake.display = lambda page, display_id: pages.append(page) or handle
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    monkeypatch.setattr(_Notebook, "EVERY", 0.0)
+    shown = _Notebook(total=4)
+    shown.start()
+    shown.show(Step("a<b", "round 1/2 (train)", "accuracy 50.0 %", True, 1))
+    shown.stop()
+    first, second, last = pages
+    assert '<progress value="0" max="4">' in first
+    assert '<progress value="1" max="4"></progress> a&lt;b, round 1/2 (train), accuracy 50.0 %, 1 of 4 rounds' in second
+    assert re.fullmatch(r"1 of 4 rounds in \d+ s", last)
