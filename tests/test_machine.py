@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,34 @@ def test_modules_that_draw_for_themselves_run_on_all_threads() -> None:
         sim = worlds.simulation(FedAvg(), "cnn", model=model)
     assert (sim.plan.workers, sim.plan.operations) == (1, 2)
     sim.run()
+
+
+@contextmanager
+def coarse_products() -> Iterator[None]:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad,
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        coarse_products,
+    ],
+    ids=["no_grad", "autocast", "medium"],
+)
+def test_what_a_caller_has_set_changes_no_number(around: Callable[[], AbstractContextManager[None]]) -> None:
+    def played() -> personafl.Simulation:
+        sim = worlds.simulation(personafl.DMPFL(iterations=1), precision="float32", num_rounds=4, batch_size=33)
+        sim.run()
+        return sim
+
+    plain = played()
+    with around():
+        other = played()
+    assert all(torch.equal(t, other.server[n]) for n, t in plain.server.items())
+    assert plain.rows[-1]["personal"] == other.rows[-1]["personal"]

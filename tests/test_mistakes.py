@@ -176,6 +176,9 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: run(device="cuda:9"), r"--device cuda:9: this machine has \d+ CUDA devices"),
     (lambda: run(store="tape"), r"--store tape: possible are auto, device, host, disk"),
     (lambda: run(threads=0), r"--threads 0: must be at least 1"),
+    (lambda: run(threads=100_000), r"--threads 100000: must be at least 1 and at most 1024"),
+    (lambda: FedAvg(optimizer="adamw", momentum=0.9), r"momentum=0.9: adamw has none; use optimizer=sgd"),
+    (lambda: personafl.COPFL(optimizer="sgd"), r"optimizer='sgd': MAMO is the optimiser, .* moments=False takes"),
     (lambda: personafl.Result.load("no-such-folder"), r"no-such-folder: not a run folder, it has no recipe.toml"),
     (
         lambda: Simulation(worlds.model(), worlds.federation(), FedAvg(), worlds.training()),  # type: ignore[arg-type]
@@ -190,6 +193,14 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
         r"Simulation\(training={'lr': 0.1}\): must be Training",
     ),
 ]
+
+
+@torch.inference_mode()
+def inside_inference_mode() -> Any:
+    return Simulation(worlds.federation(), worlds.model(), FedAvg(), worlds.training())
+
+
+CALLS.append((inside_inference_mode, r"torch.inference_mode is on: tensors made within cannot be trained"))
 
 
 @pytest.mark.parametrize(("call", "message"), CALLS, ids=[str(i) for i in range(len(CALLS))])

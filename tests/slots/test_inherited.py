@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from personafl import DMPFL, Algorithm, Ditto, FedAvg, FedProx, FedRep, Inherit
+from personafl import DMPFL, Algorithm, Ditto, FedAvg, FedPeWS, FedProx, FedRep, Inherit
 from personafl.core import tree
 from personafl.core.types import Masked
 from tests import checks, worlds
@@ -102,3 +102,15 @@ def test_teaching_costs_the_teachers_forward_pass(transfer: str, passes: tuple[i
             for inherit in (Inherit(transfer=transfer), None)
         )
         assert taught.totals.flops - plain.totals.flops == 2 * 85 * more * 407
+
+
+def test_a_hand_over_is_no_session() -> None:
+    """Two rounds of warm-up, the hand-over to all clients, then a round: its cohort has one session behind it."""
+    sim = worlds.simulation(FedPeWS(base=FedAvg(inherit=Inherit(transfer="kd")), warmup_share=0.5), num_rounds=4)
+    sessions = []
+    for stage in sim.schedule[:4]:
+        sim.step()
+        sessions.append((stage.phase, sim.store.gather(sim.everybody)["inherited/aux/sessions"].tolist()))
+    assert sessions[:3] == [("warm-up", [0] * 6), ("warm-up", [0] * 6), ("hand-over", [0] * 6)]
+    cohort = sim.cohort(sim.schedule[3]).tolist()
+    assert sessions[3] == ("train", [int(c in cohort) for c in range(6)])

@@ -57,8 +57,16 @@ class COPFL(Algorithm):
         "own", "whose shared part predicts: the client's (Algorithm 1, line 8) or the server's", ("own", "server")
     )
     weights: str = "cowa"
+    weight_decay: float | None = setting(None, "weight decay of MAMO, 0 for none (none: 0, whatever the recipe says)")
+    grad_clip: float | None = setting(None, "largest norm of a gradient in MAMO, 0 for any (none: 0, as above)")
 
     def check(self) -> None:
+        if self.moments and (self.optimizer is not None or self.momentum is not None):
+            name = "optimizer" if self.optimizer is not None else "momentum"
+            raise UserError(
+                f"{name}={getattr(self, name)!r}: MAMO is the optimiser, its moments are beta1 and beta2; "
+                "moments=False takes another"
+            )
         for name in ("select_share", "personal_bound"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name}={getattr(self, name)}: must be in [0, 1]")

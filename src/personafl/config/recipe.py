@@ -253,6 +253,8 @@ def unused(recipe: Recipe) -> dict[str, str]:
         out["data.missing"] = "goes with data of one's own"
     if not isinstance(name, str) or name in DATASETS or name.endswith(".npz") or is_function(name):
         out |= {f"data.{n}": "goes with a folder of one's own" for n in ("label", "image_size")}
+    if recipe.training.optimizer != "sgd":
+        out["training.momentum"] = f"{recipe.training.optimizer} has none"
     if data.corruption == "none":
         out["data.corruption_severity"] = "data.corruption=none"
     if not recipe.evaluation.corruptions:

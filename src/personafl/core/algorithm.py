@@ -198,6 +198,8 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
                 object.__setattr__(self, f.name, value)
             if choices and value not in choices and (value is not None or f.name not in self.from_recipe):
                 raise UserError(f"{f.name}={value!r}: possible are {', '.join(choices)}")
+        if self.optimizer in ("adam", "adamw") and self.momentum:
+            raise UserError(f"momentum={self.momentum}: {self.optimizer} has none; use optimizer=sgd")
         for name, (fine, must) in BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not fine(value):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
         name = default_model(data) if name == config.AUTO else name
         build = MODELS[name].build if name in MODELS else config.imported(name, "model")
     example = batches.inputs(data.x[:2], torch.float32)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _single_precision():
         torch.manual_seed(int(rng.key(recipe.training.seed, "init")) % 2**63)
         known = name in MODELS
         module = build(tuple(data.x.shape[1:]), data.classes) if known else _users(build, data)
@@ -205,6 +206,17 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
         what = f"{example.dtype} of shape {tuple(example.shape)}".removeprefix("torch.")
         hint = "" if example.is_floating_point() else "; examples are whole numbers: give floats, or bytes for images"
         raise UserError(f"model.name={name!r}: fails on a batch of {what}: {e}{hint}") from None
+
+
+@contextmanager
+def _single_precision() -> Iterator[None]:
+    """New tensors in float32, whatever the process has set."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def default_model(data: Source) -> str:

@@ -32,6 +32,7 @@ from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Row, Simulation
 
+MOST_THREADS = 1024
 STORES = ("auto", "device", "host", "disk")
 
 
@@ -82,8 +83,8 @@ def run(
     if memory is not None and not memory > 0:
         raise UserError(f"--memory {memory:g}: must be greater than 0")
     report.spread_of((), spread)
-    if threads is not None and threads < 1:
-        raise UserError(f"--threads {threads}: must be at least 1")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UserError(f"--threads {threads}: must be at least 1 and at most {MOST_THREADS}")
     numbers = _seeds(seeds)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
     recipe = _recipe(recipe, overrides, given)

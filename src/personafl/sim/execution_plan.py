@@ -205,14 +205,27 @@ def each(
 
 @contextmanager
 def products(precision: Arithmetic) -> Iterator[None]:
-    """Let a GPU round the factors of matrix products and convolutions, or not, as the precision says."""
-    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, conv.allow_tf32
-    matmul.allow_tf32 = conv.allow_tf32 = precision in ("tf32", "bf16")
+    """Round the factors of matrix products and convolutions on a GPU, or not, as the precision says.
+
+    Nothing else of PyTorch's state around a run changes its numbers: no autocast, no coarser products, no switched-off
+    gradients.
+    """
+    conv = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), conv.allow_tf32
+    coarse = precision in ("tf32", "bf16")
+    torch.set_float32_matmul_precision("high" if coarse and torch.cuda.is_available() else "highest")
+    conv.allow_tf32 = coarse
     try:
-        yield
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
+            yield
     finally:
-        matmul.allow_tf32, conv.allow_tf32 = before
+        torch.set_float32_matmul_precision(before[0])
+        conv.allow_tf32 = before[1]
 
 
 @contextmanager

@@ -87,6 +87,8 @@ def _checked(
     federation: object, model: object, algorithm: object, training: object, evaluation: object
 ) -> tuple[StackedModel, Algorithm]:
     """What a simulation is made of, or one line about what is in the wrong place."""
+    if torch.is_inference_mode_enabled():
+        raise UserError("torch.inference_mode is on: tensors made within cannot be trained; leave it first")
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         algorithm = algorithm()
     if isinstance(model, nn.Module) and isinstance(federation, Federation):
