@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.errors import UserError
+from personafl.core.normalization import Normalization
 from personafl.data.missing import Missing, fill_missing
 
 Array = NDArray[Any]
@@ -37,6 +38,7 @@ class Source:
     corruption: tuple[str, int] | None = None  # of its images: kind and severity
     class_names: tuple[str, ...] | None = None  # where labels were text, by their number
     feature_names: tuple[str, ...] | None = None  # of the columns of x, where it was a table
+    normalization: Normalization | None = None  # of what models see; x is not normalised
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -63,6 +65,10 @@ class Source:
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
             raise UserError(f"{self.name}: {self._place(bad)} contains NaN or infinity")
+        if self.normalization is not None and not self.normalization.fits(self.x):
+            raise UserError(
+                f"{self.name}: {self.normalization} does not fit examples of shape {tuple(self.x.shape[1:])}"
+            )
         if self.y.dim() != 1:
             raise UserError(f"{self.name}: labels must be one number per example, their shape is {tuple(self.y.shape)}")
         if self.y.is_floating_point():
@@ -86,7 +92,7 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of name, labels, corruption, shape and kind of number, and of every k-th example.
+        """A short hash of name, labels, corruption, normalisation, shape and kind of number, and every k-th example.
 
         All examples count up to `HASHED` bytes of them; of larger data sets as many as make that.
         """
@@ -94,6 +100,8 @@ class Source:
         step = max(1, -(-len(self.x) * each // HASHED))
         what = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
         h = hashlib.sha256(repr(what).encode())
+        if self.normalization is not None:
+            h.update(repr(self.normalization).encode())
         h.update(self.y.cpu().numpy().tobytes())
         h.update(self.x[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return h.hexdigest()[:16]

@@ -43,11 +43,12 @@ class Client:
     deployed: Params  # a stack of one
 
     def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """Outputs `[B, K]` for inputs `[B, ...]`, by the rule of the client's method."""
+        """Outputs `[B, K]` for inputs `[B, ...]` as the data have them, by the rule of the client's method."""
         sim = self.simulation
         # A copy: the answer depends on the numbers, not on how they lie in memory.
         batch = torch.as_tensor(x).to(sim.device).clone(memory_format=torch.contiguous_format)
-        batch = batches.inputs(batch, next(iter(sim.model.initial.values())).dtype)
+        dtype, normalization = next(iter(sim.model.initial.values())).dtype, sim.federation.source.normalization
+        batch = batches.inputs(batch, dtype, normalization)
         whole = sim.model.looks_at_batches or sim.device.type == "cuda"
         blocks = torch.split(batch, max(len(batch), 1) if whole else batches.SWEEP)
 
@@ -60,7 +61,8 @@ class Client:
     @property
     def module(self) -> ClientModule:
         """The same as an ordinary module that holds all it needs; `models/client_module.py` says what that is."""
-        return ClientModule(self.simulation.model, self.simulation.algorithm, self.deployed)
+        sim = self.simulation
+        return ClientModule(sim.model, sim.algorithm, self.deployed, sim.federation.source.normalization)
 
 
 @dataclass(frozen=True)
