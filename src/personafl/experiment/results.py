@@ -111,6 +111,9 @@ class MethodResult:
                 store.save(state / f"{name}.safetensors")
         path = dataclasses.asdict(sim.plan) | {"module_per_client": sim.model.whole, "store": _store_summary(sim)}
         (state / "engine.json").write_text(json.dumps(path) + "\n")
+        if (of := sim.federation.source.normalization) is not None:
+            numbers = {"mean": of.mean, "std": of.std}  # of inputs, for who uses the weights elsewhere
+            (state / "normalization.json").write_text(json.dumps(numbers) + "\n")
         (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
         self.save_profile(folder)
 
