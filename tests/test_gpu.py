@@ -23,6 +23,7 @@ from personafl import (
 )
 from personafl.core import batches, rng
 from personafl.core.algorithm import ClientState, LocalWork, Turn
+from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Round, Task
 from personafl.models import MODELS
 from tests import worlds
@@ -133,6 +134,26 @@ def test_replayed_steps_are_the_steps(name: str) -> None:
     a, b = (s.deployed_models(s.model, s.everybody) for s in runs)
     for n, t in (replayed.server | a).items():
         torch.testing.assert_close(t, (played.server | b)[n], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_normalised_images_give_the_numbers_of_a_cpu(where: str, augment: str) -> None:
+    """Also from steps that were recorded, for which scale and shift must be there beforehand."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (sum(worlds.SIZES), 1, 8, 8), dtype=torch.uint8, generator=draw)
+    source = arrays(x, torch.randint(3, (len(x),), generator=draw), classes=3)
+    fed = Federation.build(source, PARTS, 0).with_normalization(Normalization((0.4,), (0.3,), axes=3))
+    sims = []
+    for device in ("cpu", "cuda"):
+        machine = Machine(device=device, data_on=where)  # type: ignore[arg-type]
+        train = worlds.training(augment=augment)
+        sims.append(Simulation(fed, worlds.model("cnn"), Ditto(), train, worlds.QUIET, machine=machine))
+        sims[-1].run()
+    cpu, gpu = sims
+    assert where == "host" or (gpu.graph_cache is not None and gpu.graph_cache.graphs() > 0)
+    for n, t in cpu.server.items():
+        torch.testing.assert_close(gpu.server[n].cpu(), t, rtol=1e-9, atol=1e-9)
 
 
 def test_a_step_that_cannot_be_recorded_is_played() -> None:

@@ -81,3 +81,9 @@ def test_a_run_folder_keeps_letters_of_any_language(tmp_path: Path, monkeypatch:
     run_folder.begin(tmp_path, recipe, None, [0])
     assert 'head = "köpfe.*"' in (tmp_path / "recipe.toml").read_bytes().decode("utf-8")
     assert config.load(tmp_path / "recipe.toml").model.head == "köpfe.*"
+
+
+@pytest.mark.parametrize("value", ["auto", "half", "standardize", ((0.5,), (0.25,)), ((0.1, 0.2, 0.3), (0.5,))])
+def test_a_normalisation_is_read_back(value: object) -> None:
+    recipe = dataclasses.replace(config.load(), data=Data(normalize=value))
+    assert config.load(tomllib.loads(config.dump(recipe))).data.normalize == value

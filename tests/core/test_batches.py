@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from personafl.core import batches, rng
+from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Examples
 
 COUNTS = (7, 4, 2)
@@ -307,3 +308,60 @@ def test_augmentation_does_not_depend_on_the_stack_or_the_width_of_a_batch():
             whole.x[c : c + 1, :3], whole.y[c : c + 1, :3], None, whole.count[c : c + 1], whole.keys[c : c + 1]
         )
         assert torch.equal(batches.augmented(part).x[0], batches.augmented(whole).x[c, :3])
+
+
+# Normalisation
+
+SCALED = Normalization((0.2, 0.6), (0.5, 0.25), axes=3)
+
+
+def photographs(augment):
+    data = examples()
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(1, 256, (len(data.x), 2, 6, 7), dtype=torch.uint8, generator=draw)  # none is black
+    return dataclasses.replace(data, x=x, augment=augment)
+
+
+def by_every_way(data, monkeypatch):
+    """The minibatches of an epoch one by one, many at a time and from the host, and a pass in order."""
+    plan = batches.plan(data, 3, keys(), epochs=1)
+    noise = rng.extend(keys().unsqueeze(1), torch.arange(len(plan.active)))
+
+    def epoch():
+        return [batches.minibatch(data, plan, s, noise[:k, s], torch.float64) for s, k in enumerate(plan.active)]
+
+    blocks = list(batches.minibatches(data, plan, noise, torch.float64))
+    alone, passed = epoch(), [b for b, _ in batches.in_order(data, 3, torch.float64)]
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "_lies_on", lambda x, device: False)
+        return {"alone": alone, "blocks": blocks, "host": epoch(), "in order": passed}
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_minibatches_are_normalised_whichever_way_they_come(augment, monkeypatch):
+    """Black pixels that augmentation pads with are (0 - mean) / std, as torchvision has it."""
+    data = photographs(augment)
+    plain = by_every_way(data, monkeypatch)
+    found = by_every_way(dataclasses.replace(data, normalization=SCALED), monkeypatch)
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(2, 1, 1) for v in (SCALED.mean, SCALED.std))
+    black = 0
+    for way, batch_list in found.items():
+        assert len(batch_list) == len(plain[way]) == 3
+        for batch, raw in zip(batch_list, plain[way], strict=True):
+            # a product and a sum of float64 below 4
+            torch.testing.assert_close(batch.x, (raw.x - mean) / std, rtol=0, atol=2e-15)
+            black += int((raw.x == 0).sum()) if way == "alone" else 0
+    assert (black > 100) == augment  # twelve images of 84 pixels, moved by up to four
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_normalisation_pixels_are_what_they_were(dtype, monkeypatch):
+    data = photographs(augment=False)
+    for batch, _ in batches.in_order(data, 3, dtype):
+        rows = batch.y  # an example's label is its row
+        assert torch.equal(batch.x, data.x[rows].to(dtype) / 255)
+
+
+def test_tokens_are_not_normalised():
+    x = torch.tensor([[3, 1]])
+    assert batches.inputs(x, torch.float32, Normalization((0.5,), (0.5,))).equal(x)

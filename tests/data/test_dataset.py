@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from personafl.core.normalization import Normalization
 from personafl.data import dataset
 from personafl.data.dataset import Source, arrays
 
@@ -78,6 +79,19 @@ def test_labels_that_are_text_become_numbers_with_names():
 
 def test_labels_in_a_column_are_one_per_example():
     assert arrays([[1.0]] * 2, [[1], [0]]).y.tolist() == [1, 0]
+
+
+def test_the_hash_knows_the_normalisation():
+    plain = arrays([[1.0, 2.0], [3.0, 4.0]], [0, 1])
+    made = [dataclasses.replace(plain, normalization=Normalization(m, (1.0,))) for m in ((0.0,), (0.0, 1.0))]
+    assert len({plain.digest, *(s.digest for s in made)}) == 3
+    assert dataclasses.replace(made[0]).digest == made[0].digest
+    assert dataclasses.replace(made[0], normalization=None).digest == plain.digest
+
+
+def test_a_normalisation_must_fit():
+    with pytest.raises(ValueError, match=r"toy: Normalization\(mean=\(0.0,\).*does not fit examples of shape \(3, 8\)"):
+        Source("toy", torch.zeros(2, 3, 8), torch.zeros(2).long(), 1, normalization=Normalization((0.0,), (1.0,)))
 
 
 def test_names_of_classes_and_features_must_fit():

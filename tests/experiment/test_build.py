@@ -1,12 +1,17 @@
-"""Clients a recipe holds out."""
+"""From a recipe to a federation: clients held out, inputs normalised."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 import personafl
+from personafl.core.normalization import Normalization
+from personafl.experiment import build
 
 HELD_OUT = {"data": {"dataset": "digits", "num_clients": 6, "unseen_ratio": 0.34}, "algorithms": [{"name": "fedavg"}]}
 
@@ -35,3 +40,88 @@ def test_the_default_model_goes_by_the_shape_of_the_examples() -> None:
 
     assert named((3, 8, 8)) == "small-cnn"
     assert named((5,)) == named((2, 5)) == "mlp"
+
+
+def table(rows: int = 80) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Two classes a unit apart in units of columns that are hundreds and hundredths."""
+    draw = np.random.default_rng(0)
+    y = draw.integers(2, size=rows)
+    return (draw.normal(size=(rows, 2)) + y[:, None]) * [300, 0.03] + [5000, 1], y
+
+
+def own(**data: Any) -> dict[str, Any]:
+    return {
+        "data": {"dataset": table(), "partition": "iid", "num_clients": 4, **data},
+        "training": {"num_rounds": 2, "join_ratio": 1.0, "local_epochs": 1, "batch_size": 10, "precision": "float64"},
+        "evaluation": {"shift": "none"},
+        "algorithms": [{"name": "fedavg"}],
+    }
+
+
+def test_auto_is_settled_in_the_recipe_that_is_kept() -> None:
+    for asked, kept in (("auto", "standardize"), ("half", "half"), ([5000, 300], ((5000.0,), (300.0,)))):
+        recipe, feds = build.resolved(personafl.config.load(own(normalize=asked)), (0, 1))
+        assert recipe.data.normalize == kept
+        assert recipe.data == dataclasses.replace(recipe.data)
+        for seed, fed in feds.items():
+            again = build.federation(recipe.with_seed(seed), recipe.data.dataset)
+            assert again.source.normalization == fed.source.normalization
+            assert again.source.digest == fed.source.digest
+    recipe, feds = build.resolved(personafl.config.load(HELD_OUT), (0,))
+    assert (recipe.data.normalize, feds[0].source.normalization) == ("none", None)
+
+
+def test_statistics_are_those_of_a_seeds_own_training_data() -> None:
+    _, feds = build.resolved(personafl.config.load(own()), (0, 1))
+    for fed in feds.values():
+        train = fed.source.x[torch.cat([fed.rows("train", c) for c in range(4)])].double()
+        found = fed.source.normalization
+        assert found is not None
+        assert found.mean == pytest.approx(train.mean(0).tolist(), rel=1e-12)
+        assert found.std == pytest.approx(train.std(0, correction=0).tolist(), rel=1e-12)
+    assert len({fed.source.normalization for fed in feds.values()}) == 2
+
+
+def test_a_run_on_normalised_inputs_is_the_run_on_data_normalised_before() -> None:
+    """To float32, which the data are given in: weights of order one, moved eight times."""
+    mine = personafl.run(own())["fedavg"]
+    norm = mine.simulation.federation.source.normalization
+    assert norm is not None
+    x, y = table()
+    x = (x.astype(np.float32) - np.array(norm.mean)) / np.array(norm.std)
+    other = personafl.run(own(dataset=(x, y), normalize="none"))["fedavg"]
+    for n, t in mine.simulation.server.items():
+        torch.testing.assert_close(t, other.simulation.server[n], rtol=0, atol=1e-6)
+    assert mine.summary["accuracy"] == other.summary["accuracy"]
+
+
+def test_runs_with_other_inputs_have_other_hashes() -> None:
+    hashes = [
+        personafl.run(own(normalize=n))["fedavg"].summary["hashes"] for n in ("auto", "standardize", "half", "none")
+    ]
+    assert hashes[0] == hashes[1]
+    assert len({h["data"] for h in hashes}) == 3
+    assert len({h["split"] for h in hashes}) == 1
+
+
+def test_what_data_come_with_is_what_auto_means() -> None:
+    source = personafl.arrays(*table())
+    source = dataclasses.replace(source, normalization=Normalization((5000.0, 1.0), (300.0, 0.03)))
+    recipe, feds = build.resolved(personafl.config.load(own(dataset=source)), (0,))
+    assert recipe.data.normalize == ((5000.0, 1.0), (300.0, 0.03))
+    assert feds[0].source.normalization == source.normalization
+    _, feds = build.resolved(personafl.config.load(own(dataset=source, normalize="none")), (0,))
+    assert feds[0].source.normalization is None
+
+
+def test_statistics_are_of_images_as_clients_have_them() -> None:
+    """Corrupted: every pixel of a client's is moved towards its mean by `contrast`."""
+    images = torch.randint(256, (40, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    given = own(dataset=(images, torch.arange(40) % 2))
+    found = []
+    for kind in ("none", "contrast"):
+        recipe = personafl.config.load(given, [f"data.corruption={kind}"])
+        norm = build.federation(recipe).source.normalization
+        assert norm is not None and norm.size == 3
+        found.append(norm.std[0])
+    assert found[1] < found[0] / 5

@@ -257,3 +257,34 @@ def test_figures_of_the_report_are_drawn_one_by_one(compared: personafl.Result) 
         compared.plot("shifts")
     shown: Any = compared.plot("clients")
     assert shown._repr_png_().startswith(b"\x89PNG")  # what a notebook asks for
+
+
+def test_a_run_on_normalised_inputs_is_read_back(tmp_path: Path) -> None:
+    """Statistics of each seed's own training data; raw images are what clients are asked."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (120, 1, 8, 8), dtype=torch.uint8, generator=draw)
+    data = (x, torch.randint(3, (120,), generator=draw))
+    recipe: dict[str, Any] = {
+        "data": {"partition": "iid", "num_clients": 3},
+        "training": {"num_rounds": 2, "join_ratio": 1.0, "local_epochs": 1, "batch_size": 10},
+        "evaluation": {"shift": "none"},
+        "algorithms": [{"name": "ditto"}],
+    }
+    made = run(recipe, data=data, out=tmp_path / "run", seeds=[0, 1])
+    assert 'normalize = "standardize"' in (tmp_path / "run" / "recipe.toml").read_text()
+    again = Result.load(tmp_path / "run", data=data)
+    for seed in (0, 1):
+        first, second = made.of("ditto", seed), again.of("ditto", seed)
+        norm = first.simulation.federation.source.normalization
+        assert norm is not None and norm == second.simulation.federation.source.normalization
+        checkpoint = tmp_path / "run" / "ditto" / f"seed-{seed}" / "checkpoint"
+        kept = json.loads((checkpoint / "normalization.json").read_text())
+        assert (kept["mean"], kept["std"]) == (list(norm.mean), list(norm.std))
+        module = first.client(1).module
+        assert torch.equal(second.client(1).predict(x), first.client(1).predict(x))
+        with torch.no_grad():
+            torch.testing.assert_close(module(x), first.client(1).predict(x), rtol=1e-5, atol=1e-5)
+            scaled = (x / 255 - torch.tensor(norm.mean)) / torch.tensor(norm.std)
+            torch.testing.assert_close(module.network(scaled), module(x), rtol=1e-5, atol=1e-5)
+    other = run(recipe, "data.normalize=half", data=data)["ditto"]
+    assert other.summary["hashes"]["data"] != made["ditto"].summary["hashes"]["data"]

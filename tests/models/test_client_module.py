@@ -40,6 +40,7 @@ from personafl import (
     UserError,
 )
 from personafl.core import tree
+from personafl.core.normalization import Normalization
 from personafl.core.types import Model, Params, Payload
 from personafl.experiment import Client
 from personafl.models import MLP, CharLSTM
@@ -89,6 +90,9 @@ def photographs() -> Federation:
     return parts(pixels, torch.randint(3, (rows,), generator=draw), 3)
 
 
+GREY = Normalization((0.4,), (0.3,), axes=3)
+
+
 def of_method(name: str) -> Simulation:
     method = ALGORITHMS[name](**BUSY.get(name, {}))
     return worlds.simulation(method, num_rounds=8 if isinstance(method, DMPFL) else 4)
@@ -118,6 +122,7 @@ HOLDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "batch norm, drop": (("main", "global_"), BASE),
     "lstm": (("main", "personal"), ("gate_weight", "gate_bias")),
     "bytes": (("main", "personal"), ("gate_weight", "gate_bias")),
+    "normalised": (("main", "personal"), ("gate_weight", "gate_bias")),
 }
 CASES: dict[str, Callable[[], Simulation]] = {
     **{name: functools.partial(of_method, name) for name in ALGORITHMS},
@@ -133,6 +138,7 @@ CASES: dict[str, Callable[[], Simulation]] = {
     "batch norm, drop": lambda: short(Ditto(inference="adaptive"), model=normed("drop")),
     "lstm": lambda: short(FLDA(), fed=texts(), model=lstm()),
     "bytes": lambda: short(FLDA(), fed=photographs(), kind="cnn"),
+    "normalised": lambda: short(FLDA(), fed=photographs().with_normalization(GREY), kind="cnn"),
 }
 
 
@@ -200,6 +206,24 @@ def test_a_module_chooses_between_networks_as_its_client_does() -> None:
     assert out.dtype == torch.float32 and module.network.head.weight.dtype == torch.float32
 
 
+def test_a_module_normalises_what_it_is_given() -> None:
+    """Bytes and scaled floats alike, also after it was read into another client's module."""
+    sim = short(FedAvg(), fed=photographs().with_normalization(GREY), kind="cnn")
+    sim.run()
+    mine, x = client(sim, CLIENT), inputs(sim)
+    module = mine.module
+    wanted = answers(module.network, (x.double() / 255 - 0.4) / 0.3)
+    for given in (x, x.double() / 255):
+        torch.testing.assert_close(answers(module, given), wanted, **CLOSE)
+        torch.testing.assert_close(mine.predict(given), wanted, **CLOSE)
+    assert {"scaling.scale", "scaling.shift"} < module.state_dict().keys()
+    other = ClientModule(sim.model, sim.algorithm, mine.deployed, Normalization((0.0,), (1.0,), axes=3))
+    assert not torch.equal(answers(other, x), answers(module, x))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(answers(other, x), answers(module, x))
+    assert answers(module.float(), x).dtype == torch.float32
+
+
 def test_weights_outside_a_clients_mask_are_zero() -> None:
     sim = simulated("dm-pfl")
     ids = torch.tensor([CLIENT])
@@ -253,6 +277,7 @@ KINDS = [
     "projection",
     "batch norm",
     "bytes",
+    "normalised",
 ]
 
 

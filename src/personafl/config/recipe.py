@@ -15,7 +15,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.settings import Section, setting, shortened, typed, unknown
 from personafl.core.types import BufferPolicy, Training
-from personafl.data import DATASETS, PARTITIONS
+from personafl.data import DATASETS, PARTITIONS, normalize
 from personafl.data.client_corruption import CORRUPTED_BY_DEFAULT, PER_CLIENT
 from personafl.data.corruptions import CORRUPTIONS, SEVERITIES
 from personafl.data.missing import Missing
@@ -50,6 +50,7 @@ class Data(Section):
     unseen_ratio: float = setting(0.0, "share of the clients that join only after training")
     corruption: str = setting(AUTO, "of the images themselves: one for all, per-client or none")
     corruption_severity: int = setting(5, "of this corruption, 1 to 5")
+    normalize: Any = setting(AUTO, "of what models see: standardize, half, none, or [mean, std] by channel or column")
     label: tuple[str, ...] = setting((), "label columns of tables; none: label, y, target or the last")
     missing: Missing = setting("refuse", "what becomes of missing values in data of one's own")
     image_size: int = setting(0, "pixels that pictures of one's own are resized to; 0: they are all of one size")
@@ -88,6 +89,7 @@ class Data(Section):
             )
         if self.corruption not in (possible := (AUTO, "none", PER_CLIENT, *CORRUPTIONS)):
             raise UserError(f"data.corruption={self.corruption!r}: {unknown('corruption', self.corruption, possible)}")
+        object.__setattr__(self, "normalize", normalize.checked(self.normalize))
         self.hold(
             [
                 ("num_clients", self.num_clients is None or self.num_clients >= 1, "at least 1"),
@@ -223,9 +225,13 @@ def values(section: Any) -> dict[str, Any]:
         if f.name == "partition_settings":
             out |= value
         elif value is not None:
-            plain = all(isinstance(v, (str, int, float)) for v in (value if isinstance(value, tuple) else (value,)))
-            out[f.name] = value if plain else described(value)
+            out[f.name] = value if _plain(value) else described(value)
     return out
+
+
+def _plain(value: object) -> bool:
+    """Whether TOML can write it."""
+    return all(map(_plain, value)) if isinstance(value, tuple) else isinstance(value, (str, int, float))
 
 
 def unused(recipe: Recipe) -> dict[str, str]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng, tree
+from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Examples, Params
 
 SWEEP = 256  # examples of a client at a time in passes without training
@@ -103,16 +104,19 @@ def minibatches(data: Examples, plan: Plan, keys: Tensor, dtype: torch.dtype) ->
         most = plan.active[first]
         rows, real, streams = (t[:most, now].transpose(0, 1).contiguous() for t in (plan.rows, plan.real, keys))
         x, y = _rows_of(data.x, rows), _rows_of(data.y, rows)
+        x = x if data.augment else inputs(x, dtype, data.normalization)
         valid = place < real.unsqueeze(2)
-        fetched = zip(*(t.unbind() for t in (inputs(x, dtype), y, valid, real, streams)), strict=True)
+        fetched = zip(*(t.unbind() for t in (x, y, valid, real, streams)), strict=True)
         for held, k, full in zip(fetched, plan.active[now], plan.full[now], strict=True):
             xs, ys, there, count, stream = held if k == most else (t[:k] for t in held)
             batch = Batch(xs, ys, None if full else there, count, stream)
-            yield augmented(batch) if data.augment else batch
+            yield _ready(augmented(batch), data, dtype) if data.augment else batch
 
 
-def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
+def inputs(x: Tensor, dtype: torch.dtype, normalization: Normalization | None = None) -> Tensor:
     """Examples as a model takes them: bytes are pixels, other whole numbers (characters) stay what they are."""
+    if normalization is not None and (x.dtype == torch.uint8 or x.is_floating_point()):
+        return normalization(x, dtype)
     if x.dtype == torch.uint8:
         return x / 255 if dtype == torch.float32 else x.to(dtype) / 255
     return x.to(dtype) if x.is_floating_point() else x.long()
@@ -131,17 +135,21 @@ def gather(
 
     `there` are the same rows where the data are.
     """
-    batch = _picked(data, rows, real, full, keys, dtype, there)
-    return augmented(batch) if data.augment else batch
+    batch = _picked(data, rows, real, full, keys, there)
+    return _ready(augmented(batch) if data.augment else batch, data, dtype)
 
 
-def _picked(
-    data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, dtype: torch.dtype, there: Tensor | None
-) -> Batch:
+def _ready(batch: Batch, data: Examples, dtype: torch.dtype) -> Batch:
+    """A minibatch of examples as the data have them, for a model: what augmentation pads is black before this."""
+    return replace(batch, x=inputs(batch.x, dtype, data.normalization))
+
+
+def _picked(data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, there: Tensor | None) -> Batch:
+    """Examples as the data have them."""
     x = _taken(data.x, rows, there)
     real = tree.sent(real, rows.device)
     valid = None if full else torch.arange(rows.shape[1], device=rows.device) < real.unsqueeze(1)
-    return Batch(inputs(x, dtype), data.y[rows], valid, real, keys)
+    return Batch(x, data.y[rows], valid, real, keys)
 
 
 def _taken(x: Tensor, rows: Tensor, there: Tensor | None) -> Tensor:
@@ -191,7 +199,8 @@ def in_order(data: Examples, batch_size: int, dtype: torch.dtype) -> Iterator[tu
         rows, there = (r[:k, first : first + batch_size] for r in (data.rows, held))
         real = (data.count[:k] - first).clamp(0, rows.shape[1])
         full = bool((real == rows.shape[1]).all())
-        yield _picked(data, rows, real, full, tree.sent(data.ids[:k], rows.device), dtype, there), first
+        batch = _picked(data, rows, real, full, tree.sent(data.ids[:k], rows.device), there)
+        yield _ready(batch, data, dtype), first
 
 
 def sums(data: Examples, batch_size: int, dtype: torch.dtype, measure: Callable[[Batch], Params]) -> Params:

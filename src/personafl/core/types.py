@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from personafl.core.errors import UserError
+from personafl.core.normalization import Normalization
 from personafl.core.settings import BOUNDS, Section, setting, unknown
 
 Params = dict[str, Tensor]
@@ -120,6 +121,7 @@ class Examples:
     count: Tensor  # [C] int64 on the host: how many of a client's M places are real
     ids: Tensor  # [C] int64 on the host: client ids, they key the random streams
     augment: bool = False  # images of training minibatches are cut out and turned anew
+    normalization: Normalization | None = None  # of what a model sees; x is not normalised
 
 
 @dataclass(frozen=True)

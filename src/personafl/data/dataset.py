@@ -16,6 +16,7 @@ from torch import Tensor
 from personafl.core import tasks
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
+from personafl.core.normalization import Normalization
 from personafl.core.types import TaskName
 from personafl.data.missing import Missing, fill_missing
 
@@ -41,6 +42,7 @@ class Source(Displayed):
     class_names: tuple[str, ...] | None = None  # where labels were text, by their number
     feature_names: tuple[str, ...] | None = None  # of the columns of x, where it was a table
     task: TaskName = "classification"
+    normalization: Normalization | None = None  # of what models see; x is not normalised
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -67,6 +69,10 @@ class Source(Displayed):
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
             raise UserError(f"{self.name}: {self._place(bad)} contains NaN or infinity")
+        if self.normalization is not None and not self.normalization.fits(self.x):
+            raise UserError(
+                f"{self.name}: {self.normalization} does not fit examples of shape {tuple(self.x.shape[1:])}"
+            )
         try:
             tasks.check_targets(self.y, self.task, self.classes, self._place)
         except UserError as e:
@@ -104,7 +110,7 @@ class Source(Displayed):
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of name, targets, corruption, shape and kind of number, and of every k-th example.
+        """A short hash of name, targets, corruption, normalisation, shape and kind of number, and every k-th example.
 
         All examples count up to `HASHED` bytes of them; of larger data sets as many as make that.
         """
@@ -114,6 +120,8 @@ class Source(Displayed):
         if self.task != "classification":
             what = (*what, self.task, tuple(self.y.shape), str(self.y.dtype))
         h = hashlib.sha256(repr(what).encode())
+        if self.normalization is not None:
+            h.update(repr(self.normalization).encode())
         h.update(self.y.cpu().numpy().tobytes())
         h.update(self.x[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return h.hexdigest()[:16]

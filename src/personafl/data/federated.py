@@ -17,6 +17,7 @@ from torch import Tensor
 from personafl.core import rng, tree
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
+from personafl.core.normalization import Normalization
 from personafl.core.types import Examples
 from personafl.data.dataset import Source
 from personafl.data.ragged import Indices, Ragged
@@ -172,8 +173,15 @@ class Federation(Displayed):
 
     def examples(self, split: Split, ids: Tensor) -> Examples:
         """The rows these clients hold in a split."""
-        rows, count = self.splits[split].padded(ids)
-        return Examples(self.source.x, self.source.y, rows, count, ids)
+        return self.examples_at(*self.splits[split].padded(ids), ids)
+
+    def examples_at(self, rows: Tensor, count: Tensor, ids: Tensor) -> Examples:
+        """These rows `[C, M]`, of which each client has `count` `[C]`."""
+        return Examples(self.source.x, self.source.y, rows, count, ids, normalization=self.source.normalization)
+
+    def with_normalization(self, normalization: Normalization | None) -> Federation:
+        """The same with inputs that models see normalised."""
+        return dataclasses.replace(self, source=dataclasses.replace(self.source, normalization=normalization))
 
     def rows(self, split: Split, client: int) -> Tensor:
         """The rows one client holds in a split, in their order."""

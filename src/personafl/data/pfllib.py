@@ -111,8 +111,8 @@ def to_pfllib(
 ) -> None:
     """Write a federation so that PFLlib can read it: an absent or empty folder gets train/, test/ and config.json.
 
-    Examples are written as a model sees them: bytes as float32 in [0, 1]. PFLlib has no validation part, so those rows
-    are written with the training rows. Clients held out come last, as PFLlib counts its new clients.
+    Bytes are written as float32 in [0, 1], nothing is normalised. PFLlib has no validation part, so those rows are
+    written with the training rows. Clients held out come last, as PFLlib counts its new clients.
     """
     home = Path(path)
     if (task := federation.source.task) != "classification":

@@ -47,7 +47,7 @@ def against_all(score: Score, federation: Federation, ids: Tensor, *, per_sample
         data = federation.examples("test", hosts)
         flat = torch.cat([r[: int(n)] for r, n in zip(data.rows, data.count, strict=True)])
         total = data.count.sum().expand(len(ids))
-        found = score(Examples(data.x, data.y, flat.expand(len(ids), -1), total, ids))
+        found = score(federation.examples_at(flat.expand(len(ids), -1), total, ids))
         for i, scores in enumerate(found):
             parts = torch.split(scores, data.count.tolist())
             out[i, hosts] = torch.stack([metric.of_client(p) for p in parts])

@@ -19,7 +19,7 @@ from personafl.config import Method, Recipe, defaults
 from personafl.core import batches, rng
 from personafl.core.errors import Note, UserError
 from personafl.core.types import LOSSES, Metric, TaskName
-from personafl.data import DATASETS, PARTITIONS, Federation, Source, arrays, custom, partition_file
+from personafl.data import DATASETS, PARTITIONS, Federation, Source, arrays, custom, normalize, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
 from personafl.data.missing import Missing
 from personafl.data.partition import (
@@ -91,13 +91,19 @@ def _npz(path: Path, missing: Missing) -> Source:
 
 
 def federation(recipe: Recipe, data: Source | None = None) -> Federation:
-    """The data set of a recipe, divided over clients by its seed."""
+    """The data set of a recipe, divided over clients by its seed; then corrupted and normalised as it says."""
     data = data or source(recipe)
+    d = settled_normalization(recipe, data).data
+    built = corrupt_federation(_clean_federation(recipe, data), d.corruption, d.corruption_severity)
+    return normalize.normalized(built, d.normalize)
+
+
+def _clean_federation(recipe: Recipe, data: Source) -> Federation:
     d, seed = recipe.data, recipe.training.seed
     if isinstance(d.dataset, Federation):
-        return corrupt_federation(d.dataset, d.corruption, d.corruption_severity)
+        return d.dataset
     if d.from_file:
-        return corrupt_federation(partition_file.load(d.partition, data), d.corruption, d.corruption_severity)
+        return partition_file.load(d.partition, data)
     recipe = settled_partition(recipe, data)
     d = recipe.data
     draw = rng.generator(seed, "partition")
@@ -115,7 +121,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         unseen = max(1, round(d.unseen_ratio * len(rows)))
         order = rng.generator(seed, "unseen").permutation(len(rows))  # the last ones are held out
         rows, tests = Ragged.of(rows).select(order), None if tests is None else Ragged.of(tests).select(order)
-    built = Federation.build(
+    return Federation.build(
         data,
         rows,
         seed,
@@ -126,7 +132,6 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
         tests=tests,
         official=official,
     )
-    return corrupt_federation(built, d.corruption, d.corruption_severity)
 
 
 def _clients(recipe: Recipe, data: Source) -> tuple[Indices | None, int]:
@@ -175,6 +180,13 @@ def settled_partition(recipe: Recipe, data: Source) -> Recipe:
     return replace(recipe, data=replace(recipe.data, partition=rule))
 
 
+def settled_normalization(recipe: Recipe, data: Source) -> Recipe:
+    """The recipe with `auto` replaced by what it means for these data."""
+    if recipe.data.normalize != config.AUTO:
+        return recipe
+    return replace(recipe, data=replace(recipe.data, normalize=normalize.settled(recipe.data.dataset, data)))
+
+
 def note_clients(recipe: Recipe, data: Source) -> None:
     """Warn where data of one's own know their clients and a run divides them otherwise."""
     d = recipe.data
@@ -193,7 +205,7 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
     if isinstance(build, str):
         name = default_model(data) if name == config.AUTO else name
         build = MODELS[name].build if name in MODELS else config.imported(name, "model")
-    example = batches.inputs(data.x[:2], torch.float32)
+    example = batches.inputs(data.x[:2], torch.float32, data.normalization)
     with torch.random.fork_rng(devices=[]), _single_precision():
         torch.manual_seed(int(rng.key(recipe.training.seed, "init")) % 2**63)
         known = name in MODELS
@@ -324,7 +336,7 @@ def resolved(
         recipe = replace(recipe, data=replace(recipe.data, dataset=data))
     if recipe.model.name == config.AUTO:
         recipe = replace(recipe, model=replace(recipe.model, name=default_model(data)))
-    recipe = settled_partition(recipe, data).with_seed(seeds[0])
+    recipe = settled_normalization(settled_partition(recipe, data), data).with_seed(seeds[0])
     feds = {seed: federation(recipe.with_seed(seed), data) for seed in seeds}
     recipe, told = defaults.settled(recipe, feds[seeds[0]])
     if told:
@@ -332,6 +344,7 @@ def resolved(
     note_clients(recipe, data)
     matrix.check(recipe.evaluation, feds[seeds[0]], device)
     check_data(feds[seeds[0]], recipe.training, recipe.evaluation)
+    data = feds[seeds[0]].source
     network = model(recipe, data)
     for method in recipe.algorithms:
         dry_run.check(method.algorithm, network, recipe.training, feds[seeds[0]].num_clients)
@@ -342,7 +355,7 @@ def resolved(
 def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
     """Loss and metric must give one number per example, or what the metric's own `reduce` takes."""
     rows = slice(0, 2)
-    x = batches.inputs(data.x[rows], next(iter(network.initial.values())).dtype)
+    x = batches.inputs(data.x[rows], next(iter(network.initial.values())).dtype, data.normalization)
     with torch.no_grad():
         out = network({n: t[None] for n, t in network.initial.items()}, x[None])[0]
     y = data.y[rows]

@@ -56,11 +56,12 @@ class Client(Displayed):
         return {"id": self.id, **named, "method": self.simulation.algorithm.called, **sizes}
 
     def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """Outputs `[B, K]` for inputs `[B, ...]`, by the rule of the client's method."""
+        """Outputs `[B, K]` for inputs `[B, ...]` as the data have them, by the rule of the client's method."""
         sim = self.simulation
         # A copy: the answer depends on the numbers, not on how they lie in memory.
         batch = torch.as_tensor(x).to(sim.device).clone(memory_format=torch.contiguous_format)
-        batch = batches.inputs(batch, next(iter(sim.model.initial.values())).dtype)
+        dtype, normalization = next(iter(sim.model.initial.values())).dtype, sim.federation.source.normalization
+        batch = batches.inputs(batch, dtype, normalization)
         whole = sim.model.looks_at_batches or sim.device.type == "cuda"
         blocks = torch.split(batch, max(len(batch), 1) if whole else batches.SWEEP)
 
@@ -73,7 +74,8 @@ class Client(Displayed):
     @property
     def module(self) -> ClientModule:
         """The same as an ordinary module that holds all it needs; `models/client_module.py` says what that is."""
-        return ClientModule(self.simulation.model, self.simulation.algorithm, self.deployed)
+        sim = self.simulation
+        return ClientModule(sim.model, sim.algorithm, self.deployed, sim.federation.source.normalization)
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,6 +131,9 @@ class MethodResult(Displayed):
                 store.save(state / f"{name}.safetensors")
         path = dataclasses.asdict(sim.plan) | {"module_per_client": sim.model.whole, "store": _store_summary(sim)}
         (state / "engine.json").write_text(json.dumps(path) + "\n")
+        if (of := sim.federation.source.normalization) is not None:
+            numbers = {"mean": of.mean, "std": of.std}  # of inputs, for who uses the weights elsewhere
+            (state / "normalization.json").write_text(json.dumps(numbers) + "\n")
         (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
         self.save_profile(folder)
 

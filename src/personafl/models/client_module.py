@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from personafl.core import batches, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.normalization import Normalization, transformed
 from personafl.core.types import ModelInfo, Params
 from personafl.models.stacked import StackedModel
 
@@ -26,9 +28,12 @@ class ClientModule(nn.Module):
 
     `networks` has every network the client holds, each of the user's own class: `main`, and those its method adds,
     such as `global_` or `received`. What else the rule needs (FLDA's gate, base entropies) are buffers of `tensors`.
+    Where inputs are normalised, `scaling` has `scale` and `shift` as buffers.
     """
 
-    def __init__(self, model: StackedModel, algorithm: Algorithm, deployed: Params) -> None:
+    def __init__(
+        self, model: StackedModel, algorithm: Algorithm, deployed: Params, normalization: Normalization | None = None
+    ) -> None:
         """`deployed` is what the client needs to predict, a stack of one."""
         super().__init__()
         self.algorithm, self.info, self.head = algorithm, model.info, model.head_name
@@ -45,6 +50,7 @@ class ClientModule(nn.Module):
         self.tensors = nn.Module()
         for attribute, n in self.others.items():
             self.tensors.register_buffer(attribute, deployed[n][0].clone())
+        self.scaling = None if normalization is None else self._scaling(normalization)
         self.eval()
 
     @property
@@ -55,8 +61,18 @@ class ClientModule(nn.Module):
         return self.networks[MAIN]
 
     def prepared(self, x: Tensor) -> Tensor:
-        """Examples as the networks take them."""
-        return batches.inputs(x, next(self.networks.parameters()).dtype)
+        """Examples as the networks take them: bytes divided by 255, then normalised."""
+        if self.scaling is None:
+            return batches.inputs(x, next(self.networks.parameters()).dtype)
+        scale, shift = self.scaling.get_buffer("scale"), self.scaling.get_buffer("shift")
+        return transformed(x, scale / 255 if x.dtype == torch.uint8 else scale, shift)
+
+    def _scaling(self, normalization: Normalization) -> nn.Module:
+        one = next(self.networks.parameters())
+        held = nn.Module()
+        for name, tensor in zip(("scale", "shift"), normalization.affine(one.dtype, one.device), strict=True):
+            held.register_buffer(name, tensor.clone())
+        return held
 
     def forward(self, x: Tensor) -> Tensor:
         stacks = [_stack_of_one(network, self.info) for network in self.networks.values()]

@@ -124,7 +124,7 @@ class Evaluator:
 
     def _global(self, common: Params, ids: Tensor) -> list[Tensor]:
         """Scores of the server's model on these clients' test data, or on a test part that belongs to nobody."""
-        source, flat = self.federation.source, self.federation.official
+        flat = self.federation.official
         split = flat is None and self.placement.ranks.size > 1 and self.per_sample
         mine = self.placement.mine(ids) if split else ids
         if split and not len(mine):
@@ -135,7 +135,7 @@ class Evaluator:
         else:
             sizes = [len(flat)]
         if next(iter(common.values())).is_cuda:
-            data = Examples(source.x, source.y, flat[None], torch.tensor([len(flat)]), ids[:1])
+            data = self.federation.examples_at(flat[None], torch.tensor([len(flat)]), ids[:1])
             with products(self.training.precision):
                 row = scores(self.algorithm.common_answer, self.task, common, data, self.activations)[0]
         else:
@@ -145,7 +145,6 @@ class Evaluator:
 
     def _in_blocks(self, common: Params, rows: Tensor) -> list[Tensor]:
         """Scores of the server's model on these rows, in blocks that are laid over the machine as clients are."""
-        source = self.federation.source
         blocks = -(-len(rows) // batches.SWEEP)
         count = torch.full((blocks,), batches.SWEEP)
         count[-1] = len(rows) - (blocks - 1) * batches.SWEEP
@@ -154,7 +153,7 @@ class Evaluator:
         def work(model: StackedModel, part: Tensor) -> list[Tensor]:
             task = dataclasses.replace(self.task, model=model)
             most = int(count[part].max())  # a last block by itself has no padding
-            data = Examples(source.x, source.y, padded[part, :most], count[part], part)
+            data = self.federation.examples_at(padded[part, :most], count[part], part)
             own = {n: t.expand(len(part), *t.shape[1:]) for n, t in common.items()}
             return scores(self.algorithm.common_answer, task, own, data, self.activations)
 

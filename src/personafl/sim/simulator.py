@@ -92,7 +92,8 @@ def _checked(
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         algorithm = algorithm()
     if isinstance(model, nn.Module) and isinstance(federation, Federation):
-        model = StackedModel(model, batches.inputs(federation.source.x[:2], torch.float32))
+        source = federation.source
+        model = StackedModel(model, batches.inputs(source.x[:2], torch.float32, source.normalization))
     wanted = (
         ("federation", federation, Federation),
         ("model", model, StackedModel),
