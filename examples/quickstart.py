@@ -38,11 +38,11 @@ result = personafl.run(
     data=(x, y, sensor),
     model=Net,
     algorithms=["fedavg", personafl.Ditto(proximal_weight=0.1), personafl.FedRep()],
-    training={"num_rounds": 12, "lr": 0.1},
+    training={"num_rounds": 15, "lr": 0.1},
 )
 print(result.table())
 folder = tempfile.mkdtemp(prefix="sensors-")
 result.save(folder)  # report.html, table.md, and all that Result.load reads
-module = result["ditto"].client(3).module
+module = result["fedrep"].client(3).module
 print("client 3:", module(torch.from_numpy(x[sensor == 3][:4])).argmax(1).tolist(), "is", y[sensor == 3][:4].tolist())
 print("written to", folder)

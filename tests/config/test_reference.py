@@ -35,7 +35,7 @@ def test_a_key_has_its_type_default_and_bounds() -> None:
     assert degrees.possible.startswith("shares in [0, 1]")
     assert reference.key("evaluation.matrix").default == "false"
     assert reference.key("training.precision").possible == "float64, float32, tf32, bf16"
-    assert reference.key("training.loss").possible.startswith("cross_entropy")
+    assert reference.key("training.loss").possible.startswith("auto, cross_entropy")
     assert reference.key("data.num_clients").type == "integer"
 
 
@@ -114,7 +114,7 @@ def test_methods_look_at_the_keys_they_are_said_to_look_at(name: str) -> None:
         sim.run()
         seen |= READ
         READ.clear()
-    for key in (*reference.ALL_BUT, *reference.ONLY, *(f"training.{n}" for n in TRAINING - {"loss", "num_rounds"})):
+    for key in (*reference.ALL_BUT, *reference.ONLY, *(f"training.{n}" for n in TRAINING - {"loss", "num_rounds", "task"})):
         told = name in reference.ONLY[key] if key in reference.ONLY else name not in reference.ALL_BUT.get(key, ())
         assert (key in seen) == told, key  # of the others the run itself reads the loss and the rounds
 
