@@ -114,7 +114,11 @@ def test_methods_look_at_the_keys_they_are_said_to_look_at(name: str) -> None:
         sim.run()
         seen |= READ
         READ.clear()
-    for key in (*reference.ALL_BUT, *reference.ONLY, *(f"training.{n}" for n in TRAINING - {"loss", "num_rounds", "task"})):
+    for key in (
+        *reference.ALL_BUT,
+        *reference.ONLY,
+        *(f"training.{n}" for n in TRAINING - {"loss", "num_rounds", "task"}),
+    ):
         told = name in reference.ONLY[key] if key in reference.ONLY else name not in reference.ALL_BUT.get(key, ())
         assert (key in seen) == told, key  # of the others the run itself reads the loss and the rounds
 

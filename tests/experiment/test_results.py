@@ -288,3 +288,27 @@ def test_a_run_on_normalised_inputs_is_read_back(tmp_path: Path) -> None:
             torch.testing.assert_close(module.network(scaled), module(x), rtol=1e-5, atol=1e-5)
     other = run(recipe, "data.normalize=half", data=data)["ditto"]
     assert other.summary["hashes"]["data"] != made["ditto"].summary["hashes"]["data"]
+
+
+def test_inputs_and_clients_that_cannot_be_are_named(compared: personafl.Result) -> None:
+    method = compared["local"]
+    client, shape = method.client(0), tuple(method.simulation.federation.source.x.shape[1:])
+    x = np.random.default_rng(0).random((5, *shape), np.float32)
+    assert torch.equal(client.predict(x[::-1]), client.predict(x[::-1].copy()))  # lying backwards in memory
+    assert torch.equal(client.predict(x.astype(">f4")), client.predict(x))
+    wanted = f"must be \\(B, {', '.join(map(str, shape))}\\)"
+    for wrong in (
+        x[0],
+        x[:, :1, :1],
+        torch.zeros(5, *shape, dtype=torch.complex64),
+        torch.zeros(5, *shape).to_sparse(),
+    ):
+        with pytest.raises(personafl.UserError, match=wanted):
+            client.predict(wrong)
+    for no_numbers in (None, "text", [[None]]):
+        with pytest.raises(personafl.UserError, match="must be a tensor or an array of numbers"):
+            client.predict(no_numbers)  # type: ignore[arg-type]
+    for other in (1.0, None, True):
+        with pytest.raises(personafl.UserError, match=f"client={other}: must be a whole number"):
+            method.client(other)  # type: ignore[arg-type]
+    assert method.client(np.int64(2)).id == 2  # type: ignore[arg-type]

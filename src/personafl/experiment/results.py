@@ -22,6 +22,7 @@ from personafl.config import Method, Recipe
 from personafl.core import batches, tree
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
+from personafl.core.settings import shortened, typed
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
 from personafl.data import Federation, Source
@@ -59,7 +60,8 @@ class Client(Displayed):
         """Outputs `[B, K]` for inputs `[B, ...]` as the data have them, by the rule of the client's method."""
         sim = self.simulation
         # A copy: the answer depends on the numbers, not on how they lie in memory.
-        batch = torch.as_tensor(x).to(sim.device).clone(memory_format=torch.contiguous_format)
+        batch = _as_batch(x, sim.federation.source.x)
+        batch = batch.to(sim.device).clone(memory_format=torch.contiguous_format)
         dtype, normalization = next(iter(sim.model.initial.values())).dtype, sim.federation.source.normalization
         batch = batches.inputs(batch, dtype, normalization)
         whole = sim.model.looks_at_batches or sim.device.type == "cuda"
@@ -103,13 +105,14 @@ class MethodResult(Displayed):
         sim = self.simulation
         if isinstance(id, str):
             return self.client(_numbered(id, sim.federation.names))
-        if not 0 <= id < sim.federation.everybody:
-            raise UserError(f"client {id}: this federation has clients 0..{sim.federation.everybody - 1}")
-        if sim.placement.owners is not None and sim.ranks.rank not in (0, int(sim.placement.owners[id])):
-            raise UserError(f"client {id}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
-        ready = sim.deployed_models if id < sim.federation.num_clients else sim.newcomer_models
-        (deployed,) = sim.each(torch.tensor([id]), ready)
-        return Client(id, sim, deployed)
+        number: int = typed("client", id, int)
+        if not 0 <= number < sim.federation.everybody:
+            raise UserError(f"client {number}: this federation has clients 0..{sim.federation.everybody - 1}")
+        if sim.placement.owners is not None and sim.ranks.rank not in (0, int(sim.placement.owners[number])):
+            raise UserError(f"client {number}: rank {sim.ranks.rank} does not hold its state; rank 0 does")
+        ready = sim.deployed_models if number < sim.federation.num_clients else sim.newcomer_models
+        (deployed,) = sim.each(torch.tensor([number]), ready)
+        return Client(number, sim, deployed)
 
     def save(self, folder: Path) -> None:
         """Write what `Result.load` needs and people read."""
@@ -141,6 +144,24 @@ class MethodResult(Displayed):
         """Write where the time went, if that was asked."""
         if self.profile is not None:
             (folder / "profile.json").write_text(json.dumps(self.profile, indent=1) + "\n")
+
+
+def _as_batch(x: Any, data: Tensor) -> Tensor:
+    """Inputs as a tensor, in the shape of the data's examples; tokens may be more or fewer."""
+    batch = x if isinstance(x, Tensor) else None
+    if batch is None:
+        found = np.asarray(x)
+        if found.dtype.kind not in "fiub":
+            raise UserError(f"predict({shortened(x)}): must be a tensor or an array of numbers")
+        batch = torch.from_numpy(np.ascontiguousarray(found, found.dtype.newbyteorder("=")))
+    wanted, tokens = tuple(data.shape[1:]), not data.is_floating_point() and data.dtype != torch.uint8
+    fits = batch.dim() == data.dim() and (tokens or tuple(batch.shape[1:]) == wanted)
+    if not fits or batch.is_complex() or batch.layout != torch.strided:
+        kind = str(batch.dtype).removeprefix("torch.") + ("" if batch.layout == torch.strided else ", sparse")
+        raise UserError(
+            f"predict: inputs of shape {tuple(batch.shape)} ({kind}): must be (B, {', '.join(map(str, wanted))})"
+        )
+    return batch
 
 
 def _numbered(name: str, names: tuple[str, ...]) -> int:
