@@ -51,4 +51,4 @@ if __name__ == "__main__":
     }
     result = personafl.run(recipe)
     print(result.table())
-    print("client 3's outputs:", result["fedbabu"].client(3).predict(torch.full((1, 64), 0.5)).numpy().round(2))
+    print("client 3's outputs:", result["fedbabu"].client(3).predict(torch.full((1, 1, 8, 8), 0.5)).numpy().round(2))

@@ -38,7 +38,7 @@ result = personafl.run(
     data=(x, y, sensor),
     model=Net,
     algorithms=["fedavg", personafl.Ditto(proximal_weight=0.1), personafl.FedRep()],
-    training={"num_rounds": 15, "lr": 0.1},
+    training={"num_rounds": 10, "lr": 0.1},
 )
 print(result.table())
 folder = tempfile.mkdtemp(prefix="sensors-")

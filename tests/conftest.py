@@ -22,6 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests are about the CPU unless those marked `gpu` are asked for; so are the processes they start."""
     if config.getoption("markexpr") in ("", "not slow and not gpu", "slow"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # Here and not in pyproject.toml, which would import the package before coverage looks at it.
+    config.addinivalue_line("filterwarnings", "ignore::personafl.core.errors.Note")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import personafl
+from personafl.core.errors import Note
 from personafl.core.normalization import Normalization
 from personafl.experiment import build
 
@@ -125,3 +126,15 @@ def test_statistics_are_of_images_as_clients_have_them() -> None:
         assert norm is not None and norm.size == 3
         found.append(norm.std[0])
     assert found[1] < found[0] / 5
+
+
+def test_classes_that_look_like_numbers_or_never_occur_are_told() -> None:
+    x = torch.zeros(60, 3)
+
+    def told(y: torch.Tensor) -> None:
+        build.resolved(personafl.config.load(None, given={"data": (x, y, torch.arange(60) // 20)}), (0,))
+
+    with pytest.warns(Note, match=r"own has 7001 classes and 60 examples; training.task=regression takes its labels"):
+        told(torch.arange(60) * 100 + 1100)
+    with pytest.warns(Note, match=r"1 of the 4 classes of own have no example, such as 0"):
+        told(torch.arange(60) % 3 + 1)

@@ -241,7 +241,7 @@ def test_torchrun_gives_the_run_folder_of_one_process(tmp_path: Path) -> None:
     assert_same(told, [m.summary for m in alone.methods.values()])
     assert [s["environment"]["threads"] for s in told] == [2] * len(told)  # of each process
     loaded = personafl.Result.load(tmp_path / "two")
-    x = torch.linspace(0, 1, 64).view(1, 64)
+    x = torch.linspace(0, 1, 64).view(1, 1, 8, 8)
     for label in METHODS.split(","):
         one, two = alone[label], loaded[label]
         assert_same(two.rows, one.rows)

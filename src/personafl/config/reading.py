@@ -173,6 +173,9 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             mine = [_opened(m, slot) for m in methods if _is(m, section)]
         if not section or not mine:
             labels = [_called(m) for m in methods]
+            near = next((f"{s}.{key}" for s, kind in SECTIONS.items() if key in kind.names()), "")
+            if near:
+                raise UserError(f"override {key}={value}: did you mean {near}={value}?")
             raise UserError(
                 f"override {key}={value}: {section or key!r} is neither a section ({', '.join(SECTIONS)}) "
                 f"nor a method of this run ({', '.join(labels)})"

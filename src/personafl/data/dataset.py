@@ -49,6 +49,8 @@ class Source(Displayed):
             raise UserError(f"{self.name}: {len(self.x)} examples but {len(self.y)} labels")
         if not len(self.x):
             raise UserError(f"{self.name}: no examples")
+        if self.x.dim() < 2:
+            raise UserError(f"{self.name}: examples of shape {tuple(self.x.shape)}: must be (N, features) or more")
         if self.clients is not None and len(self.clients) != len(self.y):
             raise UserError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
         if self.clients is not None and self.names is not None and self.clients.max() >= len(self.names):
@@ -165,6 +167,8 @@ def prepared(
 ) -> Prepared:
     """Examples and targets in the types of their task, how many classes there are, and which network suits them."""
     class_names, numbers = _encoded(name, y)
+    if hasattr(x, "to_numpy"):  # a data frame
+        x = x.to_numpy()
     try:
         xs, ys = torch.as_tensor(x), torch.as_tensor(numbers)
     except (TypeError, ValueError) as e:

@@ -191,7 +191,7 @@ def note_clients(recipe: Recipe, data: Source) -> None:
     """Warn where data of one's own know their clients and a run divides them otherwise."""
     d = recipe.data
     shipped = isinstance(d.dataset, str) and d.dataset in DATASETS
-    if data.clients is not None and not shipped and not d.from_file and d.partition != "natural":
+    if data.clients is not None and not shipped and not d.from_file and d.partition not in ("natural", config.AUTO):
         count = len(np.unique(data.clients))
         warnings.warn(f"{data.name} knows its {count} clients; data.partition=natural keeps them", stacklevel=2)
 
@@ -310,11 +310,33 @@ def _note_task(data: Source) -> None:
     """Warn where targets may be meant otherwise than their type says."""
     if data.task == "regression" and bool((data.y == data.y.round()).all()):
         what, other = "are whole numbers of a floating type", "classification takes them for classes"
+    elif data.task == "classification":
+        _note_classes(data)
+        return
     elif data.task == "sequence" and bool(((data.y == 0) | (data.y == 1)).all()):
         what, other = "are 0 and 1 in rows of whole numbers", "multilabel takes them for labels"
     else:
         return
     warnings.warn(f"the targets of {data.name} {what}, taken for {data.task}; training.task={other}", stacklevel=3)
+
+
+def _note_classes(data: Source) -> None:
+    """Say where classes look like numbers to predict, or some never occur."""
+    there = len(torch.unique(data.y))
+    if data.classes > max(50, len(data.y) // 2):
+        warnings.warn(
+            f"{data.name} has {data.classes} classes and {len(data.y)} examples; training.task=regression takes its "
+            "labels for numbers",
+            Note,
+            stacklevel=4,
+        )
+    elif there < data.classes:
+        missing = next(k for k in range(data.classes) if not bool((data.y == k).any()))
+        warnings.warn(
+            f"{data.classes - there} of the {data.classes} classes of {data.name} have no example, such as {missing}",
+            Note,
+            stacklevel=4,
+        )
 
 
 def _told(y: Tensor) -> str:
@@ -376,9 +398,12 @@ def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
         if not isinstance(found, Tensor) or found.shape[:1] != (2,) or found.dim() != (2 if several else 1):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             must = "a row of numbers" if several else "one number"
+            hint = (
+                "; a loss of PyTorch's takes reduction='none'" if isinstance(found, Tensor) and not found.dim() else ""
+            )
             raise UserError(
                 f"{what}={name!r}: must give {must} per example, gave {shape} for two examples with outputs of shape "
-                f"{tuple(out.shape)} and targets of shape {tuple(y.shape)}"
+                f"{tuple(out.shape)} and targets of shape {tuple(y.shape)}{hint}"
             )
     if judged.reduce is not None:
         number = judged.of_client(judged.per_example(out, y))

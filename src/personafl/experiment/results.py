@@ -28,6 +28,7 @@ from personafl.core.types import Params
 from personafl.data import Federation, Source
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
+from personafl.evaluation.shown import Shown
 from personafl.experiment import run_folder
 from personafl.experiment.build import SPLIT, federation, model, simulation, source
 from personafl.experiment.run_folder import begin, claimed
@@ -94,8 +95,9 @@ class MethodResult(Displayed):
     profile: Row | None = None  # where the time went, if that was asked; `sim/profile.py` has the parts
 
     def _facts(self) -> dict[str, object]:
-        own = self.summary["accuracy"]["personal"]["mean"]
-        return {"label": self.label, "seed": self.seed, "accuracy": f"{100 * own:.1f} %", "clients": len(self.clients)}
+        own, shown = self.summary["accuracy"]["personal"]["mean"], Shown.of([self.summary])
+        score = {shown.words: f"{shown.number(own)}{' %' if shown.percent else ''}"}
+        return {"label": self.label, "seed": self.seed, **score, "clients": len(self.clients)}
 
     def _repr_html_(self) -> str:
         return report.html_table([self.summary])
@@ -231,9 +233,9 @@ class Result(Displayed):
         """Of each method and seed, as summary.json has them."""
         return [m.summary for m in self]
 
-    def __getitem__(self, label: str) -> MethodResult:
-        """A method by label, of the first seed."""
-        return self.of(label)
+    def __getitem__(self, label: str | tuple[str, int]) -> MethodResult:
+        """A method by label, of the first seed; or by label and seed."""
+        return self.of(*label) if isinstance(label, tuple) else self.of(label)
 
     def of(self, label: str, seed: int | None = None) -> MethodResult:
         """A method by label, of this seed or the first."""
