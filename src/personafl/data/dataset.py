@@ -49,8 +49,6 @@ class Source(Displayed):
             raise UserError(f"{self.name}: {len(self.x)} examples but {len(self.y)} labels")
         if not len(self.x):
             raise UserError(f"{self.name}: no examples")
-        if self.x.dim() < 2:
-            raise UserError(f"{self.name}: examples of shape {tuple(self.x.shape)}: must be (N, features) or more")
         if self.clients is not None and len(self.clients) != len(self.y):
             raise UserError(f"{self.name}: {len(self.y)} examples but {len(self.clients)} client ids")
         if self.clients is not None and self.names is not None and self.clients.max() >= len(self.names):

@@ -352,6 +352,8 @@ def resolved(
     cannot work is said first.
     """
     data = (data or source(recipe)).as_task(recipe.training.task)
+    if data.x.dim() < 2:
+        raise UserError(f"{data.name}: examples of shape {tuple(data.x.shape)}: must be (N, features) or more")
     data = corrupt_source(data, recipe.data.corruption, recipe.data.corruption_severity)
     recipe = _resolve_task(recipe, data)
     if not isinstance(recipe.data.dataset, (str, Federation)):
