@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,9 +80,14 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 def one_line(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError) as caught:
         call()
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 900
+    assert_line(str(caught.value), message)
+
+
+def assert_line(said: str, message: str) -> None:
+    assert re.search(message, said), said
+    assert "\n" not in said and len(said) < 900
 
 
 def spoken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -123,7 +129,7 @@ def test_a_wrong_setting_is_refused_alike_wherever_it_is_set(
     one_line(lambda: personafl.run(algorithms="fedavg", **{section: {key: value}}), message)
     one_line(lambda: personafl.run({section: {key: value}, "algorithms": [{"name": "fedavg"}]}), message)
     said = spoken(monkeypatch, capsys, "run", "algorithms=fedavg", f"{section}.{key}={as_text(value)}", "--quiet")
-    one_line(lambda: (_ for _ in ()).throw(UserError(said)), message)
+    assert_line(said, message)
     assert not list(tmp_path.iterdir())
 
 
@@ -238,7 +244,7 @@ def test_a_wrong_command_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = spoken(monkeypatch, capsys, *words)
-    one_line(lambda: (_ for _ in ()).throw(UserError(said)), message)
+    assert_line(said, message)
     assert not list(tmp_path.iterdir())
 
 

@@ -13,6 +13,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.settings import unknown
 from personafl.core.types import Criterion, Metric
+from personafl.evaluation.metrics import chosen
 
 T = TypeVar("T")
 
@@ -72,15 +73,9 @@ def name_of(algorithm: Algorithm) -> str:
 
 def criterion(name: str | Criterion | Metric, known: Mapping[str, T], key: str) -> T | Criterion:
     """A loss or metric: by its name among those of a task, `auto` for the first of them, by dotted path, or itself."""
-    if not isinstance(name, str):
-        return typing.cast("T | Criterion", name)
-    if name == "auto":
-        return next(iter(known.values()))
-    if name in known:
-        return known[name]
+    if not isinstance(name, str) or ":" not in name:
+        return typing.cast("T | Criterion", chosen(name, known, key))
     section, _, what = key.partition(".")
-    if ":" not in name:
-        raise UserError(f"{key}={name!r}: {unknown(what, name, known)}, or package.module:function")
     given_again(key, name, f"{section}={{'{what}'")
     found = imported(name, what)
     if not callable(found) and not isinstance(found, Metric):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,6 @@ def load(
         name, raw = _read(str(recipe or "demo"))
         if name in recipes():
             raw = _adapted(name, raw, other, given, asked)
-    keys = {f"{s}.{k}" for s in SECTIONS if isinstance(raw.get(s, {}), Mapping) for k in raw.get(s, {})}
     raw = _merged(raw, given)
     made = build(name, _overridden(raw, overrides))
     left = unused(made)
@@ -61,10 +60,9 @@ def load(
     if ignored:
         warnings.warn(f"without effect here: {', '.join(f'{key} ({left[key]})' for key in ignored)}", stacklevel=2)
     if recipe is None and other:
-        set_ = keys | asked.keys() | {f"{s}.{k}" for s in SECTIONS if isinstance(raw.get(s), Mapping) for k in raw[s]}
-        whole = {f"{s}.{f.name}" for s in SECTIONS if isinstance(raw.get(s), SECTIONS[s]) for f in fields(SECTIONS[s])}
-        mine = {"algorithms"} & (given.keys() | asked.keys())
-        made = replace(made, open=frozenset(BY_DATA) - set_ - whole - mine)
+        chosen = {f"{s}.{key}" for s in SECTIONS for key in (raw[s] if isinstance(raw.get(s), Mapping) else [])}
+        whole = {f"{s}.{key}" for s, kind in SECTIONS.items() if isinstance(raw.get(s), kind) for key in kind.names()}
+        made = replace(made, open=frozenset(BY_DATA) - chosen - whole - asked.keys() - given.keys())
     return made
 
 

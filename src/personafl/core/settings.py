@@ -162,9 +162,9 @@ def typed(where: str, value: Any, hint: Any) -> Any:
     if origin is tuple:
         items = value if isinstance(value, (list, tuple)) else [value]
         return tuple(typed(where, v, args[0]) for v in items)
-    if origin is Mapping or origin is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return _plain(where, value, Mapping, "a table")
-    if origin is Callable or (isinstance(origin, type) and issubclass(origin, typing.cast(Any, Callable))):
+    if origin is Callable:
         return value if callable(value) else _refuse(where, value, "a function")
     if hint is Any or not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
         return value

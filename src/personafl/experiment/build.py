@@ -36,8 +36,9 @@ from personafl.evaluation import matrix
 from personafl.evaluation.metrics import METRICS, default_loss, default_metric
 from personafl.models import MODELS, StackedModel
 from personafl.sim import dry_run
+from personafl.sim.checks import check_data
 from personafl.sim.machine import Machine
-from personafl.sim.simulator import Simulation, check_data
+from personafl.sim.simulator import Simulation
 
 SPLIT = "split.json"
 """Who holds what, in a run folder, where no rule of the recipe says it."""

@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from personafl.core import batches, cost, tree
+from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import steps_per_epoch
 from personafl.core.cuda_graphs import GraphCache
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.local import client_round
-from personafl.core.settings import shortened
 from personafl.core.store import Store, row_bytes
 from personafl.core.types import (
     Criterion,
@@ -38,12 +37,13 @@ from personafl.core.types import (
 )
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final, image_transforms, masks, metrics, rounds
+from personafl.evaluation import final, masks, metrics, rounds
 from personafl.evaluation.evaluate import deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim import execution_plan, sampling, wire_transfer
 from personafl.sim.accounting import Spent, Stack, Totals, add, finite_mean, total
+from personafl.sim.checks import check_data, checked_parts
 from personafl.sim.evaluator import Evaluator, since_left
 from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.placement import Placement
@@ -54,61 +54,6 @@ from personafl.slots.assemble import assembled
 P = TypeVar("P")
 T = TypeVar("T")
 Row = dict[str, Any]
-
-
-def check_data(federation: Federation, training: Training, evaluation: Evaluation) -> None:
-    """Refuse what these data cannot be asked for."""
-    image_transforms.check(evaluation, federation.source)
-    if evaluation.shift == "label" and (task := federation.source.task) != "classification":
-        raise UserError(
-            f"evaluation.shift='label': it changes the mix of classes, and {task} has none; use donor or pool"
-        )
-    check_stopping(federation, training, evaluation)
-    if training.augment != "none" and federation.source.x.dim() != 4:
-        raise UserError(
-            f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
-            f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
-        )
-
-
-def check_stopping(federation: Federation, training: Training, evaluation: Evaluation) -> None:
-    """Refuse to stop by what is not there or cannot be reached."""
-    if training.patience and not int(federation.splits["validation"].offsets[-1]):
-        raise UserError(
-            f"training.patience={training.patience}: needs validation data, and there are none; set "
-            "data.validation_share, such as 0.1"
-        )
-    metric = evaluation.metric if evaluation.metric != "auto" else metrics.default_metric(federation.source.task)
-    if training.target is not None and metric in metrics.PERCENT and not 0 < training.target <= 1:
-        raise UserError(f"training.target={training.target:g}: must be a share in (0, 1]")
-
-
-def _checked(
-    federation: object, model: object, algorithm: object, training: object, evaluation: object
-) -> tuple[StackedModel, Algorithm]:
-    """What a simulation is made of, or one line about what is in the wrong place."""
-    if torch.is_inference_mode_enabled():
-        raise UserError("torch.inference_mode is on: tensors made within cannot be trained; leave it first")
-    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
-        algorithm = algorithm()
-    if isinstance(model, nn.Module) and isinstance(federation, Federation):
-        source = federation.source
-        model = StackedModel(model, batches.inputs(source.x[:2], torch.float32, source.normalization))
-    wanted = (
-        ("federation", federation, Federation),
-        ("model", model, StackedModel),
-        ("algorithm", algorithm, Algorithm),
-        ("training", training, Training),
-        ("evaluation", evaluation or Evaluation(), Evaluation),
-    )
-    for name, value, kind in wanted:
-        if not isinstance(value, kind):
-            raise UserError(
-                f"Simulation({name}={shortened(value)}): must be {kind.__name__}; the order is federation, model, "
-                "algorithm, training, evaluation, and personafl.run takes names, arrays and modules"
-            )
-    assert isinstance(model, StackedModel) and isinstance(algorithm, Algorithm)
-    return model, algorithm
 
 
 class Simulation(Displayed):
@@ -131,7 +76,7 @@ class Simulation(Displayed):
 
         `machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed.
         """
-        model, algorithm = _checked(federation, model, algorithm, training, evaluation)
+        model, algorithm = checked_parts(federation, model, algorithm, training, evaluation)
         self.machine = machine or Machine()
         self.threads = torch.get_num_threads()  # as many as PyTorch had when the simulation was made
         self.evaluation = evaluation or Evaluation()

@@ -1,0 +1,71 @@
+"""What a simulation is refused for before it is made."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from personafl.core import batches
+from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
+from personafl.core.settings import shortened
+from personafl.core.types import Training
+from personafl.data.federated import Federation
+from personafl.evaluation import image_transforms, metrics
+from personafl.evaluation.settings import Evaluation
+from personafl.models.stacked import StackedModel
+
+
+def check_data(federation: Federation, training: Training, evaluation: Evaluation) -> None:
+    """Refuse what these data cannot be asked for."""
+    image_transforms.check(evaluation, federation.source)
+    if evaluation.shift == "label" and (task := federation.source.task) != "classification":
+        raise UserError(
+            f"evaluation.shift='label': it changes the mix of classes, and {task} has none; use donor or pool"
+        )
+    check_stopping(federation, training, evaluation)
+    if training.augment != "none" and federation.source.x.dim() != 4:
+        raise UserError(
+            f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
+            f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
+        )
+
+
+def check_stopping(federation: Federation, training: Training, evaluation: Evaluation) -> None:
+    """Refuse to stop by what is not there or cannot be reached."""
+    if training.patience and not int(federation.splits["validation"].offsets[-1]):
+        raise UserError(
+            f"training.patience={training.patience}: needs validation data, and there are none; set "
+            "data.validation_share, such as 0.1"
+        )
+    metric = evaluation.metric if evaluation.metric != "auto" else metrics.default_metric(federation.source.task)
+    if training.target is not None and metric in metrics.PERCENT and not 0 < training.target <= 1:
+        raise UserError(f"training.target={training.target:g}: must be a share in (0, 1]")
+
+
+def checked_parts(
+    federation: object, model: object, algorithm: object, training: object, evaluation: object
+) -> tuple[StackedModel, Algorithm]:
+    """What a simulation is made of, or one line about what is in the wrong place."""
+    if torch.is_inference_mode_enabled():
+        raise UserError("torch.inference_mode is on: tensors made within cannot be trained; leave it first")
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        algorithm = algorithm()
+    if isinstance(model, nn.Module) and isinstance(federation, Federation):
+        source = federation.source
+        model = StackedModel(model, batches.inputs(source.x[:2], torch.float32, source.normalization))
+    wanted = (
+        ("federation", federation, Federation),
+        ("model", model, StackedModel),
+        ("algorithm", algorithm, Algorithm),
+        ("training", training, Training),
+        ("evaluation", evaluation or Evaluation(), Evaluation),
+    )
+    for name, value, kind in wanted:
+        if not isinstance(value, kind):
+            raise UserError(
+                f"Simulation({name}={shortened(value)}): must be {kind.__name__}; the order is federation, model, "
+                "algorithm, training, evaluation, and personafl.run takes names, arrays and modules"
+            )
+    assert isinstance(model, StackedModel) and isinstance(algorithm, Algorithm)
+    return model, algorithm
