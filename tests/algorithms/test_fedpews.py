@@ -452,7 +452,7 @@ def test_the_base_never_hears_of_the_warm_up() -> None:
     plain = worlds.simulation(FedAvg(weights="uniform"), lr_decay=0.9)
     for _ in range(4):
         sim.step()
-    plain.server, plain.played = dict(warmed(sim)), 4
+    plain.state.server, plain.state.played = dict(warmed(sim)), 4
     sim.run()
     plain.run()
     checks.assert_agree(tree.without(sim.server, "warm"), plain.server, 1e-12)

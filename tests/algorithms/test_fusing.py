@@ -97,7 +97,7 @@ def test_right_after_training_it_answers_with_the_body_it_received() -> None:
     sim = worlds.simulation(FedFu(), evaluation=late)
     received = dict(sim.server)
     sim.step()
-    _, rows = sim.trained_cohort  # type: ignore[misc]
+    _, rows = sim.state.trained_cohort  # type: ignore[misc]
     assert torch.equal(rows["received/layers.0.weight"][0], received["layers.0.weight"])
     assert not torch.equal(rows["layers.0.weight"][0], received["layers.0.weight"])
 

@@ -72,7 +72,7 @@ def test_a_base_has_its_own_optimiser_once_the_warm_up_is_over() -> None:
     for _ in range(2):
         plain.step()
         heavy.step()
-    heavy.server = dict(plain.server)
+    heavy.state.server = dict(plain.server)
     heavy.step()
     heavy.step()
     for recipe in (0.0, 0.9):

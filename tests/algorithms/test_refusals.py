@@ -196,7 +196,7 @@ def test_clients_that_diverge_are_counted() -> None:
     assert wild.rows[-1]["diverged"] == wild.rows[-1]["clients"]
     assert wild.rows[-1]["nonfinite_models"] == 6  # one model for all
     assert wild.rows[-1]["personal"]["mean"] == 0
-    assert (calm.diverged, wild.diverged) == (set(), set(range(6)))
+    assert (calm.state.diverged, wild.state.diverged) == (set(), set(range(6)))
 
 
 STOPS = [

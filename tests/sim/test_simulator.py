@@ -395,9 +395,9 @@ def test_a_client_that_diverges_alone_is_the_only_one_counted() -> None:
     fed.source.x[fed.splits["train"][2]] *= 1e30
     sim = worlds.simulation(LocalOnly(), fed=fed, num_rounds=8, precision="float32")
     sim.run()
-    assert sim.diverged == {2}
+    assert sim.state.diverged == {2}
     assert sim.rows[-1]["nonfinite_models"] == 1
-    found = divergence(sim.rows, len(sim.diverged), 6)
+    found = divergence(sim.rows, len(sim.state.diverged), 6)
     drawn = [t + 1 for t in range(8) if 2 in sim.cohort(Stage(number=t)).tolist()]
     assert found is not None and (found["clients"], found["of"], found["final"]) == (1, 6, 1)
     assert (found["first_round"], found["last_round"]) == (drawn[0], 8)  # evaluated after the last round

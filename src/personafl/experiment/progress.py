@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from personafl.evaluation.shown import Shown
-from personafl.sim.simulator import Row
+from personafl.sim.state import Row
 
 Watch = Callable[[str, int, int, Row], None]
 """Told after every stage: label, seed, number of stages, and the row of metrics.jsonl with the metric it is in."""

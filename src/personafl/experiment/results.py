@@ -36,7 +36,8 @@ from personafl.models import StackedModel
 from personafl.models.client_module import ClientModule
 from personafl.sim import profile
 from personafl.sim.machine import Machine, chosen_device
-from personafl.sim.simulator import Row, Simulation
+from personafl.sim.simulator import Simulation
+from personafl.sim.state import Row
 
 if TYPE_CHECKING:
     import pandas
@@ -409,14 +410,14 @@ def _loaded(
     asked = recipe.with_seed(summary["seed"])
     network = _began(model(asked, fed.source), path / "checkpoint" / "initial.safetensors")
     sim = simulation(asked, method, fed=fed, network=network, machine=Machine(device=device))
-    sim.server = tree.copied(load_file(path / "checkpoint" / "server.safetensors", device=device))
+    sim.state.server = tree.copied(load_file(path / "checkpoint" / "server.safetensors", device=device))
     sim.store, sim.known = (
         _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))
     )
     sim.end_after(summary["rounds"])
-    sim.played = len(sim.schedule)
+    sim.state.played = len(sim.schedule)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    sim.rows = rows
+    sim.state.rows = rows
     with (path / "clients.csv").open(newline="") as f:
         clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
     scored = final.load(path / "evaluations.npz")

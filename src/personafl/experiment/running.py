@@ -30,7 +30,8 @@ from personafl.models import StackedModel
 from personafl.sim import execution_plan, profile, ranks
 from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import Machine, chosen_device
-from personafl.sim.simulator import Row, Simulation
+from personafl.sim.simulator import Simulation
+from personafl.sim.state import Row
 
 MOST_THREADS = 1024
 STORES = ("auto", "device", "host", "disk")
@@ -250,7 +251,7 @@ def _of_rounds(sim: Simulation) -> dict[str, Any]:
     stopped = next((r["stopped"] for r in sim.rows if "stopped" in r), None)
     which = sim.task.metric.better
     found = {
-        "diverged": rounds.divergence(sim.rows, len(sim.diverged), sim.federation.num_clients),
+        "diverged": rounds.divergence(sim.rows, len(sim.state.diverged), sim.federation.num_clients),
         "validation": rounds.by_validation(sim.rows, which),
         "stopped": stopped and {"by": stopped, "on": rounds.judged_by(sim.rows), "rounds": sim.rounds},
         "rounds_to_target": rounds.to_target(sim.rows, sim.evaluation.targets, which),

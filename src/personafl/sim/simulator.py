@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +49,11 @@ from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.placement import Placement
 from personafl.sim.profile import NoClock
 from personafl.sim.ranks import SingleProcess
+from personafl.sim.state import Row, RunState
 from personafl.slots.assemble import assembled
 
 P = TypeVar("P")
 T = TypeVar("T")
-Row = dict[str, Any]
 
 
 class Simulation(Displayed):
@@ -102,9 +102,8 @@ class Simulation(Displayed):
         captures = self.machine.capture and self.device.type == "cuda" and self.model.capturable
         self.graph_cache = GraphCache() if captures else None
 
-        self.server = self.algorithm.init_server(self.model.initial)
+        self.state = RunState(self.algorithm.init_server(self.model.initial), self.training.num_rounds)
         self.schedule = self.algorithm.schedule()
-        self.rounds = self.training.num_rounds  # fewer once training was stopped
         self._open_stores()
         self.placement = self._placement()
         self.evaluator = Evaluator(
@@ -116,14 +115,6 @@ class Simulation(Displayed):
             self.each,
             self.plan.activations,
         )
-        self.played = 0  # stages behind us
-        self.totals = Totals()
-        self.rows: list[Row] = []
-        self.trained_cohort: tuple[Tensor, Params] | None = (
-            None  # the last cohort before aggregation, where that is scored
-        )
-        self.diverged: set[int] = set()  # clients whose loss or evaluated model was not finite at some time
-        self.left: dict[int, float] = {}  # the accuracy each client ended its last scored session with
         self.shift = shift or self._shift()
 
     def _facts(self) -> dict[str, object]:
@@ -134,6 +125,29 @@ class Simulation(Displayed):
             "stages": f"{self.played} of {len(self.schedule)}",
             "device": self.device,
         }
+
+    @property
+    def server(self) -> Params:
+        return self.state.server
+
+    @property
+    def played(self) -> int:
+        """Stages behind us."""
+        return self.state.played
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of training: fewer than asked once it was stopped."""
+        return self.state.rounds
+
+    @property
+    def totals(self) -> Totals:
+        return self.state.totals
+
+    @property
+    def rows(self) -> list[Row]:
+        """What was found after each stage."""
+        return self.state.rows
 
     @property
     def ranks(self) -> SingleProcess:
@@ -199,8 +213,8 @@ class Simulation(Displayed):
 
     def evaluated_clients(self, stage: Stage) -> Tensor:
         """The clients that are evaluated after a stage."""
-        if self.trained_cohort is not None:
-            return self.trained_cohort[0]
+        if self.state.trained_cohort is not None:
+            return self.state.trained_cohort[0]
         which = self.evaluation.clients
         if which == "selected":
             behind = self.schedule[: self.played] or [stage]
@@ -273,8 +287,8 @@ class Simulation(Displayed):
             self._aggregate(ids, parts, sums, rnd)
         judged = len(ids) > 0 and self._evaluated_next()
         if judged:
-            self.trained_cohort = ids, tree.join(p.trained for p in parts) if parts else {}
-        self.played += 1
+            self.state.trained_cohort = ids, tree.join(p.trained for p in parts) if parts else {}
+        self.state.played += 1
         found: Row = {}
         if self._due(self.played - 1):
             with self.clock("evaluation"):
@@ -282,7 +296,7 @@ class Simulation(Displayed):
                 found = self._evaluated(self.placement.together(ids, before) if judged else [])
         trained, losses = self._count(spent)  # waits for the device, so it comes last
         diverged = trained[~losses.isfinite()].tolist()
-        self.diverged.update(diverged)
+        self.state.diverged.update(diverged)
         row: Row = {
             "round": stage.number,
             "phase": stage.phase,
@@ -314,7 +328,7 @@ class Simulation(Displayed):
         closing = [s for s in self.schedule if s.number >= self.rounds]
         moved = [dataclasses.replace(s, number=s.number - self.rounds + count) for s in closing]
         self.schedule = [s for s in self.schedule if s.number < count] + moved
-        self.rounds = count
+        self.state.rounds = count
 
     def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, rnd: Round) -> None:
         """The server's new state, from what came from each chunk."""
@@ -325,7 +339,7 @@ class Simulation(Displayed):
             else:
                 with self.clock("waiting"):
                     sums = self.ranks.sum(sums)
-            self.server = self.algorithm.aggregate(self.server, sums, rnd)
+            self.state.server = self.algorithm.aggregate(self.server, sums, rnd)
 
     def _count(self, spent: Spent) -> tuple[Tensor, Tensor]:
         """Add up what a round cost; the clients that trained, and their losses."""
@@ -435,9 +449,9 @@ class Simulation(Displayed):
 
     def evaluated_models(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients are scored with: what they predict with, or what their last training gave."""
-        if self.trained_cohort is None:
+        if self.state.trained_cohort is None:
             return self.deployed_models(model, ids)
-        have, rows = self.trained_cohort
+        have, rows = self.state.trained_cohort
         place = {c: i for i, c in enumerate(self.placement.mine(have).tolist())}
         return tree.take(rows, torch.tensor([place[c] for c in ids.tolist()], device=self.device))
 
@@ -462,10 +476,10 @@ class Simulation(Displayed):
         row, own, finite = self.evaluator.after_round(ids, self.evaluated_models, self.common())
         if broken := ids[~finite].tolist():
             row["nonfinite_models"] = len(broken)
-            self.diverged.update(broken)
+            self.state.diverged.update(broken)
         if before:
-            gained, left = since_left(ids, before, own, self.left, self.task.metric)
-            self.left |= left
+            gained, left = since_left(ids, before, own, self.state.left, self.task.metric)
+            self.state.left |= left
             row |= gained
         return row
 
