@@ -1,6 +1,7 @@
 """Rows of clients in each of their homes, and the files of a folder."""
 
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 from personafl import DMPFL
 from personafl.core import store as module
+from personafl.core import store_files
 from personafl.core.store import Store, row_bytes
 from tests import worlds
 
@@ -187,6 +189,7 @@ def test_expected_rows_are_made_room_for_at_once():
 def kept(folder: Path, *ids: int) -> Store:
     store = Store(fresh, folder)
     store.scatter(torch.tensor(ids), rows(ids, 1000.0))
+    store.commit(0)
     return store
 
 
@@ -213,10 +216,11 @@ def test_a_store_opened_for_reading_leaves_its_files_as_they_are(tmp_path):
     for c in range(3000):  # more than there is room for
         copy.scatter(torch.tensor([c]), rows([c], 2000.0))
     assert copy.gather(torch.tensor([4, 2999]))["w"][:, 0].tolist() == [2004, 4999]
-    again = Store.opened(fresh, tmp_path, write=True)
+    again = Store.reopened(fresh, tmp_path, 0)
     assert again.ids == [4]
     assert again.gather(torch.tensor([4]))["w"].tolist() == [[1004, 1004]]
     again.scatter(torch.tensor([5]), rows([5], 3000.0))
+    again.commit(1)
     assert Store.opened(fresh, tmp_path).gather(torch.tensor([4, 5]))["w"][:, 0].tolist() == [1004, 3005]
 
 
@@ -227,13 +231,16 @@ def test_a_folder_says_what_is_in_it(tmp_path):
     )
     found = json.loads((tmp_path / "store.json").read_text())
     assert found == {
-        "format": 1,
+        "format": 2,
         "tensors": {
             "personal/fc.weight": {"file": "personal%2Ffc.weight.rows", "shape": [2, 3], "dtype": "float32"},
             "mask/fc.weight": {"file": "mask%2Ffc.weight.rows", "shape": [2, 3], "dtype": "bool"},
         },
     }
-    assert np.fromfile(tmp_path / "state.bin", np.int64).tolist() == [1, 1, 1]
+    store.commit(7)
+    assert json.loads((tmp_path / "commits.json").read_text()) == {"format": 2, "rows": {"7": 1}}
+    row = np.packbits([1] * 6, bitorder="little").tobytes() + np.ones(6, np.float32).tobytes()  # by name
+    assert np.fromfile(tmp_path / "sums.bin", np.int64)[0] == zlib.crc32(row)
     assert (tmp_path / "mask%2Ffc.weight.rows").stat().st_size == module.FEWEST  # six bits are a byte
 
 
@@ -242,11 +249,11 @@ def test_files_take_up_what_was_written(tmp_path):
     store = Store(lambda ids: {"w": torch.zeros(len(ids), 100_000)}, tmp_path)
     store.scatter(torch.tensor([70, 7]), {"w": torch.ones(2, 100_000)})
     assert (tmp_path / "w.rows").stat().st_size == 1024 * 400_000
-    assert 800_000 <= store.disk_bytes() < 1_000_000
+    assert 800_000 <= store.disk_bytes() < 1_000_000 + store_files.AHEAD
 
 
 def test_mapped_pages_that_were_let_go_hold_what_was_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "RESIDENT", 10)
+    monkeypatch.setattr(store_files, "RESIDENT", 10)
     store = Store(fresh, tmp_path)
     for c in range(50):
         store.scatter(torch.tensor([c]), rows([c], 1000.0))
@@ -255,10 +262,10 @@ def test_mapped_pages_that_were_let_go_hold_what_was_written(tmp_path, monkeypat
 
 def test_a_write_that_was_cut_short_is_found(tmp_path, monkeypatch):
     store = kept(tmp_path, 4, 7)
-    monkeypatch.setattr(module, "_packed", lambda t: 1 / 0)
+    monkeypatch.setattr(module, "_packed", lambda t: 1 / 0)  # the second part of a write
     with pytest.raises(ZeroDivisionError):
         store.scatter(torch.tensor([4]), rows([4], 2000.0))
-    with pytest.raises(ValueError, match=r"the store was cut short while it was written to \(1 of 2 writes\)"):
+    with pytest.raises(ValueError, match="was written to behind its last checkpoint"):
         Store.opened(fresh, tmp_path)
 
 
@@ -271,8 +278,8 @@ def test_what_is_no_store_is_refused(tmp_path):
     (tmp_path / "a" / "w.rows").write_bytes(b"123")
     with pytest.raises(ValueError, match=r"w.rows: 3 bytes are no whole number of rows of 16"):
         Store.opened(fresh, tmp_path / "a")
-    (tmp_path / "a" / "store.json").write_text('{"format": 2}')
-    with pytest.raises(ValueError, match="format 2, this version reads format 1"):
+    (tmp_path / "a" / "store.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match="format 1, this version reads format 2"):
         Store.opened(fresh, tmp_path / "a")
 
 

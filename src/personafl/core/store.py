@@ -3,29 +3,19 @@
 Rows come into being when a client first takes part; until then a client is what `fresh` says it is. So a round
 costs what its cohort costs, however many clients there are. Truth values are kept as bits.
 
-Rows have one of three homes: the device that trains, main memory, or a folder. In a folder every tensor has a file of
-its own, mapped into memory, of which only the rows in use are ever read or written:
-
-    store.json      {"format": 1, "tensors": {name: {"file", "shape", "dtype"}}}; dtype "bool" is kept as bits
-    state.bin       three int64: rows in use, writes begun, writes done
-    ids.bin         int64: the client of each row
-    <name>.rows     the rows of one tensor behind one another; "/" in a name is "%2F"
-
-Files grow by doubling and are sparse. Where more writes were begun than done, the last one was cut short.
+Rows have one of three homes: the device that trains, main memory, or a folder (`store_files.py` has its files). In a
+folder a state can be committed and gone back to; elsewhere `save` and `load` take all rows to a file and back.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
-import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
-from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -33,14 +23,15 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
-from personafl.core import tree
+from personafl.core import files, store_files, tree
 from personafl.core.errors import UserError
+from personafl.core.files import Stamp
+from personafl.core.store_files import Form, StoreFiles
 from personafl.core.types import Params
 
-FORMAT = 1
 FEWEST = 1024  # rows a file begins with
-RESIDENT = 2**26  # bytes of mapped files a process holds on to
 PART = 2**26  # bytes of rows that are taken through memory at a time
+MOST_CLIENTS = 2**31
 HOST = torch.device("cpu")
 
 
@@ -63,26 +54,58 @@ class Store:
         self._lock = threading.Lock()  # stacks may run in several threads
         self._index = _Index()
         self._columns: dict[str, _Column] = {}
-        self._files = _Files(home) if isinstance(home, Path) else None
+        self._files = StoreFiles(home) if isinstance(home, Path) else None
         self._ids = torch.zeros(0, dtype=torch.int64)  # [capacity] the client of each row
+        self._sums = torch.zeros(0, dtype=torch.int64)  # [capacity] in a folder, what each row's bytes add up to
+        self._checked = False  # whether rows are checked when they are read
 
     @classmethod
-    def opened(
-        cls,
-        fresh: Callable[[Tensor], Params],
-        folder: Path,
-        *,
-        device: torch.device | None = None,
-        write: bool = False,
+    def opened(cls, fresh: Callable[[Tensor], Params], folder: Path, *, device: torch.device | None = None) -> Store:
+        """The rows in a folder as they were last committed; what is stored later does not reach the files."""
+        files = StoreFiles(folder, kept=True, write=False)
+        if files.changed_since_commit():
+            raise UserError(f"{folder}: the store was written to behind its last checkpoint, and not to the end")
+        out = cls._over(files, fresh, device, files.commits[max(files.commits)])
+        out._checked = True
+        return out
+
+    @classmethod
+    def reopened(
+        cls, fresh: Callable[[Tensor], Params], folder: Path, commit: int, *, device: torch.device | None = None
     ) -> Store:
-        """The rows in a folder; without `write` what is stored later does not reach the files."""
+        """The rows in a folder as they were at this commit, to be written to; what came after it is lost."""
+        files = StoreFiles(folder, kept=True)
+        if commit not in files.commits:
+            there = ", ".join(map(str, files.commits)) or "none"
+            raise UserError(f"{folder}: no way back to checkpoint {commit}; those there are: {there}")
+        out = cls._over(files, fresh, device, files.commits[max(files.commits)])
+        for number in sorted(files.commits, reverse=True):
+            if number >= commit:
+                out._undo(number)
+        out = cls._over(files, fresh, device, files.commits[commit])
+        out._check(np.arange(len(out)))
+        files.went_back(commit)
+        return out
+
+    @classmethod
+    def _over(
+        cls, files: StoreFiles, fresh: Callable[[Tensor], Params], device: torch.device | None, count: int
+    ) -> Store:
+        """A store over files that are there, with so many rows."""
         out = cls(fresh, device=device)
-        files = out._files = _Files(folder, kept=True, write=write)
-        out.home = folder
+        out._files, out.home = files, files.folder
         for name, (shape, dtype) in files.header().items():
-            out._columns[name] = _Column(shape, dtype, files.rows(_file(name), *_stored(shape, dtype)))
-        out._ids = files.rows("ids.bin", (), torch.int64)
-        out._index.add(out._ids[: int(files.state[0])].numpy())
+            out._columns[name] = _Column(shape, dtype, files.rows(store_files.file(name), *_stored(shape, dtype)))
+        if not out._columns:
+            return out
+        out._ids, out._sums = (files.rows(name, (), torch.int64) for name in ("ids.bin", "sums.bin"))
+        shortest = min(len(t) for t in (out._ids, out._sums, *(c.rows for c in out._columns.values())))
+        if shortest < count:
+            raise UserError(f"{files.folder}: a file is cut short, it has {shortest} of {count} rows")
+        ids = out._ids[:count].numpy()
+        if len(ids) and (ids.min() < 0 or ids.max() >= MOST_CLIENTS or len(np.unique(ids)) < len(ids)):
+            raise UserError(f"{files.folder / 'ids.bin'}: damaged, its numbers are none of clients")
+        out._index.add(ids)
         return out
 
     @property
@@ -118,6 +141,8 @@ class Store:
         return out
 
     def _read(self, rows: NDArray[np.int64]) -> Params:
+        if self._checked:
+            self._check(rows)
         at, places = torch.from_numpy(rows), dict[torch.device, Tensor]()
         out = {}
         for n, column in self._columns.items():
@@ -136,15 +161,15 @@ class Store:
 
     @torch.no_grad()
     def _scatter(self, ids: Tensor, kept: Params) -> None:
-        if self._files is not None:
-            self._files.begin()
         numbers = ids.numpy()
         before = len(self._index)
         rows = self._index.add(numbers)
         self._grow(len(self._index), kept)
+        at = torch.from_numpy(rows)
+        if self._files is not None:
+            self._files.note(rows, self._sums, [c.rows for _, c in self._by_name])
         new = torch.from_numpy(numbers[rows >= before])
         self._ids[before : before + len(new)] = new
-        at = torch.from_numpy(rows)
         places = dict[torch.device, Tensor]()
         for n, t in kept.items():
             column = self._columns[n]
@@ -152,9 +177,63 @@ class Store:
             places.setdefault(here, tree.sent(at, here))
             values = _packed(t.detach().to(column.dtype)).to(here)
             column.rows.index_copy_(0, places[here], values)
-        self._touched(len(rows))
         if self._files is not None:
-            self._files.end(len(self._index))
+            self._sums[at] = self._summed(rows)
+        self._touched(len(rows))
+
+    @property
+    def _by_name(self) -> list[tuple[str, _Column]]:
+        return sorted(self._columns.items())
+
+    def _summed(self, rows: NDArray[np.int64]) -> Tensor:
+        """What the bytes of these rows add up to."""
+        columns = [c.raw.numpy() for _, c in self._by_name]
+        out = np.zeros(len(rows), np.int64)
+        for i, row in enumerate(rows.tolist()):
+            crc = 0
+            for column in columns:
+                crc = zlib.crc32(column[row], crc)
+            out[i] = crc
+        return torch.from_numpy(out)
+
+    def _check(self, rows: NDArray[np.int64]) -> None:
+        """Refuse rows that are not what was written."""
+        for part in np.array_split(rows, max(1, len(rows) * max(self.row_bytes, 1) // PART)):
+            wrong = (self._summed(part) != self._sums[torch.from_numpy(part)]).numpy()
+            if wrong.any():
+                clients = self._ids[torch.from_numpy(part[wrong])].tolist()
+                told = ", ".join(map(str, clients[:5])) + (", ..." if len(clients) > 5 else "")
+                raise UserError(f"{self.home}: damaged, the rows of clients {told} are not what was written")
+            self._touched(len(part))
+
+    def _undo(self, number: int) -> None:
+        """Give rows back what they held at this commit."""
+        assert self._files is not None
+        columns = [c.raw for _, c in self._by_name]
+        for rows, sums, held in self._files.entries(number, [c.shape[1] for c in columns]):
+            if len(rows) and (rows.min() < 0 or rows.max() >= len(self._sums)):
+                raise UserError(f"{self.home}: damaged, an undo file names row {rows.max()}")
+            at = torch.from_numpy(rows)
+            for column, raw in zip(columns, held, strict=True):
+                column[at] = (
+                    torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(len(rows), -1) if raw else column[at]
+                )
+            self._sums[at] = torch.from_numpy(sums)
+
+    def commit(self, number: int) -> None:
+        """In a folder: put all rows on the disk, as a state there is a way back to until it is forgotten."""
+        if self._files is not None:
+            with self._lock:
+                if not self._columns:
+                    self._files.folder.mkdir(parents=True, exist_ok=True)
+                    self._files.write_header({})
+                self._files.commit(number, len(self._index))
+
+    def forget(self, before: int) -> None:
+        """In a folder: give up the way back to what was committed before this."""
+        if self._files is not None:
+            with self._lock:
+                self._files.forget(before)
 
     def _grow(self, count: int, kept: Params) -> None:
         """Make room for so many rows of these tensors."""
@@ -162,14 +241,24 @@ class Store:
         if capacity < count:
             capacity = max(count, 2 * capacity, self._expected, FEWEST if self._files else 0)
             self._ids = self._room("ids.bin", self._ids, (), torch.int64, capacity, HOST)
+            if self._files is not None:
+                self._sums = self._room("sums.bin", self._sums, (), torch.int64, capacity, HOST)
             for n, column in self._columns.items():
-                column.rows = self._room(_file(n), column.rows, *_stored(column.shape, column.dtype), capacity)
+                column.rows = self._room(store_files.file(n), column.rows, *column.form, capacity)
         new = {n: t for n, t in kept.items() if n not in self._columns}
         for n, t in new.items():
             shape = tuple(t.shape[1:])
             form, dtype = _stored(shape, t.dtype)
-            self._columns[n] = _Column(shape, t.dtype, self._room(_file(n), None, form, dtype, capacity))
-        if new and self._files is not None and self._files.write:
+            self._columns[n] = _Column(shape, t.dtype, self._room(store_files.file(n), None, form, dtype, capacity))
+        if self._files is None or not self._files.write:
+            return
+        for name, each in (
+            ("ids.bin", 8),
+            ("sums.bin", 8),
+            *((store_files.file(n), c.bytes) for n, c in self._by_name),
+        ):
+            self._files.take_room(name, each, count, capacity)
+        if new:
             self._files.write_header({n: (c.shape, c.dtype) for n, c in self._columns.items()})
 
     def _room(
@@ -202,7 +291,7 @@ class Store:
         for part in torch.split(ids, size) if len(ids) else ():
             yield part, self.gather(part)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path) -> Stamp:
         """Write all rows by rising id as a safetensors file, a part at a time; `ids` are the clients."""
         count = len(self)
         ids = self._ids[:count].sort().values
@@ -215,13 +304,14 @@ class Store:
             header[n] = {"dtype": _LETTERS[dtype], "shape": [count, *shape], "data_offsets": [begin, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        with path.open("wb") as file:
+        with files.Writer(path) as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for n in order:
                 shape, dtype = columns[n]
                 size = max(1, PART // max(math.prod(shape) * dtype.itemsize, 1))
                 for part in torch.split(ids, size) if count else ():
                     _write(file, part if n == "ids" else self._one(n, part))
+        return file.stamp
 
     def load(self, path: Path) -> None:
         """Store all rows of a file that `save` wrote, a part at a time."""
@@ -264,8 +354,18 @@ class _Column:
     rows: Tensor  # [capacity, ...] as stored
 
     @property
+    def form(self) -> Form:
+        """Shape and type of one client's row as stored."""
+        return _stored(self.shape, self.dtype)
+
+    @property
+    def raw(self) -> Tensor:
+        """The bytes of each row."""
+        return self.rows.view(len(self.rows), math.prod(self.form[0])).view(torch.uint8)
+
+    @property
     def bytes(self) -> int:
-        form, dtype = _stored(self.shape, self.dtype)
+        form, dtype = self.form
         return math.prod(form) * dtype.itemsize
 
 
@@ -309,7 +409,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 # Truth values as bits
 
 
-def _stored(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+def _stored(shape: tuple[int, ...], dtype: torch.dtype) -> Form:
     """Shape and type of a row as it is kept."""
     return ((-(-math.prod(shape) // 8),), torch.uint8) if dtype == torch.bool else (tuple(shape), dtype)
 
@@ -337,91 +437,6 @@ def _unpacked(rows: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
     return bits.view(len(rows), -1)[:, :numel].to(torch.bool).reshape(len(rows), *shape)
 
 
-# In a folder
-
-
-def _file(name: str) -> str:
-    return f"{quote(name, safe='')}.rows"
-
-
-class _Files:
-    """The files of a store; nothing is created before something is stored."""
-
-    def __init__(self, folder: Path, *, kept: bool = False, write: bool = True) -> None:
-        self.folder, self.write = folder, write
-        self._maps: dict[str, mmap.mmap] = {}
-        self._since = 0  # bytes touched since mapped pages were last let go
-        self.state = torch.zeros(0, dtype=torch.int64)  # rows in use, writes begun, writes done
-        if kept:
-            self.header()
-            self.state = self.rows("state.bin", (), torch.int64)
-            _, begun, done = self.state.tolist()
-            if begun != done:
-                raise UserError(f"{folder}: the store was cut short while it was written to ({done} of {begun} writes)")
-        elif folder.exists() and any(folder.iterdir()):
-            raise UserError(f"store={str(folder)!r}: the folder is not empty; choose another")
-
-    def begin(self) -> None:
-        if not len(self.state):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.state = self.rows("state.bin", (), torch.int64, 3)
-        self.state[1] += 1
-
-    def end(self, rows: int) -> None:
-        self.state[0] = rows
-        self.state[2] = self.state[1]
-
-    def header(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        path = self.folder / "store.json"
-        try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError):
-            raise UserError(f"{self.folder}: no store here, store.json is missing or not readable") from None
-        if found.get("format") != FORMAT:
-            raise UserError(f"{path}: format {found.get('format')}, this version reads format {FORMAT}")
-        return {n: (tuple(t["shape"]), getattr(torch, t["dtype"])) for n, t in found["tensors"].items()}
-
-    def write_header(self, tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
-        held = {
-            n: {"file": _file(n), "shape": shape, "dtype": str(dtype).removeprefix("torch.")}
-            for n, (shape, dtype) in tensors.items()
-        }
-        part = self.folder / "store.json.part"
-        part.write_text(json.dumps({"format": FORMAT, "tensors": held}, indent=1) + "\n")
-        part.replace(self.folder / "store.json")
-
-    def rows(self, file: str, shape: tuple[int, ...], dtype: torch.dtype, capacity: int = 0) -> Tensor:
-        """A file's rows, mapped; with `capacity` it is first made that long."""
-        each = max(1, math.prod(shape) * dtype.itemsize)
-        flags = (os.O_RDWR | os.O_CREAT) if self.write else os.O_RDONLY
-        try:
-            number = os.open(self.folder / file, flags, 0o666)
-        except OSError as e:
-            raise UserError(f"{self.folder / file}: {e.strerror}") from None
-        try:
-            size = os.fstat(number).st_size
-            if capacity * each > size and self.write:
-                os.ftruncate(number, size := capacity * each)
-            if not size or size % each:
-                raise UserError(f"{self.folder / file}: {size} bytes are no whole number of rows of {each}")
-            access = mmap.ACCESS_WRITE if self.write else mmap.ACCESS_COPY
-            held = self._maps[file] = mmap.mmap(number, size, access=access)
-        finally:
-            os.close(number)
-        return torch.frombuffer(held, dtype=dtype, count=size // each * math.prod(shape)).view(-1, *shape)
-
-    def touched(self, count: int) -> None:
-        """Let mapped pages go once there are many; what was written is in the file."""
-        self._since += count
-        if self._since > RESIDENT and self.write:
-            for held in self._maps.values():
-                held.madvise(mmap.MADV_DONTNEED)
-            self._since = 0
-
-    def size(self) -> int:
-        return sum(p.stat().st_blocks * 512 for p in self.folder.iterdir()) if self.folder.exists() else 0
-
-
 # As safetensors
 
 _LETTERS = {
@@ -438,5 +453,5 @@ _LETTERS = {
 }
 
 
-def _write(file: BinaryIO, rows: Tensor) -> None:
+def _write(file: files.Writer, rows: Tensor) -> None:
     file.write(rows.contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -35,7 +35,8 @@ from torch import Tensor
 
 from personafl.core import batches
 from personafl.core.errors import UserError
-from personafl.core.store import HOST, RESIDENT
+from personafl.core.store import HOST
+from personafl.core.store_files import RESIDENT
 from personafl.core.types import Arithmetic, Training
 from personafl.models.stacked import StackedModel
 

@@ -1,0 +1,212 @@
+"""Commits of a store in a folder: every committed state can be gone back to, wherever the process ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from personafl.core import store as module
+from personafl.core.errors import UserError
+from personafl.core.store import Store
+from personafl.core.store_files import StoreFiles
+from personafl.core.types import Params
+
+State = dict[int, tuple[list[float], list[bool]]]
+
+
+def fresh(ids: Tensor) -> Params:
+    return {
+        "w": ids.double().unsqueeze(1).expand(-1, 3),
+        "on": torch.ones(len(ids), 9, dtype=torch.bool),
+        "n": ids.float(),
+    }
+
+
+def written(ids: list[int], draw: random.Random) -> Params:
+    values = torch.tensor([[draw.random() for _ in range(3)] for _ in ids], dtype=torch.float64)
+    bits = torch.tensor([[draw.random() < 0.5 for _ in range(9)] for _ in ids])
+    return {"w": values, "on": bits, "n": values[:, 0].float()}
+
+
+def held(store: Store) -> State:
+    """All rows, by client."""
+    found: State = {}
+    for ids, rows in store.parts():
+        for i, c in enumerate(ids.tolist()):
+            found[c] = (rows["w"][i].tolist(), rows["on"][i].tolist())
+    return found
+
+
+def played(folder: Path, draw: random.Random, rounds: int) -> tuple[Store, dict[int, State]]:
+    """A store after some rounds, committed after each with the last two kept, and what it was at those."""
+    store = Store(fresh, folder)
+    store.commit(0)
+    states: dict[int, State] = {0: {}}
+    for number in range(1, rounds + 1):
+        for _ in range(draw.randint(0, 3)):
+            write(store, draw)
+        store.commit(number)
+        states[number] = held(store)
+        store.forget(number - 1)
+    return store, {n: states[n] for n in (rounds - 1, rounds) if n in states}
+
+
+def write(store: Store, draw: random.Random) -> None:
+    ids = draw.sample(range(40), draw.randint(1, 6))
+    store.scatter(torch.tensor(ids), written(ids, draw))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_kept_commit_is_gone_back_to_from_any_later_write(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    store, states = played(tmp_path / "a", draw, rounds=draw.randint(1, 5))
+    for _ in range(draw.randint(1, 4)):
+        write(store, draw)  # behind the last commit
+    assert held(store) != states[max(states)]
+    back = Store.reopened(fresh, tmp_path / "a", max(states))
+    assert held(back) == states[max(states)]
+    write(back, draw)  # and on from there, then further back
+    earlier = Store.reopened(fresh, tmp_path / "a", min(states))
+    assert held(earlier) == states[min(states)]
+    write(earlier, draw)
+    assert held(Store.reopened(fresh, tmp_path / "a", min(states))) == states[min(states)]
+
+
+def test_what_was_forgotten_takes_no_room_and_has_no_way_back(tmp_path: Path) -> None:
+    _, states = played(tmp_path, random.Random(1), rounds=6)
+    assert sorted(p.name for p in tmp_path.glob("undo-*")) == ["undo-5.bin", "undo-6.bin"]
+    with pytest.raises(UserError, match="no way back to checkpoint 3; those there are: 5, 6"):
+        Store.reopened(fresh, tmp_path, 3)
+    assert states.keys() == {5, 6}
+
+
+class Ended(BaseException):
+    """The process, in place of a SIGKILL."""
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, after: int) -> Callable[[], int]:
+    """End at the n-th thing done to the files or to mapped rows; how many there were."""
+    count = 0
+
+    def ended() -> bool:
+        nonlocal count
+        count += 1
+        return count == after + 1
+
+    def wrapped(module: object, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*given: object, **named: object) -> object:
+            if ended():
+                if name == "write":  # half of it gets there
+                    number, data = given
+                    real(number, bytes(data)[: len(bytes(data)) // 2])  # type: ignore[call-overload]
+                raise Ended
+            return real(*given, **named)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in ("write", "fsync", "fdatasync", "replace", "ftruncate", "posix_fallocate", "unlink"):
+        wrapped(os, name)
+    wrapped(Tensor, "index_copy_")
+    return lambda: count
+
+
+def test_a_commit_is_found_again_wherever_the_process_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more round and its commit, cut at every write, also in going back itself."""
+    after, whole = 0, False
+    while not whole:
+        folder = tmp_path / str(after)
+        store, states = played(folder, random.Random(3), rounds=3)
+        with monkeypatch.context() as cut:
+            count = ending(cut, after)
+            try:
+                write(store, draw := random.Random(9))
+                write(store, draw)
+                store.commit(4)
+                store.forget(3)
+                whole = True
+            except Ended:
+                pass
+            done = count()
+        kept = StoreFiles(folder, kept=True).commits
+        assert 3 in kept
+        with monkeypatch.context() as cut:
+            ending(cut, after % 7)
+            with contextlib.suppress(Ended):
+                Store.reopened(fresh, folder, 3)
+        assert held(Store.reopened(fresh, folder, 3)) == states[3]
+        after += 1
+    assert after > 15 and done == after - 1
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    played(tmp_path, random.Random(5), rounds=3)
+    raw = bytearray((tmp_path / "w.rows").read_bytes())
+    raw[3] ^= 16
+    (tmp_path / "w.rows").write_bytes(raw)
+    with pytest.raises(UserError, match=r"damaged, the rows of clients .* are not what was written"):
+        Store.reopened(fresh, tmp_path, 3)
+    store = Store.opened(fresh, tmp_path)
+    with pytest.raises(UserError, match="damaged"):
+        store.gather(torch.tensor(store.ids))
+
+
+def test_a_damaged_undo_file_is_not_taken_for_one_that_was_cut_short(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    store, states = played(tmp_path, draw, rounds=3)
+    for _ in range(3):
+        write(store, draw)
+    path = tmp_path / "undo-3.bin"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:30] + bytes([whole[30] ^ 1]) + whole[31:])
+    with pytest.raises(UserError, match=r"undo-3.bin: damaged"):
+        Store.reopened(fresh, tmp_path, 3)
+    path.write_bytes(whole + whole[:25])  # an entry cut short
+    assert held(Store.reopened(fresh, tmp_path, 3)) == states[3]
+
+
+def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    store, _ = played(tmp_path, random.Random(5), rounds=3)
+    os.truncate(tmp_path / "n.rows", 4 * (len(store) - 1))
+    with pytest.raises(UserError, match=r"cut short, it has \d+ of \d+ rows"):
+        Store.reopened(fresh, tmp_path, 3)
+
+
+def test_a_disk_without_room_is_an_error_before_a_row_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, states = played(tmp_path, random.Random(5), rounds=3)
+
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    many = list(range(100, 100 + module.FEWEST * 40))
+    with pytest.raises(OSError, match="No space left"):
+        store.scatter(torch.tensor(many), written(many, random.Random(0)))
+    monkeypatch.undo()
+    assert held(Store.reopened(fresh, tmp_path, 3)) == states[3]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/proc/mounts").exists(), reason="mounts a small file system")
+def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.system(f"mount -t tmpfs -o size=2m none {small} 2>/dev/null"):
+        pytest.skip("no file system can be mounted here")
+    try:
+        store = Store(lambda ids: {"w": torch.zeros(len(ids), 50_000)}, small / "store", expected=1000)
+        with pytest.raises(OSError, match="No space left"):
+            deque((store.scatter(torch.tensor([c]), {"w": torch.ones(1, 50_000)}) for c in range(100)), maxlen=0)
+        assert 5 <= len(store) <= 11  # 200 kB each
+    finally:
+        os.system(f"umount -l {small}")
