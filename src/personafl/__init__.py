@@ -36,7 +36,7 @@ from personafl.core.errors import UserError
 from personafl.core.types import Metric, Training
 from personafl.data import Federation, Source, arrays
 from personafl.evaluation.settings import Evaluation
-from personafl.experiment import Result, run
+from personafl.experiment import Result, resume, run
 from personafl.models import StackedModel
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Simulation
@@ -86,5 +86,6 @@ __all__ = [
     "UserError",
     "__version__",
     "arrays",
+    "resume",
     "run",
 ]

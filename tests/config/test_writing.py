@@ -78,7 +78,7 @@ def test_a_run_folder_keeps_letters_of_any_language(tmp_path: Path, monkeypatch:
     """The file is UTF-8, as TOML wants it, also where that is not what files are by default."""
     monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "ascii")
     recipe = dataclasses.replace(config.load(), model=ModelChoice(head="köpfe.*"))
-    run_folder.begin(tmp_path, recipe, None, [0])
+    run_folder.begin(tmp_path, recipe, None, [0], run_folder.Conditions())
     assert 'head = "köpfe.*"' in (tmp_path / "recipe.toml").read_bytes().decode("utf-8")
     assert config.load(tmp_path / "recipe.toml").model.head == "köpfe.*"
 

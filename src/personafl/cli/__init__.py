@@ -32,6 +32,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 app.command(cls=Command, context_settings={"allow_extra_args": True})(run.run)
+app.command(cls=Command)(run.resume)
 app.command(cls=Command)(compare.compare)
 app.command("list", cls=Command)(info.list_)
 app.command(cls=Command)(info.info)

@@ -1,13 +1,14 @@
-"""`personafl run`."""
+"""`personafl run` and `personafl resume`."""
 
 from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -16,6 +17,9 @@ from rich.table import Table
 from personafl import config
 from personafl.cli.terminal import console, errors, first, print_table, split
 from personafl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from personafl.experiment import Result
 
 
 def run(
@@ -30,6 +34,10 @@ def run(
     store: Annotated[str, typer.Option(help="What clients keep: auto, device, host or disk.")] = "auto",
     memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory to use, in GiB.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each process; default as PyTorch has it.")] = None,
+    chunk: Annotated[int, typer.Option(help="Most clients in one stack; default as many as fit.")] = 0,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(metavar="N|TIME", help="Save every N rounds, or 90s, 5m; default about a minute.")
+    ] = None,
     spread: Annotated[
         str | None, typer.Option(help="What ± is over seeds: std or ci; default ci from three seeds on.")
     ] = None,
@@ -38,7 +46,6 @@ def run(
 ) -> None:
     """Run a recipe: every method, one table, one run folder."""
     from personafl import experiment
-    from personafl.evaluation import report
 
     name, changes = split(recipe, overrides)
     chosen = config.load(name, changes)
@@ -46,11 +53,39 @@ def run(
     if first():
         experiment.checked(folder)
     numbers = _seeds(seeds)
-    where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads, "spread": spread}
+    where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads, "chunk": chunk}
+    where |= {"spread": spread, "checkpoint_every": checkpoint_every}
     try:
         result = experiment.run(chosen, out=folder, seeds=numbers, quiet=quiet or as_json, timed=profile, **where)
-    except KeyboardInterrupt:
-        _stopped(folder)
+    except KeyboardInterrupt as e:
+        _stopped(folder, e)
+    _told(result, folder, spread, profile=profile, as_json=as_json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[training.num_rounds=N]", help="More rounds than the run had.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON and nothing else.")] = False,
+) -> None:
+    """Go on with a run that was interrupted, from its last checkpoints."""
+    from personafl import experiment
+    from personafl.experiment import run_folder
+
+    told = run_folder.read(run_folder.root(folder)).conditions
+    try:
+        result = experiment.resume(folder, *(overrides or ()), quiet=quiet or as_json)
+    except KeyboardInterrupt as e:
+        _stopped(folder, e)
+    _told(result, run_folder.root(folder), told.spread, profile=told.timed, as_json=as_json)
+
+
+def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as_json: bool) -> None:
+    """Print what a run came to."""
+    from personafl.evaluation import report
+
     if not first():
         return
     summaries = [m.summary for m in result.methods.values()]
@@ -72,12 +107,15 @@ def _unique(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def _stopped(folder: Path) -> NoReturn:
-    """The end of a run by Ctrl-C."""
+def _stopped(folder: Path, by: KeyboardInterrupt) -> NoReturn:
+    """The end of a run by Ctrl-C or SIGTERM."""
+    from personafl.experiment import run_folder
+
     if first():
-        left = f"what was written so far is in {folder}" if folder.is_dir() else "nothing was written"
+        begun = (folder / run_folder.RUN).is_file()
+        left = f"go on with: personafl resume {shlex.quote(str(folder))}" if begun else "nothing was written"
         errors.print(f"stopped; {left}", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(130)
+    sys.exit(getattr(by, "code", 130))
 
 
 def _print_times(columns: list[str], rows: list[list[str]], note: str) -> None:

@@ -74,6 +74,20 @@ def write_all(number: int, data: bytes | memoryview) -> None:
         left = left[os.write(number, left) :]
 
 
+def allocate(number: int, offset: int, length: int) -> None:
+    """Take room on the disk for this part of an open file, which holds nothing yet."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(number, offset, length)
+        return
+    for at in range(offset, offset + length, BLOCK):  # macOS has no such call
+        os.pwrite(number, bytes(min(BLOCK, offset + length - at)), at)
+
+
+def sync(number: int) -> None:
+    """Put the contents of an open file on the disk."""
+    getattr(os, "fdatasync", os.fsync)(number)
+
+
 def write(path: Path, data: bytes | str) -> Stamp:
     """Write a whole file in place of the one there may be."""
     part = path.with_name(path.name + PART)
@@ -102,9 +116,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder, if it is there; a folder at once, as far as others see."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        gone = path if path.name.endswith(PART) else path.with_name(path.name + PART)
+        if gone != path:
+            if gone.exists():
+                shutil.rmtree(gone)
+            os.replace(path, gone)
+        shutil.rmtree(gone)
     else:
         path.unlink(missing_ok=True)
 

@@ -123,7 +123,7 @@ class StoreFiles:
         more = min(max(count, have + AHEAD // each), capacity)
         number = self._open(name)
         try:
-            os.posix_fallocate(number, have * each, (more - have) * each)
+            files.allocate(number, have * each, (more - have) * each)
         finally:
             os.close(number)
         self._room[name] = more
@@ -205,7 +205,7 @@ class StoreFiles:
         held = [old.tobytes(), _bytes(sums.index_select(0, at)), *(_bytes(c.index_select(0, at)) for c in columns)]
         body = b"".join(held)
         files.write_all(self._undo, _ENTRY.pack(_MAGIC, len(old), len(body), zlib.crc32(body)) + body)
-        os.fdatasync(self._undo)
+        files.sync(self._undo)
         self._undone[old] = True
         self._changed = True
 

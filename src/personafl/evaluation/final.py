@@ -31,6 +31,7 @@ of shift or of others' test sets.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -226,8 +227,11 @@ def _cell(values: NDArray[np.float64]) -> dict[str, float]:
 # To disk and back
 
 
-def save(found: Arrays, path: Path) -> None:
-    np.savez_compressed(path, **cast(dict[str, Any], found))
+def packed(found: Arrays) -> bytes:
+    """The bytes of a .npz file of these."""
+    out = io.BytesIO()
+    np.savez_compressed(out, **cast(dict[str, Any], found))
+    return out.getvalue()
 
 
 def load(path: Path, names: Sequence[str] = ()) -> Arrays:

@@ -4,7 +4,7 @@ from personafl.experiment.build import federation, model, note_clients, resolved
 from personafl.experiment.environment import cpu, environment
 from personafl.experiment.results import Client, MethodResult, Result
 from personafl.experiment.run_folder import checked
-from personafl.experiment.running import run
+from personafl.experiment.running import resume, run
 from personafl.sim.machine import chosen_device
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "model",
     "note_clients",
     "resolved",
+    "resume",
     "run",
     "simulation",
     "source",

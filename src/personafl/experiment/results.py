@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import functools
 import html
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from personafl import config
 from personafl.config import Method, Recipe
-from personafl.core import batches, tree
+from personafl.core import batches, files, tree
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
+from personafl.core.files import Stamp
 from personafl.core.settings import shortened, typed
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
@@ -29,9 +32,10 @@ from personafl.data import Federation, Source
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
 from personafl.evaluation.shown import Shown
-from personafl.experiment import run_folder
+from personafl.experiment import checkpoint, run_folder
 from personafl.experiment.build import SPLIT, federation, model, simulation, source
-from personafl.experiment.run_folder import begin, claimed
+from personafl.experiment.checkpoint import Saved
+from personafl.experiment.run_folder import Conditions, begin, claimed
 from personafl.models import StackedModel
 from personafl.models.client_module import ClientModule
 from personafl.sim import profile
@@ -117,36 +121,33 @@ class MethodResult(Displayed):
         (deployed,) = sim.each(torch.tensor([number]), ready)
         return Client(number, sim, deployed)
 
-    def save(self, folder: Path) -> None:
-        """Write what `Result.load` needs and people read."""
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "metrics.jsonl").exists():  # a run writes it row by row
-            (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rows))
-        with (folder / "clients.csv").open("w", newline="") as f:
-            table = csv.DictWriter(f, list(self.clients[0]))
-            table.writeheader()
-            table.writerows(self.clients)
-        final.save(self.evaluations, folder / "evaluations.npz")
-        state = folder / "checkpoint"
-        state.mkdir(exist_ok=True)
+    def save(self, folder: Path, number: int = 0, rows: Stamp | None = None, seconds: float = 0.0) -> None:
+        """Write what `Result.load` needs and people read, as checkpoint `number`.
+
+        `rows` is the stamp of metrics.jsonl where a run has written it; `seconds` what the run took.
+        """
         sim = self.simulation
-        for name, tensors in (("server", sim.server), ("initial", sim.model.initial)):
-            save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, state / f"{name}.safetensors")
-        for name, store in (("clients", sim.store), ("known", sim.known)):  # what they keep; what the server knows
-            if store.home != folder / "store" / name:
-                store.save(state / f"{name}.safetensors")
-        path = dataclasses.asdict(sim.plan) | {"module_per_client": sim.model.whole, "store": _store_summary(sim)}
-        (state / "engine.json").write_text(json.dumps(path) + "\n")
-        if (of := sim.federation.source.normalization) is not None:
-            numbers = {"mean": of.mean, "std": of.std}  # of inputs, for who uses the weights elsewhere
-            (state / "normalization.json").write_text(json.dumps(numbers) + "\n")
-        (folder / "summary.json").write_text(json.dumps(self.summary, indent=1) + "\n")
+        if rows is None:
+            checkpoint.begin(folder, sim)
+            rows = files.write(folder / checkpoint.ROWS, "".join(json.dumps(r) + "\n" for r in self.rows))
+        table = io.StringIO(newline="")
+        clients = csv.DictWriter(table, list(self.clients[0]))
+        clients.writeheader()
+        clients.writerows(self.clients)
+        engine = dataclasses.asdict(sim.plan) | {"module_per_client": sim.model.whole, "store": _store_summary(sim)}
+        others = {
+            "clients.csv": table.getvalue().encode(),
+            "evaluations.npz": final.packed(self.evaluations),
+            f"{checkpoint.FINAL}/engine.json": (json.dumps(engine) + "\n").encode(),
+            "summary.json": (json.dumps(self.summary, indent=1) + "\n").encode(),
+        }
+        checkpoint.finish(folder, sim, number, others, rows, seconds)
         self.save_profile(folder)
 
     def save_profile(self, folder: Path) -> None:
         """Write where the time went, if that was asked."""
         if self.profile is not None:
-            (folder / "profile.json").write_text(json.dumps(self.profile, indent=1) + "\n")
+            files.write(folder / "profile.json", json.dumps(self.profile, indent=1) + "\n")
 
 
 def _as_batch(x: Any, data: Tensor) -> Tensor:
@@ -290,12 +291,13 @@ class Result(Displayed):
 
     def save(self, folder: str | Path) -> None:
         """Write a run folder."""
-        out = claimed(folder)
         seeds = sorted({seed for _, seed in (*self.methods, *self.missing)})
-        begin(out, self.recipe, next((m.simulation.federation for m in self.methods.values()), None), seeds)
-        for (label, seed), m in self.methods.items():
-            m.save(out / label / f"seed-{seed}")
-        write_reports(out, list(self.methods.values()), self.missing)
+        fed = next((m.simulation.federation for m in self.methods.values()), None)
+        with claimed(folder) as out:
+            begin(out, self.recipe, fed, seeds, Conditions())
+            for (label, seed), m in self.methods.items():
+                m.save(run_folder.home(out, label, seed))
+            write_reports(out, list(self.methods.values()), self.missing)
 
     @classmethod
     def load(
@@ -329,12 +331,12 @@ class Result(Displayed):
                 "evaluation": evaluation,
             },
         )
-        divided = _divisions(recipe, out / SPLIT)
+        divided = divisions(recipe, out / SPLIT)
         methods = {}
         for method in recipe.algorithms:
             for path in sorted((out / method.label).glob("seed-*"), key=lambda p: int(p.name.removeprefix("seed-"))):
-                if (path / "summary.json").is_file():
-                    found = _loaded(recipe, method, path, device, divided)
+                if run_folder.finished(path, recipe.training.num_rounds):
+                    found = loaded(recipe, method, path, device, divided)
                     methods[found.label, found.seed] = found
         if not methods:
             raise UserError(f"{out}: nothing in this run folder is finished: no method and seed has a summary.json")
@@ -389,49 +391,59 @@ def write_reports(
 ) -> None:
     """Write the table and the page of what is done of a run."""
     summaries = [m.summary for m in done]
-    (folder / "table.md").write_text(report.markdown(summaries, missing, spread) + "\n")
+    files.write(folder / "table.md", report.markdown(summaries, missing, spread) + "\n")
     curves = {(m.label, m.seed): m.rows for m in done}
     evaluations = {(m.label, m.seed): m.evaluations for m in done}
     page = report.html(summaries, curves, folder.name, evaluations, missing, spread)
-    (folder / "report.html").write_text(page)
+    files.write(folder / "report.html", page)
 
 
-def _loaded(
+def loaded(
     recipe: Recipe, method: Method, path: Path, device: str, divided: Callable[[int], Federation]
 ) -> MethodResult:
-    summary = json.loads((path / "summary.json").read_text())
+    """A method and seed that is finished, from its folder."""
+    saved = checkpoint.read(path / checkpoint.FINAL, path)
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     fed = divided(summary["seed"])
+    check_same(path, saved, recipe, fed)
+    asked = recipe.with_seed(summary["seed"])
+    network = began(model(asked, fed.source), path)
+    sim = simulation(asked, method, fed=fed, network=network, machine=Machine(device=device))
+    for name, store in (("clients", sim.store), ("known", sim.known)):
+        if saved.store == "disk":
+            store = Store.opened(store.fresh, path / "store" / name, device=sim.device)
+        else:
+            store.load(path / checkpoint.FINAL / f"{name}.safetensors")
+        setattr(sim, "store" if name == "clients" else name, store)
+    sim.resume(saved.state(0, sim.device))
+    with (path / "clients.csv").open(newline="") as f:
+        clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
+    scored = final.load(path / "evaluations.npz")
+    return MethodResult(method.label, summary["seed"], summary, sim.rows, clients, sim, scored)
+
+
+def check_same(path: Path, saved: Saved, recipe: Recipe, fed: Federation) -> None:
+    """Refuse other data than those of the run."""
     for what, now in (("split", fed.digest()), ("data", fed.source.digest)):
-        if (then := summary["hashes"].get(what, now)) != now:
+        if (then := saved.manifest["hashes"][what]) != now:
             raise UserError(
                 f"{path}: the {what} of this run had hash {then}, now it is {now}: what data.dataset="
                 f"{recipe.data.named!r} or data.partition={recipe.data.partition!r} names has changed since"
             )
-    asked = recipe.with_seed(summary["seed"])
-    network = _began(model(asked, fed.source), path / "checkpoint" / "initial.safetensors")
-    sim = simulation(asked, method, fed=fed, network=network, machine=Machine(device=device))
-    sim.state.server = tree.copied(load_file(path / "checkpoint" / "server.safetensors", device=device))
-    sim.store, sim.known = (
-        _reopened(store, path, name, sim.device) for name, store in (("clients", sim.store), ("known", sim.known))
-    )
-    sim.end_after(summary["rounds"])
-    sim.state.played = len(sim.schedule)
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    sim.state.rows = rows
-    with (path / "clients.csv").open(newline="") as f:
-        clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
-    scored = final.load(path / "evaluations.npz")
-    return MethodResult(method.label, summary["seed"], summary, rows, clients, sim, scored)
 
 
-def _began(network: StackedModel, path: Path) -> StackedModel:
-    """The model with the weights the run began with."""
-    held = load_file(path)
+def began(network: StackedModel, home: Path) -> StackedModel:
+    """The model with the weights the run in this folder began with."""
+    path = home / checkpoint.FINAL / "initial.safetensors"
+    try:
+        held = load_file(path)
+    except (OSError, SafetensorError) as e:
+        raise UserError(f"{path}: cannot be read: {e}") from None
     mine, run = ({n: tuple(t.shape) for n, t in of.items()} for of in (network.initial, held))
     if mine != run:
         at = next(n for n in mine | run if mine.get(n) != run.get(n))
         raise UserError(
-            f"{path.parents[1]}: not the model of this run: {at} has shape {mine.get(at, 'none')} here and "
+            f"{home}: not the model of this run: {at} has shape {mine.get(at, 'none')} here and "
             f"{run.get(at, 'none')} there"
         )
     network = network.copy()
@@ -439,7 +451,7 @@ def _began(network: StackedModel, path: Path) -> StackedModel:
     return network
 
 
-def _divisions(recipe: Recipe, split: Path) -> Callable[[int], Federation]:
+def divisions(recipe: Recipe, split: Path) -> Callable[[int], Federation]:
     """The federation of each seed, on one copy of the data, by the run folder's own partition file if it has one."""
     if recipe.data.from_file and split.is_file():
         recipe = replace(recipe, data=replace(recipe.data, partition=str(split)))
@@ -449,15 +461,6 @@ def _divisions(recipe: Recipe, split: Path) -> Callable[[int], Federation]:
         return corrupt_source(source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
 
     return functools.cache(lambda seed: federation(recipe.with_seed(seed), data()))
-
-
-def _reopened(store: Store, path: Path, name: str, device: torch.device) -> Store:
-    """The rows of a finished run: its own files, or what was written of them."""
-    if (path / "store" / name / "store.json").is_file():
-        return Store.opened(store.fresh, path / "store" / name, device=device)
-    if (file := path / "checkpoint" / f"{name}.safetensors").is_file():
-        store.load(file)
-    return store
 
 
 def _number(text: str) -> float | int:

@@ -1,17 +1,65 @@
-"""The run folder: whether it may be written to, and what it begins with."""
+"""The run folder: whether it may be written to, by whom, and what it begins with."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from personafl import config
 from personafl.config import Recipe
+from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.data import Federation, partition_file
+from personafl.experiment import checkpoint
 from personafl.experiment.build import SPLIT
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+RUN = "run.json"
+"""Which methods and seeds a run folder is to have, and how they are run: what is interrupted goes on the same way."""
+
+LOCK = ".lock"
+"""Held by the process that writes to a run folder; free once that has ended, however it did."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a run is carried out with. None of it is part of a method."""
+
+    device: str = "cpu"
+    store: str = "auto"
+    memory: float | None = None
+    chunk: int = 0
+    threads: int = 1
+    ranks: int = 1
+    timed: bool = False
+    spread: str | None = None
+    checkpoint_every: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run folder is to have."""
+
+    methods: list[str]
+    seeds: list[int]
+    rounds: int
+    conditions: Conditions = field(default_factory=Conditions)
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        return [(label, seed) for label in self.methods for seed in self.seeds]
 
 
 def checked(folder: str | Path) -> Path:
@@ -19,46 +67,96 @@ def checked(folder: str | Path) -> Path:
     out = Path(folder)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: that is a file")
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out {out}: the folder is not empty; choose another, or empty this one")
+    if out.is_dir() and any(p.name != LOCK for p in out.iterdir()):
+        more = f", or go on with what is there: personafl resume {out}" if (out / RUN).is_file() else ""
+        raise UserError(f"--out {out}: the folder is not empty; choose another, or empty this one{more}")
     home = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise UserError(f"--out {out}: {home} cannot be written to")
     return out
 
 
-def claimed(folder: str | Path) -> Path:
-    """The same folder, created."""
+@contextmanager
+def claimed(folder: str | Path) -> Iterator[Path]:
+    """The same folder, created, and this process's alone while this lasts."""
     out = checked(folder)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UserError(f"--out {out}: cannot be created: {e.strerror}") from None
-    return out
+    with locked(out):
+        checked(out)  # somebody may have been faster
+        yield out
 
 
-RUN = "run.json"
-"""Which methods and seeds a run folder is to have, so that one that was interrupted is known as such."""
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a run folder while this lasts."""
+    number = _lock(folder)
+    try:
+        os.ftruncate(number, 0)
+        os.write(number, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)  # still ours
+        os.close(number)
 
 
-def begin(folder: Path, recipe: Recipe, fed: Federation | None, seeds: Sequence[int]) -> None:
+def _lock(folder: Path) -> int:
+    """The open lock file of a folder, locked; another process that has it is named."""
+    path = folder / LOCK
+    while True:
+        try:
+            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as e:
+            raise UserError(f"{path}: {e.strerror}") from None
+        try:
+            if fcntl is not None:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(number), os.stat(path)):
+                    return number
+        except BlockingIOError:
+            who = os.read(number, 200).decode(errors="replace").strip() or "another process"
+            os.close(number)
+            raise UserError(f"{folder}: {who} is writing to this run folder") from None
+        os.close(number)  # whoever had it has just removed it
+
+
+def begin(folder: Path, recipe: Recipe, fed: Federation | None, seeds: Sequence[int], with_: Conditions) -> None:
     """Write what a run folder begins with: the recipe, its seeds, and the partition where that came from a file."""
-    asked = {"methods": [m.label for m in recipe.algorithms], "seeds": list(seeds)}
-    (folder / RUN).write_text(json.dumps(asked) + "\n", encoding="utf-8")
-    (folder / "recipe.toml").write_text(config.dump(config.anchored(recipe)), encoding="utf-8")
     if recipe.data.from_file and fed is not None:
         partition_file.save(fed, folder / SPLIT, {"partition": recipe.data.partition})
+    write_recipe(folder, recipe, seeds, with_)
+
+
+def write_recipe(folder: Path, recipe: Recipe, seeds: Sequence[int], with_: Conditions) -> None:
+    files.write(folder / "recipe.toml", config.dump(config.anchored(recipe)))
+    methods = [m.label for m in recipe.algorithms]
+    asked = Asked(methods, list(seeds), recipe.training.num_rounds, with_)
+    files.write(folder / RUN, json.dumps(dataclasses.asdict(asked), indent=1) + "\n")
+
+
+def read(folder: Path) -> Asked:
+    """What a run folder is to have."""
+    try:
+        told: dict[str, Any] = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        conditions = Conditions(**told["conditions"])
+        return Asked([str(m) for m in told["methods"]], [int(s) for s in told["seeds"]], told["rounds"], conditions)
+    except FileNotFoundError:
+        raise UserError(f"{folder}: not a run folder, it has no {RUN}") from None
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
+        raise UserError(f"{folder / RUN}: not written by personafl run") from None
+
+
+def root(folder: Path) -> Path:
+    """The run folder a path is, or is a method and seed of."""
+    return folder.parents[1] if not (folder / RUN).is_file() and (folder.parents[1] / RUN).is_file() else folder
 
 
 def asked(folder: Path) -> list[tuple[str, int]]:
     """The methods and seeds a run folder is to have, in their order; none where it does not say."""
-    try:
-        told = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        return [(str(label), int(seed)) for label in told["methods"] for seed in told["seeds"]]
-    except FileNotFoundError:
-        return []
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-        raise UserError(f"{folder / RUN}: not written by personafl run") from None
+    return read(folder).runs if (folder / RUN).is_file() else []
 
 
 def home(folder: Path, label: str, seed: int) -> Path:
@@ -66,8 +164,20 @@ def home(folder: Path, label: str, seed: int) -> Path:
     return folder / label / f"seed-{seed}"
 
 
+def finished(path: Path, rounds: int) -> bool:
+    """Whether a method and seed has run to the end of so many rounds."""
+    if not (path / "summary.json").is_file():
+        return False
+    try:
+        told = json.loads((path / checkpoint.FINAL / checkpoint.MANIFEST).read_text(encoding="utf-8"))
+        return bool(told["asked"] == rounds)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return True  # damaged: who loads it will say so
+
+
 def missing(folder: Path) -> list[tuple[str, int]]:
     """The methods and seeds a run folder is to have and that are not finished."""
-    return [
-        (label, seed) for label, seed in asked(folder) if not (home(folder, label, seed) / "summary.json").is_file()
-    ]
+    if not (folder / RUN).is_file():
+        return []
+    told = read(folder)
+    return [(label, seed) for label, seed in told.runs if not finished(home(folder, label, seed), told.rounds)]

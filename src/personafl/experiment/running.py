@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,21 @@ import torch
 from personafl import config
 from personafl.config import Method, Recipe
 from personafl.core.errors import UserError
+from personafl.core.files import full_disk_told, remove
 from personafl.core.settings import shortened, typed
 from personafl.core.types import Metric, Training
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, report, rounds
 from personafl.evaluation.settings import Evaluation
-from personafl.experiment import build, run_folder
-from personafl.experiment.build import resolved, simulation, source
+from personafl.experiment import build, checkpoint, extension, run_folder
+from personafl.experiment.build import SPLIT, resolved, simulation, source
+from personafl.experiment.checkpoint import Checkpoints, RowLog, Saved
 from personafl.experiment.environment import environment
 from personafl.experiment.progress import ProgressDisplay, Watch
-from personafl.experiment.results import MethodResult, Result, write_reports
-from personafl.experiment.run_folder import begin, checked, claimed
+from personafl.experiment.results import MethodResult, Result, began, check_same, divisions, loaded, write_reports
+from personafl.experiment.run_folder import Conditions, begin, checked, claimed, locked
+from personafl.experiment.stopping import Stopped, StopRequest
 from personafl.models import StackedModel
 from personafl.sim import execution_plan, profile, ranks
 from personafl.sim.execution_plan import temporary
@@ -54,7 +58,9 @@ def run(
     store: str = "auto",
     memory: float | None = None,
     threads: int | None = None,
+    chunk: int = 0,
     spread: str | None = None,
+    checkpoint_every: str | int | None = None,
 ) -> Result:
     """Run a comparison and return its results.
 
@@ -73,10 +79,12 @@ def run(
     Progress is shown in a notebook and on a terminal, not with `quiet=True` or where `watch` is told of every stage;
     `quiet=False` shows it anywhere.
 
-    With `out`, a run folder is written as the run goes on. `timed` keeps account of where the time goes. Processes
-    that `torchrun` started share the work; the first of them writes, watches and ends up with every client's model.
-    `store` (auto, device, host, disk) and `memory` (GiB) are `Machine`'s; on disk, rows are in the run folder.
-    `threads` are those of each process, by default as many as PyTorch has; the results do not depend on them.
+    With `out`, a run folder is written as the run goes on, with checkpoints that `resume` goes on from: every
+    `checkpoint_every` rounds (10) or so often ("90s", "5m"), by default about once a minute. `timed` keeps account of
+    where the time goes. Processes that `torchrun` started share the work; the first of them watches and ends up with
+    every client's model. `store` (auto, device, host, disk) and `memory` (GiB) are `Machine`'s; on disk, rows are in
+    the run folder. `threads` are those of each process, by default as many as PyTorch has; the results do not depend
+    on them. `chunk` is the most clients in one stack, by default as many as fit; sums of float32 depend on it.
     `spread` (std, ci) is what ± is over seeds in the tables of the run folder; `Result.table` has it too.
     """
     if store not in STORES:
@@ -86,36 +94,79 @@ def run(
     report.spread_of((), spread)
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UserError(f"--threads {threads}: must be at least 1 and at most {MOST_THREADS}")
+    if chunk < 0:
+        raise UserError(f"--chunk {chunk}: must be at least 1, or 0 for as many as fit")
+    checkpoint.every(checkpoint_every)
     numbers = _seeds(seeds)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
     recipe = _recipe(recipe, overrides, given)
     place = ranks.device_of(chosen_device(device))
     with execution_plan.threads(threads or torch.get_num_threads()), ranks.process_group(place) as world:
-        folder = None if out is None or world.rank else checked(out)
+        folder = None if out is None else Path(world.gather(str(out))[0])
+        if folder is not None and not world.rank:
+            checked(folder)
         asked = recipe
         found = world.in_turn(lambda: source(asked))
         recipe, feds = resolved(recipe, numbers or (recipe.training.seed,), place, found)
-        if folder is not None:
-            begin(claimed(folder), recipe, next(iter(feds.values())), list(feds))
-        done: dict[tuple[str, int], MethodResult] = {}
-        asked_shift = recipe.evaluation.shift
-        runs = len(feds) * len(recipe.algorithms)
-        hidden = True if world.rank or watch is not None else quiet
-        with ProgressDisplay(runs, len(feds), recipe.training.num_rounds, quiet=hidden) as progress:
-            told = None if world.rank else watch or progress
-            for seed, fed in feds.items():
-                shift = None if asked_shift == "none" else draw(fed, asked_shift, seed, recipe.evaluation.draws)
-                network = build.model(recipe.with_seed(seed), fed.source)
-                for method in recipe.algorithms:
-                    home = None if folder is None else run_folder.home(folder, method.label, seed)
-                    clock = profile.Clock(place) if timed else profile.NoClock()
-                    mine = recipe.with_seed(seed)
-                    done[method.label, seed] = _play(
-                        mine, method, fed, network, shift, place, home, told, world, clock, store, memory
-                    )
-                    if folder is not None:
-                        write_reports(folder, list(done.values()), run_folder.missing(folder), spread)
-    return Result(recipe, done)
+        conditions = Conditions(
+            device=chosen_device(device),
+            store=store,
+            memory=memory,
+            chunk=chunk,
+            threads=torch.get_num_threads(),
+            ranks=world.size,
+            timed=timed,
+            spread=spread,
+            checkpoint_every=checkpoint_every,
+        )
+        with claimed(folder) if folder is not None and not world.rank else nullcontext():
+            if folder is not None and not world.rank:
+                begin(folder, recipe, next(iter(feds.values())), list(feds), conditions)
+            return _Comparison(recipe, feds, conditions, place, world, folder).play(watch, quiet)
+
+
+def resume(
+    folder: str | Path,
+    *overrides: str,
+    data: Any = None,
+    model: Any = None,
+    algorithms: Any = None,
+    training: Training | Mapping[str, Any] | None = None,
+    evaluation: Evaluation | Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+    quiet: bool | None = None,
+) -> Result:
+    """Go on with a run that was interrupted, from its last checkpoints, and return its results.
+
+    What is finished is not run again. What the run was given as an object without a dotted path is given again, as to
+    `Result.load`. The one override there is, `"training.num_rounds=500"`, goes on beyond the end, for methods whose
+    stages so far are those of the longer run.
+    """
+    out = run_folder.root(Path(folder))
+    told = run_folder.read(out)
+    given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
+    recipe = extension.recipe(config.load(out / "recipe.toml", given=given), overrides)
+    conditions = told.conditions
+    place = ranks.device_of(chosen_device(conditions.device))
+    with execution_plan.threads(conditions.threads), ranks.process_group(place) as world:
+        if world.size != conditions.ranks:
+            raise UserError(
+                f"{out}: the run is one of {conditions.ranks} processes, and here are {world.size}; "
+                + (
+                    f"torchrun --nproc-per-node {conditions.ranks} ..."
+                    if conditions.ranks > 1
+                    else "leave out torchrun"
+                )
+            )
+        with nullcontext() if world.rank else locked(out):
+            divided = world.in_turn(lambda: divisions(recipe, out / SPLIT))
+            feds = {seed: divided(seed) for seed in told.seeds}
+            if recipe.training.num_rounds != told.rounds:
+                extension.check(recipe, out, told, feds)
+                if not world.rank:
+                    run_folder.write_recipe(out, recipe, told.seeds, conditions)
+            world.gather(None)
+            return _Comparison(recipe, feds, conditions, place, world, out, again=True).play(watch, quiet)
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
@@ -146,68 +197,196 @@ def _recipe(recipe: Any, overrides: Sequence[str], given: Mapping[str, Any]) -> 
     return config.load(recipe, overrides, given)
 
 
-def _play(
-    recipe: Recipe,
-    method: Method,
-    fed: Federation,
-    network: StackedModel,
-    drawn: Shift | None,
-    place: str,
-    home: Path | None,
-    watch: Watch | None,
-    world: ranks.SingleProcess,
-    clock: profile.NoClock,
-    store: str,
-    memory: float | None,
-) -> MethodResult:
-    begun = time.perf_counter()
-    spill = None if home is None else home / "store"
-    machine = Machine(
-        device=place,
-        store=spill or temporary() if store == "disk" else store,
-        spill=spill,
-        memory=memory,
-        ranks=world,
-        clock=clock,
-    )
-    with clock("setup"):
-        sim = simulation(recipe, method, fed=fed, network=network, machine=machine, shift=drawn)
-    log = None
-    if home is not None:
-        home.mkdir(parents=True)
-        log = (home / "metrics.jsonl").open("w")
+@dataclass(frozen=True)
+class _Comparison:
+    """All methods and seeds of a recipe on the way to results."""
 
-    def on_round(row: Row) -> None:
-        if log is not None:
-            log.write(json.dumps(row) + "\n")
-            log.flush()
-        if watch is not None:
-            told = row | ({"metric": _about(sim.task.metric)} if "personal" in row else {})
-            watch(method.label, recipe.training.seed, len(sim.schedule), told)
+    recipe: Recipe
+    feds: Mapping[int, Federation]
+    conditions: Conditions
+    place: str  # the device of this process
+    world: ranks.SingleProcess
+    folder: Path | None = None
+    again: bool = False  # whether some of it may be there already
 
-    try:
-        sim.run(on_round)
-    finally:
-        if log is not None:
-            log.close()
-    scored = sim.evaluations()
-    clients, shift = sim.clients_table(scored)
-    summary = _summary(recipe, method, sim, scored, shift, time.perf_counter() - begun)
-    if more := final.robustness(scored, recipe.evaluation):
-        summary["robustness"] = more
-    if alike := sim.masks():
-        summary["masks"] = alike
-    with clock("waiting"):
-        sim.collect()
-    found = MethodResult(method.label, recipe.training.seed, summary, sim.rows, clients, sim, scored)
-    if home is not None:
-        with clock("files"):
-            found.save(home)
-    if spent := clock.report():
-        found = replace(found, profile=profile.merged(world.gather(spent)))
-        if home is not None:
-            found.save_profile(home)
-    return found
+    def play(self, watch: Watch | None, quiet: bool | None) -> Result:
+        recipe, world = self.recipe, self.world
+        done: dict[tuple[str, int], MethodResult] = {}
+        runs = len(self.feds) * len(recipe.algorithms)
+        hidden = True if world.rank or watch is not None else quiet
+        with (
+            ProgressDisplay(runs, len(self.feds), recipe.training.num_rounds, quiet=hidden) as progress,
+            StopRequest(told=not world.rank) if self.folder is not None else nullcontext() as stop,
+            full_disk_told(self.folder) if self.folder is not None else nullcontext(),
+        ):
+            told = None if world.rank else watch or progress
+            for seed, fed in self.feds.items():
+                part = _Seed(self, seed, fed, told, stop)
+                for method in recipe.algorithms:
+                    done[method.label, seed] = part.result(method)
+                    if self.folder is not None and not world.rank:
+                        write_reports(
+                            self.folder,
+                            list(done.values()),
+                            run_folder.missing(self.folder),
+                            self.conditions.spread,
+                        )
+                    if stop is not None and len(done) < runs and (number := max(world.gather(stop.signal))):
+                        raise Stopped(number)
+        return Result(recipe, done)
+
+
+class _Seed:
+    """The methods of one seed, on the same data and first weights."""
+
+    def __init__(
+        self, whole: _Comparison, seed: int, fed: Federation, watch: Watch | None, stop: StopRequest | None
+    ) -> None:
+        self.whole, self.seed, self.fed, self.watch, self.stop = whole, seed, fed, watch, stop
+        self.recipe = whole.recipe.with_seed(seed)
+
+    @functools.cached_property
+    def shift(self) -> Shift | None:
+        asked = self.recipe.evaluation
+        return None if asked.shift == "none" else draw(self.fed, asked.shift, self.seed, asked.draws)
+
+    @functools.cached_property
+    def network(self) -> StackedModel:
+        return build.model(self.recipe, self.fed.source)
+
+    def result(self, method: Method) -> MethodResult:
+        """What a method comes to: played from the first round, gone on with, or read where it is finished."""
+        whole = self.whole
+        if whole.folder is None:
+            return self._played(method, None, [])
+        home = run_folder.home(whole.folder, method.label, self.seed)
+        rounds = self.recipe.training.num_rounds
+        if not whole.again:
+            return self._played(method, home, [])
+        if whole.world.gather(run_folder.finished(home, rounds))[0]:
+            found = loaded(whole.recipe, method, home, whole.place, lambda _: self.fed)
+            if not whole.world.rank:
+                checkpoint.tidy(home)
+            return found
+        saved = checkpoint.usable(home, whole.world)
+        if not saved:
+            if whole.world.gather(checkpoint.begun(home))[0]:
+                raise UserError(f"{home}: none of its checkpoints can be used; remove this folder to run it anew")
+            if not whole.world.rank:
+                remove(home)
+        return self._played(method, home, saved)
+
+    def _played(self, method: Method, home: Path | None, saved: Sequence[Saved]) -> MethodResult:
+        whole, world = self.whole, self.whole.world
+        clock = profile.Clock(whole.place) if whole.conditions.timed else profile.NoClock()
+        begun = time.perf_counter()
+        with clock("setup"):
+            sim = self._simulation(method, home, saved, clock)
+            at = checkpoint.restore(sim, saved) if saved else None
+            if saved and at is None:
+                raise UserError(f"{home}: none of its checkpoints can be used; remove this folder to run it anew")
+        run = None if home is None else _Written(home, sim, whole.conditions, at, begun)
+        while sim.played < len(sim.schedule):
+            row = sim.step()
+            if run is not None:
+                self._saved(run, row)
+            if self.watch is not None:
+                told = row | ({"metric": _about(sim.task.metric)} if "personal" in row else {})
+                self.watch(method.label, self.seed, len(sim.schedule), told)
+        seconds = time.perf_counter() - begun if run is None else run.checkpoints.seconds
+        scored = sim.evaluations()
+        clients, shift = sim.clients_table(scored)
+        summary = _summary(self.recipe, method, sim, scored, shift, seconds)
+        if more := final.robustness(scored, self.recipe.evaluation):
+            summary["robustness"] = more
+        if alike := sim.masks():
+            summary["masks"] = alike
+        with clock("waiting"):
+            sim.collect()
+        found = MethodResult(method.label, self.seed, summary, sim.rows, clients, sim, scored)
+        if run is not None:
+            with clock("files"):
+                run.finish(found)
+        if spent := clock.report():
+            found = replace(found, profile=profile.merged(world.gather(spent)))
+            if home is not None and not world.rank:
+                found.save_profile(home)
+        return found
+
+    def _simulation(
+        self, method: Method, home: Path | None, saved: Sequence[Saved], clock: profile.NoClock
+    ) -> Simulation:
+        whole, told = self.whole, self.whole.conditions
+        spill = None if home is None else checkpoint.store_folder(home, whole.world.rank)
+        machine = Machine(
+            device=whole.place,
+            store=spill or temporary() if told.store == "disk" else told.store,
+            spill=spill,
+            memory=told.memory,
+            chunk=told.chunk,
+            ranks=whole.world,
+            clock=clock,
+        )
+        network = self.network
+        if saved and home is not None:
+            for one in saved:
+                check_same(home, one, self.recipe, self.fed)
+            network = began(network, home)
+            kept = "host" if saved[0].store == "disk" else saved[0].store  # those on disk are opened again
+            machine = replace(machine, store=kept, plan=saved[0].plan)
+        return simulation(self.recipe, method, fed=self.fed, network=network, machine=machine, shift=self.shift)
+
+    def _saved(self, run: _Written, row: Row) -> None:
+        """Write a row; save the run where it is time to, or where it was asked to stop, and then stop."""
+        run.add(row)
+        asked = 0 if self.stop is None else self.stop.signal
+        world, sim = self.whole.world, run.checkpoints.sim
+        told = world.gather((asked, run.checkpoints.due))
+        number = max(n for n, _ in told)
+        if told[0][1] or number:
+            with sim.clock("files"):
+                run.checkpoints.write()
+        if number:
+            raise Stopped(number)
+
+
+class _Written:
+    """What is written of a method and seed as it goes on."""
+
+    def __init__(self, home: Path, sim: Simulation, told: Conditions, at: Saved | None, begun: float) -> None:
+        """`at` is the checkpoint it goes on from, `begun` when this process began with it."""
+        self.home, world = home, sim.ranks
+        with sim.clock("files"):
+            if at is None and not world.rank:
+                checkpoint.begin(home, sim)
+            behind = [] if at is None else checkpoint.prune(home, at, world)
+            world.gather(None)
+            if not (home / checkpoint.FINAL).is_dir():
+                raise UserError(
+                    f"{home}: rank {world.rank} does not see this folder; processes on several machines need one they "
+                    "share for a run folder"
+                )
+            log = None if world.rank else RowLog(home / checkpoint.ROWS, None if at is None else at.rows)
+            spent = time.perf_counter() - begun + (0.0 if at is None else at.manifest["seconds"])
+            often = checkpoint.every(told.checkpoint_every)
+            self.log, self.checkpoints = log, Checkpoints(home, sim, often, log, behind, spent)
+            if at is None or at.folder.name == checkpoint.FINAL:  # before round one, or before more rounds than asked
+                self.checkpoints.write()
+
+    def add(self, row: Row) -> None:
+        if self.log is not None:
+            self.log.add(row)
+
+    def finish(self, found: MethodResult) -> None:
+        """Write what the method came to, and remove what only a run under way needs."""
+        sim = self.checkpoints.sim
+        if self.log is not None:
+            rows = self.log.saved()
+            self.log.close()
+            number = self.checkpoints.next
+            found.save(self.home, number, rows, self.checkpoints.seconds)
+            checkpoint.clear(self.home, sim, number)
+        sim.ranks.gather(None)
 
 
 def _about(metric: Metric) -> dict[str, str]:

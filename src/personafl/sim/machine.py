@@ -10,6 +10,7 @@ import torch
 
 from personafl.core.errors import UserError
 from personafl.data.federated import Place
+from personafl.sim.execution_plan import ExecutionPlan
 from personafl.sim.profile import NoClock
 from personafl.sim.ranks import SingleProcess
 
@@ -33,6 +34,7 @@ class Machine:
 
     device: str | torch.device = "auto"  # a GPU where there is one
     chunk: int = 0  # most clients in one stack; 0: as many as fit
+    plan: ExecutionPlan | None = None  # how clients lie over the machine; None: by measurement
     data_on: Place = "auto"  # the device, the host, or the host only if the examples are too large
     store: str | Path = "auto"  # what clients keep: device, host, a folder, or the first of them with room for all
     spill: Path | None = None  # the folder `auto` may take; None: a temporary one

@@ -178,7 +178,7 @@ class Simulation(Displayed):
         self.known = Store(unknown, homes[1], device=self.device, expected=rows)
         held = sum(t.numel() * t.element_size() for t in (*kept.values(), *known.values()))
         sizes = self.federation.sizes("train")
-        self.plan = execution_plan.choose(
+        self.plan = where.plan or execution_plan.choose(
             self.model,
             self.training,
             self.device,
@@ -329,6 +329,11 @@ class Simulation(Displayed):
         moved = [dataclasses.replace(s, number=s.number - self.rounds + count) for s in closing]
         self.schedule = [s for s in self.schedule if s.number < count] + moved
         self.state.rounds = count
+
+    def resume(self, state: RunState) -> None:
+        """Go on from the state another simulation of the same parts was in; stores are brought there by the caller."""
+        self.end_after(state.rounds)
+        self.state = state
 
     def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, rnd: Round) -> None:
         """The server's new state, from what came from each chunk."""

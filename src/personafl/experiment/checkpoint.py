@@ -1,0 +1,461 @@
+"""Checkpoints of a method and seed: a run goes on from one as if nothing had happened.
+
+    checkpoint/           what the run began with; once it is finished, all it ended with, and manifest.json
+    progress/<number>/    while it is under way, the last two states it was in, the first from before round one
+    store/                what clients keep, where that is on disk; it can go back to either
+
+A checkpoint is the state of a run (`sim/state.py`), the rows of its stores and how many rows of metrics.jsonl belong
+to it. Its files are written and put on the disk before its manifest, which has their stamps, and all of them before
+the folder gets its name. One that is damaged is passed over for the one before it.
+
+With several ranks each writes and reads what is its own; the first writes the manifest once all are done. They must
+see the same folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from personafl.core import files, tree
+from personafl.core.errors import Note, UserError
+from personafl.core.files import Stamp
+from personafl.core.store import HOST, Store
+from personafl.core.types import Params
+from personafl.experiment.environment import environment
+from personafl.sim.execution_plan import ExecutionPlan
+from personafl.sim.ranks import SingleProcess
+from personafl.sim.simulator import Simulation
+from personafl.sim.state import Row, RunState
+
+FORMAT = 1
+KEPT = 2
+FINAL, PROGRESS, MANIFEST, ROWS = "checkpoint", "progress", "manifest.json", "metrics.jsonl"
+STORES = ("clients", "known")
+COST = 1 / 50  # of a run's time that checkpoints may take by default
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often a run is saved: after so many stages, or so much time."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+    spared: bool = False  # less often where saving takes long
+
+    def due(self, rounds: int, seconds: float, cost: float) -> bool:
+        """Whether it is time, so many stages and seconds after the last one, which took `cost` seconds."""
+        if self.rounds:
+            return rounds >= self.rounds
+        return seconds >= max(self.seconds, cost / COST if self.spared else 0.0)
+
+
+DEFAULT = Every(seconds=60.0, spared=True)
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def every(told: str | int | None) -> Every:
+    """`10` are rounds, `90s`, `5m` and `2h` are time; None is about a minute of work."""
+    if told is None:
+        return DEFAULT
+    text = str(told).strip()
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "")
+    try:
+        amount = float(number) if unit else int(number)
+        if isinstance(told, bool) or not 0 < amount < 2**31:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"checkpoint_every={told!r}: must be rounds, such as 10, or time, such as 90s or 5m") from None
+    return Every(seconds=amount * UNITS[unit]) if unit else Every(rounds=int(amount))
+
+
+class RowLog:
+    """metrics.jsonl as it is written: a line for each stage, and the stamp of those there are."""
+
+    def __init__(self, path: Path, keep: Stamp | None = None) -> None:
+        """A new one, or one there is cut behind what is to be kept of it."""
+        self._number = os.open(path, os.O_RDWR | os.O_CREAT | (0 if keep else os.O_TRUNC), 0o666)
+        self.close = weakref.finalize(self, os.close, self._number)
+        self._hash, self._size = hashlib.sha256(), 0
+        if keep:
+            os.ftruncate(self._number, keep.bytes)
+            while block := os.read(self._number, files.BLOCK):
+                self._hash.update(block)
+                self._size += len(block)
+
+    def add(self, row: Row) -> None:
+        line = (json.dumps(row) + "\n").encode()
+        files.write_all(self._number, line)
+        self._hash.update(line)
+        self._size += len(line)
+
+    def saved(self) -> Stamp:
+        """Put all rows on the disk; their stamp."""
+        os.fsync(self._number)
+        return Stamp(self._size, self._hash.hexdigest())
+
+
+# Writing
+
+
+class Checkpoints:
+    """The checkpoints of a method and seed that is under way, as a rank writes them."""
+
+    def __init__(
+        self, home: Path, sim: Simulation, often: Every, log: RowLog | None, behind: Sequence[int], seconds: float
+    ) -> None:
+        """`log` is the first rank's, `behind` the numbers of those still there, `seconds` what the run took so far."""
+        self.home, self.sim, self.often, self.log = home, sim, often, log
+        self.behind = list(behind)
+        self._hashes = hashes(sim)
+        self._at, self._when, self._cost = sim.played, time.perf_counter(), 0.0
+        self._begun = self._when - seconds
+
+    @property
+    def seconds(self) -> float:
+        """What the run took so far, over all the processes it was played by."""
+        return time.perf_counter() - self._begun
+
+    @property
+    def due(self) -> bool:
+        done = self.sim.played - self._at
+        return done > 0 and self.often.due(done, time.perf_counter() - self._when, self._cost)
+
+    def write(self) -> None:
+        """Save the present state."""
+        begun = time.perf_counter()
+        sim, world = self.sim, self.sim.ranks
+        number = self.next
+        folder = self.home / PROGRESS / f"{number:08d}"
+        part = folder.with_name(folder.name + files.PART)
+        if not world.rank:
+            files.remove(part)
+            part.mkdir(parents=True)
+        world.gather(None)
+        numbers, tensors = sim.state.packed()
+        mine: dict[str, Stamp | None] = {"state": _save_tensors(part / _file("state", world.rank), tensors)}
+        mine |= {name: _save_store(store, part / _file(name, world.rank), number) for name, store in _stores(sim)}
+        found = world.first(
+            {f"{PROGRESS}/{folder.name}/{_file(n, world.rank)}": stamp for n, stamp in mine.items() if stamp}
+        )
+        if not world.rank:
+            rows = self.log.saved() if self.log else Stamp(0, "")
+            stamps = {n: s for of in found for n, s in of.items()}
+            _write_manifest(part, sim, number, numbers, stamps, rows, self.seconds, self._hashes)
+            files.sync_folder(part)
+            files.publish(part, folder)
+        world.gather(None)
+        self._forget(number)
+        self._at, self._when = sim.played, time.perf_counter()
+        self._cost = self._when - begun
+
+    @property
+    def next(self) -> int:
+        """The number of the next checkpoint."""
+        return max(self.behind, default=-1) + 1
+
+    def _forget(self, number: int) -> None:
+        """Let go of all checkpoints but the last two."""
+        self.behind = [*self.behind, number]
+        old, self.behind = self.behind[:-KEPT], self.behind[-KEPT:]
+        if not self.sim.ranks.rank:
+            for n in old:
+                files.remove(self.home / PROGRESS / f"{n:08d}")
+        for _, store in _stores(self.sim):
+            store.forget(self.behind[0])
+
+
+def begin(home: Path, sim: Simulation) -> None:
+    """Write what a run begins with: weights, plan, and what inputs are normalised by."""
+    folder = home / FINAL
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_tensors(folder / "initial.safetensors", sim.model.initial)
+    files.write(folder / "engine.json", json.dumps(dataclasses.asdict(sim.plan)) + "\n")
+    if (of := sim.federation.source.normalization) is not None:
+        numbers = {"mean": of.mean, "std": of.std}  # of inputs, for who uses the weights elsewhere
+        files.write(folder / "normalization.json", json.dumps(numbers) + "\n")
+
+
+def finish(home: Path, sim: Simulation, number: int, others: Mapping[str, bytes], rows: Stamp, seconds: float) -> None:
+    """Write all a finished run ends with; `others` are its further files, of which the last is published last."""
+    folder = home / FINAL
+    parts: list[tuple[Path, Path]] = []
+    stamps = {
+        f"{FINAL}/{name}": files.stamp(folder / name)
+        for name in ("initial.safetensors", "normalization.json")
+        if (folder / name).exists()
+    }
+
+    def place(name: str) -> Path:
+        parts.append((home / f"{name}{files.PART}", home / name))
+        return parts[-1][0]
+
+    numbers, tensors = sim.state.packed()
+    for name, held in (("server", tree.under(tensors, "server")), ("state", tree.without(tensors, "server"))):
+        stamps[f"{FINAL}/{name}.safetensors"] = _save_tensors(place(f"{FINAL}/{name}.safetensors"), held)
+    for name, store in _stores(sim):
+        if store.home == home / "store" / name:
+            store.commit(number)
+        else:
+            stamps[f"{FINAL}/{name}.safetensors"] = store.save(place(f"{FINAL}/{name}.safetensors"))
+    for name, data in others.items():
+        with files.Writer(place(name)) as file:
+            file.write(data)
+        stamps[name] = file.stamp
+    *first, last = parts
+    for part, path in first:
+        os.replace(part, path)
+    _write_manifest(folder, sim, number, numbers, stamps, rows, seconds, hashes(sim), finished=home)
+    files.publish(*last)
+
+
+def clear(home: Path, sim: Simulation, number: int) -> None:
+    """Remove what only a run under way needs."""
+    tidy(home)
+    for _, store in _stores(sim):
+        store.forget(number)
+
+
+def _stores(sim: Simulation) -> list[tuple[str, Store]]:
+    """What clients keep; what the server knows of them."""
+    return list(zip(STORES, (sim.store, sim.known), strict=True))
+
+
+def _file(name: str, rank: int) -> str:
+    return f"{name}{f'-{rank}' if rank else ''}.safetensors"
+
+
+def store_folder(home: Path, rank: int) -> Path:
+    """Where a rank keeps rows on disk."""
+    return home / (f"store-{rank}" if rank else "store")
+
+
+def _save_tensors(path: Path, tensors: Params) -> Stamp:
+    with files.Writer(path) as file:
+        file.write(safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}))
+    return file.stamp
+
+
+def _save_store(store: Store, path: Path, number: int) -> Stamp | None:
+    """Rows in memory as a file; those on disk are there already, but for a commit."""
+    if isinstance(store.home, Path):
+        store.commit(number)
+        return None
+    return store.save(path) if len(store) else None
+
+
+def _write_manifest(
+    folder: Path,
+    sim: Simulation,
+    number: int,
+    numbers: Row,
+    stamps: Mapping[str, Stamp],
+    rows: Stamp,
+    seconds: float,
+    known: Mapping[str, str | None],
+    finished: Path | None = None,
+) -> None:
+    """`finished` is the home of a run that is: then all is with the first rank, and rows on disk are its own."""
+    at = sim.store.home
+    disk = isinstance(at, Path) and (finished is None or at == finished / "store" / STORES[0])
+    told: Row = {
+        "format": FORMAT,
+        "number": number,
+        "ranks": 1 if finished else sim.ranks.size,
+        "played_by": sim.ranks.size,
+        "state": numbers,
+        "asked": sim.training.num_rounds,
+        "seconds": seconds,
+        "rows": rows,
+        "files": dict(stamps),
+        "store": "disk" if disk else "host" if isinstance(at, Path) or at == HOST else "device",
+        "plan": dataclasses.asdict(sim.plan),
+        "environment": environment(sim),
+        "hashes": dict(known),
+    }
+    files.write(folder / MANIFEST, json.dumps(told | {"sha256": _digest(told)}, indent=1) + "\n")
+
+
+def hashes(sim: Simulation) -> dict[str, str | None]:
+    """Of what a run must find again to go on: data, split, first weights."""
+    return {n: h for n, h in sim.hashes().items() if n in ("data", "split", "init")}
+
+
+def _digest(told: Row) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is there and whole, but for rows on disk."""
+
+    home: Path
+    number: int
+    folder: Path
+    manifest: Row
+
+    @property
+    def played(self) -> int:
+        return int(self.manifest["state"]["played"])
+
+    @property
+    def rows(self) -> Stamp:
+        return Stamp.read(self.manifest["rows"])
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        return ExecutionPlan(**self.manifest["plan"])
+
+    @property
+    def store(self) -> str:
+        """device, host or disk."""
+        return str(self.manifest["store"])
+
+    def table(self) -> list[Row]:
+        """The rows of the stages behind it."""
+        with (self.home / ROWS).open("rb") as file:
+            return [json.loads(line) for line in file.read(self.rows.bytes).splitlines()]
+
+    def state(self, rank: int, device: torch.device) -> RunState:
+        tensors = _load_tensors(self.folder / _file("state", rank))
+        if self.folder.name == FINAL:
+            tensors |= tree.prefixed(_load_tensors(self.folder / "server.safetensors"), "server")
+        return RunState.unpacked(self.manifest["state"], tensors, self.table(), device)
+
+
+def read(folder: Path, home: Path, rank: int = 0) -> Saved:
+    """A checkpoint, if all of a rank's files are what was written; a `UserError` says what is wrong otherwise."""
+    path = folder / MANIFEST
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        known = told.pop("sha256")
+    except FileNotFoundError:
+        raise UserError(f"{path}: is missing") from None
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{path}: is damaged") from None
+    if told.get("format") != FORMAT:
+        raise UserError(f"{path}: format {told.get('format')}, this version reads format {FORMAT}")
+    if known != _digest(told):
+        raise UserError(f"{path}: is damaged, its SHA-256 differs")
+    saved = Saved(home, told["number"], folder, told)
+    stamps = {n: Stamp.read(s) for n, s in told["files"].items()}
+    own = {n: s for n, s in stamps.items() if _of_rank(n, told["ranks"]) in (rank, None)}
+    files.check(home, own)
+    if not rank and saved.rows.bytes:
+        rows = home / ROWS
+        if not rows.is_file():
+            raise UserError(f"{rows}: is missing")
+        if files.stamp(rows, saved.rows.bytes) != saved.rows:
+            raise UserError(f"{rows}: is damaged or cut short, its first {saved.played} rows are not what was written")
+    return saved
+
+
+def _of_rank(name: str, ranks: int) -> int | None:
+    """The rank a file is of; None where it is everybody's."""
+    stem = Path(name).stem
+    for rank in range(ranks):
+        if stem in {Path(_file(n, rank)).stem for n in ("state", *STORES)}:
+            return rank
+    return None
+
+
+def usable(home: Path, world: SingleProcess) -> list[Saved]:
+    """The checkpoints a run can go on from, the newest first; those that are damaged are told of."""
+    found: dict[int, Saved] = {}
+    wrong: dict[str, str] = {}
+    places = [p for p in sorted((home / PROGRESS).glob("*")) if p.name.isdecimal()]
+    for folder in [home / FINAL, *places]:
+        if folder.name == FINAL and not (home / "summary.json").exists():
+            continue  # not finished
+        try:
+            saved = read(folder, home, world.rank)
+        except UserError as e:
+            wrong[folder.name] = str(e)
+        else:
+            found[saved.number] = saved
+    everywhere = set.intersection(*(set(n) for n in world.gather(list(found))))
+    for told in wrong.values():
+        warnings.warn(f"a checkpoint cannot be used: {told}", Note, stacklevel=2)
+    return [found[n] for n in sorted(everywhere, reverse=True)]
+
+
+def restore(sim: Simulation, choices: Sequence[Saved]) -> Saved | None:
+    """Bring a simulation to the newest of these checkpoints its stores can go back to; None where there is none."""
+    world = sim.ranks
+    for saved in choices:
+        told = ""
+        try:
+            stores = [_restored(store, saved, name, world.rank, sim.device) for name, store in _stores(sim)]
+        except UserError as e:
+            told = str(e)
+        if any(world.gather(told)):
+            warnings.warn(f"a checkpoint cannot be used: {told or 'another rank cannot'}", Note, stacklevel=2)
+            continue
+        sim.store, sim.known = stores
+        _note_environment(saved, sim)
+        state = saved.state(world.rank, sim.device)
+        if state.rounds == saved.manifest["asked"]:  # it was not stopped, and may be asked for more by now
+            state.rounds = sim.training.num_rounds
+        sim.resume(state)
+        return saved
+    return None
+
+
+def _note_environment(saved: Saved, sim: Simulation) -> None:
+    """Say where going on elsewhere may change the last bits."""
+    now = environment(sim)
+    then = saved.manifest["environment"]
+    other = [n for n in ("hardware", "torch", "version") if then[n] != now[n]]
+    if other and not sim.ranks.rank:
+        told = ", ".join(f"{n} {then[n]} then, {now[n]} now" for n in other)
+        warnings.warn(f"the run goes on elsewhere than it began, its last bits may differ: {told}", Note, stacklevel=2)
+
+
+def _restored(store: Store, saved: Saved, name: str, rank: int, device: torch.device) -> Store:
+    if saved.store == "disk":
+        folder = store_folder(saved.home, rank) / name
+        return Store.reopened(store.fresh, folder, saved.number, device=device)
+    file = saved.folder / _file(name, rank)
+    if str(file.relative_to(saved.home)) in saved.manifest["files"]:
+        store.load(file)
+    return store
+
+
+def prune(home: Path, saved: Saved, world: SingleProcess) -> list[int]:
+    """Remove what came behind a checkpoint that is gone on from; the numbers of those that are left."""
+    kept = [saved.number]
+    for path in sorted((home / PROGRESS).glob("*")):
+        if path.name.isdecimal() and int(path.name) < saved.number:
+            kept.append(int(path.name))
+        elif path != saved.folder and not world.rank:
+            files.remove(path)
+    return sorted(kept)
+
+
+def begun(home: Path) -> bool:
+    """Whether a run got as far as its first checkpoint."""
+    return (home / "summary.json").exists() or any(p.name.isdecimal() for p in (home / PROGRESS).glob("*"))
+
+
+def tidy(home: Path) -> None:
+    """Remove what a finished run that was ended while it cleared up has left."""
+    for path in (home / PROGRESS, *home.glob("store-*"), *home.glob(f"*{files.PART}")):
+        files.remove(path)
+
+
+def _load_tensors(path: Path) -> Params:
+    return dict(safetensors.torch.load_file(path))
