@@ -243,7 +243,7 @@ def store_folder(home: Path, rank: int) -> Path:
 
 def _save_tensors(path: Path, tensors: Params) -> Stamp:
     with files.Writer(path) as file:
-        file.write(safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}))
+        file.write(safetensors.torch.save(tree.copied({n: t.detach().cpu() for n, t in tensors.items()})))
     return file.stamp
 
 

@@ -1,0 +1,427 @@
+"""Checkpoints: a run that was interrupted and gone on with is the run that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import personafl
+from personafl.core import files
+from personafl.core.errors import Note, UserError
+from personafl.evaluation import report
+from personafl.experiment import checkpoint, run_folder
+from personafl.experiment.checkpoint import DEFAULT, Every, RowLog, every
+from tests import kills
+
+QUICK: dict[str, Any] = {
+    "data": {"dataset": "digits", "num_clients": 6},
+    "training": {"num_rounds": 4, "local_epochs": 1, "join_ratio": 0.5, "lr": 0.1},
+    "evaluation": {"degrees": [0.0, 1.0], "draws": 1, "eval_every": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of the time of a quick run, and are the report's tests' to look at."""
+    monkeypatch.setattr(report, "html", lambda *_, **__: "a page")
+
+
+class CutError(Exception):
+    """The end of a run from outside."""
+
+
+def cut_at(stage: int) -> Callable[..., None]:
+    """Told of every stage, ends the run at one."""
+    count = 0
+
+    def watch(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == stage:
+            raise CutError
+
+    return watch
+
+
+def run(out: Path, *methods: object, cut: int = 0, **settings: Any) -> personafl.Result | None:
+    """A quick run, saved after every round; cut behind a stage where that is asked."""
+    recipe = QUICK | {"algorithms": list(methods)}
+    sections = {k: QUICK[k] | settings.pop(k) for k in list(settings) if k in QUICK}
+    words: dict[str, Any] = {"out": out, "quiet": True, "checkpoint_every": 1, "threads": 1} | settings
+    if not cut:
+        return personafl.run(recipe | sections, **words)
+    with pytest.raises(CutError):
+        personafl.run(recipe | sections, watch=cut_at(cut), **words)
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:.*rounds leave room", "ignore:allocation=")
+@pytest.mark.parametrize(
+    ("method", "store"),
+    [
+        ("ditto", "disk"),
+        ("dm-pfl", "host"),
+        ("dm-pfl-plus", "disk"),
+        ("co-pfl", "host"),
+        ("fedpac", "disk"),
+        ("fedphp", "host"),
+        ("scaffold", "host"),
+        ("fedpews", "host"),
+    ],
+)
+def test_a_run_gone_on_with_is_the_run_that_was_not_interrupted(method: str, store: str, tmp_path: Path) -> None:
+    run(tmp_path / "whole", method, store=store)
+    run(tmp_path / "cut", method, store=store, cut=3)
+    assert run_folder.missing(tmp_path / "cut") == [(method, 0)]
+    result = personafl.resume(tmp_path / "cut", quiet=True)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+    assert [r["round"] for r in result[method].rows] == [0, 1, 2, 3]
+
+
+def test_what_is_scored_before_aggregation_goes_on_too(tmp_path: Path) -> None:
+    """The cohort that was trained, and the accuracy clients left with, are part of the state."""
+    settings = {"evaluation": {"when": "after_local", "eval_every": 2}}
+    run(tmp_path / "whole", "fedphp", **settings)
+    run(tmp_path / "cut", "fedphp", cut=3, **settings)
+    personafl.resume(tmp_path / "cut", quiet=True)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+
+
+def test_finished_methods_and_seeds_are_not_run_again(tmp_path: Path) -> None:
+    run(tmp_path / "whole", "fedavg", "local", seeds=[3, 1])
+    run(tmp_path / "cut", "fedavg", "local", seeds=[3, 1], cut=4 + 4 + 4 + 2)  # in the last method of the last seed
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "cut").glob("*/seed-*/summary.json")}
+    assert len(before) == 3
+    told: list[tuple[str, int, int]] = []
+
+    def watch(label: str, seed: int, _: int, row: dict[str, Any]) -> None:
+        told.append((label, seed, row["round"]))
+
+    result = personafl.resume(tmp_path / "cut", watch=watch)
+    assert told == [("local", 1, 2), ("local", 1, 3)]  # from the row behind its last checkpoint
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+    assert list(result.methods) == [("fedavg", 3), ("local", 3), ("fedavg", 1), ("local", 1)]
+
+
+def test_going_on_with_a_finished_run_reads_it(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", "ditto")
+    assert first is not None
+    again = personafl.resume(tmp_path / "a", watch=lambda *_: pytest.fail("it was run again"))
+    assert again["ditto"].summary == first["ditto"].summary
+    x = first["ditto"].simulation.federation.source.x[:5]
+    assert torch.equal(again["ditto"].client(2).predict(x), first["ditto"].client(2).predict(x))
+
+
+def test_arrays_and_modules_are_given_again(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(80, 5, generator=draw), torch.arange(80) % 4
+    module = torch.nn.Linear(5, 4)
+    words: dict[str, Any] = {"quiet": True, "threads": 1, "checkpoint_every": 1}
+    training = {"num_rounds": 3, "join_ratio": 1.0}
+    asked: dict[str, Any] = {"data": {"dataset": (x, y), "num_clients": 4, "partition": "iid"}, "model": module}
+    whole: dict[str, Any] = {"algorithms": ["ditto"], "training": training, **words, **asked}
+    personafl.run(**whole, out=tmp_path / "whole")
+    with pytest.raises(CutError):
+        personafl.run(**(whole | {"watch": cut_at(2)}), out=tmp_path / "cut")
+    with pytest.raises(UserError, match="given"):
+        personafl.resume(tmp_path / "cut")
+    other = torch.nn.Linear(5, 4)  # other first weights: those of the run are taken
+    personafl.resume(tmp_path / "cut", data=(x, y), model=other, quiet=True)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+    with pytest.raises(UserError, match="the data of this run had hash"):
+        personafl.resume(tmp_path / "cut", data=(x + 1, y), model=other, quiet=True)
+
+
+# What is damaged
+
+
+def newest(folder: Path) -> Path:
+    return max((folder / "ditto" / "seed-0" / "progress").iterdir())
+
+
+def flip(path: Path, at: int = -5) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 4
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda p: os.truncate(p / "clients.safetensors", 100), "clients.safetensors: is cut short, 100 of"),
+        (lambda p: flip(p / "state.safetensors"), "state.safetensors: is damaged"),
+        (lambda p: (p / "state.safetensors").unlink(), "state.safetensors: is missing"),
+        (lambda p: flip(p / "manifest.json", 40), "manifest.json: is damaged"),
+        (lambda p: (p / "manifest.json").write_text("{}"), "manifest.json: is damaged"),
+        (lambda p: (p / "manifest.json").write_text('{"format": 99, "sha256": ""}'), "format 99, this version reads"),
+        (lambda p: (p / "manifest.json").unlink(), "manifest.json: is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    damage: Callable[[Path], object], told: str, tmp_path: Path, whole_and_cut: tuple[Path, Path]
+) -> None:
+    whole, cut = whole_and_cut
+    out = tmp_path / "cut"
+    shutil.copytree(cut, out)
+    damage(newest(out))
+    with pytest.warns(Note, match=f"a checkpoint cannot be used: .*{told}"):
+        personafl.resume(out, quiet=True)
+    assert kills.differences(out, whole) == []
+
+
+@pytest.fixture(scope="module")
+def whole_and_cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    box = tmp_path_factory.mktemp("runs")
+    run(box / "whole", "ditto")
+    run(box / "cut", "ditto", cut=4)
+    return box / "whole", box / "cut"
+
+
+def test_two_checkpoints_are_kept_and_none_is_left(whole_and_cut: tuple[Path, Path]) -> None:
+    whole, cut = whole_and_cut
+    assert sorted(p.name for p in (cut / "ditto" / "seed-0" / "progress").iterdir()) == ["00000003", "00000004"]
+    assert not (whole / "ditto" / "seed-0" / "progress").exists()
+
+
+def test_without_a_whole_checkpoint_nothing_is_begun_anew(tmp_path: Path, whole_and_cut: tuple[Path, Path]) -> None:
+    out = tmp_path / "cut"
+    shutil.copytree(whole_and_cut[1], out)
+    for path in (out / "ditto" / "seed-0" / "progress").iterdir():
+        flip(path / "state.safetensors")
+    with (
+        pytest.warns(Note, match="cannot be used"),
+        pytest.raises(UserError, match="none of its checkpoints can be used; remove this folder to run it anew"),
+    ):
+        personafl.resume(out, quiet=True)
+
+
+def test_rows_behind_the_checkpoint_and_a_torn_line_are_cut(tmp_path: Path, whole_and_cut: tuple[Path, Path]) -> None:
+    whole, cut = whole_and_cut
+    out = tmp_path / "cut"
+    shutil.copytree(cut, out)
+    shutil.rmtree(newest(out))  # so that one row is behind the last
+    rows = out / "ditto" / "seed-0" / "metrics.jsonl"
+    kept = rows.read_text().splitlines(keepends=True)[:3]
+    with rows.open("a") as file:
+        file.write('{"round": 4, "pha')
+    personafl.resume(out, quiet=True)
+    assert rows.read_text().splitlines(keepends=True)[:3] == kept  # not touched, seconds and all
+    assert kills.differences(out, whole) == []
+
+
+def test_rows_of_clients_on_disk_that_are_damaged_are_found(tmp_path: Path) -> None:
+    run(tmp_path / "whole", "ditto", store="disk")
+    run(tmp_path / "cut", "ditto", store="disk", cut=4)
+    path = tmp_path / "cut" / "ditto" / "seed-0" / "store" / "clients" / "personal%2Flayers.0.weight.rows"
+    for row in range(6):  # those written in the last round are in the undo file too
+        flip(path, row * path.stat().st_size // 1024)
+    with (
+        pytest.warns(Note, match="damaged, the rows of clients"),
+        pytest.raises(UserError, match="none of its checkpoints can be used"),
+    ):
+        personafl.resume(tmp_path / "cut", quiet=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoint/clients.safetensors",
+        "checkpoint/server.safetensors",
+        "checkpoint/initial.safetensors",
+        "checkpoint/state.safetensors",
+        "checkpoint/manifest.json",
+        "metrics.jsonl",
+        "clients.csv",
+        "evaluations.npz",
+        "summary.json",
+    ],
+)
+def test_a_finished_run_that_lost_or_changed_a_file_is_not_loaded(
+    name: str, tmp_path: Path, whole_and_cut: tuple[Path, Path]
+) -> None:
+    out = tmp_path / "a"
+    shutil.copytree(whole_and_cut[0], out)
+    path = out / "ditto" / "seed-0" / name
+    flip(path, len(path.read_bytes()) // 2)
+    with pytest.raises(UserError, match=rf"{path.name}: is damaged"):
+        personafl.Result.load(out)
+    path.unlink()
+    with pytest.raises(UserError, match=rf"{path.name}: is missing|nothing in this run folder is finished"):
+        personafl.Result.load(out)
+
+
+def test_a_finished_run_without_its_store_is_not_loaded(tmp_path: Path) -> None:
+    run(tmp_path / "a", "ditto", store="disk")
+    store = tmp_path / "a" / "ditto" / "seed-0" / "store"
+    flip(store / "clients" / "personal%2Flayers.0.weight.rows", 3)
+    result = personafl.Result.load(tmp_path / "a")
+    with pytest.raises(UserError, match="damaged, the rows of clients"):
+        [result["ditto"].client(c) for c in range(6)]
+    shutil.rmtree(store)
+    with pytest.raises(UserError, match="no store here"):
+        personafl.Result.load(tmp_path / "a")
+
+
+# More rounds
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_a_finished_run_goes_on_beyond_its_end(store: str, tmp_path: Path) -> None:
+    run(tmp_path / "long", "ditto", store=store, training={"num_rounds": 6})
+    run(tmp_path / "short", "ditto", store=store)
+    personafl.resume(tmp_path / "short", "training.num_rounds=6", quiet=True)
+    assert run_folder.read(tmp_path / "short").rounds == 6
+    assert "num_rounds = 6" in (tmp_path / "short" / "recipe.toml").read_text()
+    assert kills.differences(tmp_path / "short", tmp_path / "long") == []
+    found = personafl.Result.load(tmp_path / "short")["ditto"]
+    assert found.summary["rounds"] == 6 and len(found.rows) == 6
+
+
+def test_an_interrupted_run_goes_on_beyond_its_end(tmp_path: Path) -> None:
+    run(tmp_path / "long", "fedavg-ft", training={"num_rounds": 6})
+    run(tmp_path / "short", "fedavg-ft", cut=2)  # before its closing stage
+    personafl.resume(tmp_path / "short", "training.num_rounds=6", quiet=True)
+    assert kills.differences(tmp_path / "short", tmp_path / "long") == []
+
+
+def test_a_longer_run_that_was_interrupted_too_is_not_taken_for_finished(tmp_path: Path) -> None:
+    run(tmp_path / "long", "ditto", training={"num_rounds": 6})
+    run(tmp_path / "short", "ditto")
+    with pytest.raises(CutError):
+        personafl.resume(tmp_path / "short", "training.num_rounds=6", watch=cut_at(1))
+    assert run_folder.missing(tmp_path / "short") == [("ditto", 0)]
+    personafl.resume(tmp_path / "short", quiet=True)
+    assert kills.differences(tmp_path / "short", tmp_path / "long") == []
+
+
+@pytest.mark.filterwarnings("ignore:.*rounds leave room", "ignore:allocation=")
+@pytest.mark.parametrize(
+    ("method", "settings", "told"),
+    [
+        ("fedavg-ft", {}, "fedavg-ft, seed 0 cannot go on, it has played its stage 'finetune'"),
+        ("dm-pfl", {}, "dm-pfl, seed 0 cannot go on, .* by the number of rounds"),
+        ("fedavg", {"training": {"target": 0.01}}, "its training was stopped after 1 rounds"),
+    ],
+)
+def test_methods_that_cannot_go_on_say_why(method: str, settings: dict[str, Any], told: str, tmp_path: Path) -> None:
+    run(tmp_path / "a", "local", method, **settings)
+    with pytest.raises(UserError, match=told):
+        personafl.resume(tmp_path / "a", "training.num_rounds=9")
+    assert run_folder.read(tmp_path / "a").rounds == 4  # nothing was changed
+    assert run_folder.missing(tmp_path / "a") == []
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("training.lr=0.2", "resume training.lr=0.2: a run goes on as it began; training.num_rounds=N may be given"),
+        ("training.num_rounds=2", "training.num_rounds=2: the run is one of 4 rounds; give as many or more"),
+        ("training.num_rounds=x", "training.num_rounds='x': must be a whole number"),
+        ("faster", "resume faster: a run goes on as it began"),
+    ],
+)
+def test_other_overrides_are_refused(override: str, told: str, whole_and_cut: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match=told):
+        personafl.resume(whole_and_cut[0], override)
+
+
+# When, and by whom
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (None, DEFAULT),
+        (10, Every(rounds=10)),
+        ("10", Every(rounds=10)),
+        ("90s", Every(seconds=90.0)),
+        ("1.5m", Every(seconds=90.0)),
+        ("2h", Every(seconds=7200.0)),
+    ],
+)
+def test_how_often_is_told_in_rounds_or_time(told: str | int | None, found: Every) -> None:
+    assert every(told) == found
+
+
+@pytest.mark.parametrize(
+    "told", ["", "0", "-1", "x", "1d", "5 rounds", "nan", "1.5", True, "infs", "nanm", "99999999999"]
+)
+def test_how_often_is_refused_where_it_is_neither(told: Any) -> None:
+    with pytest.raises(UserError, match=r"checkpoint_every=.*must be rounds, such as 10, or time"):
+        every(told)
+
+
+def test_by_default_a_minute_passes_or_fifty_times_what_saving_took() -> None:
+    assert not DEFAULT.due(rounds=1000, seconds=59.0, cost=0.1)
+    assert DEFAULT.due(rounds=1, seconds=60.0, cost=0.1)
+    assert not DEFAULT.due(rounds=1, seconds=60.0, cost=2.0)
+    assert DEFAULT.due(rounds=1, seconds=100.0, cost=2.0)
+    assert Every(seconds=10.0).due(rounds=1, seconds=10.0, cost=9.0)  # who asks for it gets it
+    assert [Every(rounds=3).due(n, 1e6, 0.0) for n in (2, 3)] == [False, True]
+
+
+def test_one_of_two_gets_a_folder(tmp_path: Path) -> None:
+    for i in range(50):
+        got: list[str] = []
+        start, end = threading.Barrier(2), threading.Barrier(2)
+
+        def claim(folder: Path = tmp_path / str(i), got: list[str] = got, start: Any = start, end: Any = end) -> None:
+            start.wait()
+            try:
+                with run_folder.claimed(folder):
+                    got.append("mine")
+                    end.wait()
+            except UserError as e:
+                got.append(str(e))
+                end.wait()
+
+        both = [threading.Thread(target=claim) for _ in range(2)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        assert got.count("mine") == 1
+        assert any("is writing to this run folder" in text for text in got)
+        assert list((tmp_path / str(i)).iterdir()) == []  # the lock is gone with who had it
+
+
+def test_a_folder_that_is_written_to_is_nobody_elses(whole_and_cut: tuple[Path, Path]) -> None:
+    whole, _ = whole_and_cut
+    with run_folder.locked(whole):
+        with pytest.raises(UserError, match=f"process {os.getpid()} on .* is writing to this run folder"):
+            personafl.resume(whole)
+        assert personafl.Result.load(whole)["ditto"].rows  # reading is
+
+
+def test_rows_are_kept_to_the_byte(tmp_path: Path) -> None:
+    log = RowLog(tmp_path / "rows")
+    log.add({"round": 0})
+    first = log.saved()
+    log.add({"round": 1})
+    log.close()
+    again = RowLog(tmp_path / "rows", first)
+    assert (tmp_path / "rows").read_text() == '{"round": 0}\n'
+    again.add({"round": 1, "x": 0.1})
+    assert again.saved() == files.stamp(tmp_path / "rows")
+    assert json.loads((tmp_path / "rows").read_text().splitlines()[1]) == {"round": 1, "x": 0.1}
+
+
+def test_going_on_elsewhere_is_told(tmp_path: Path, whole_and_cut: tuple[Path, Path]) -> None:
+    out = tmp_path / "cut"
+    shutil.copytree(whole_and_cut[1], out)
+    path = newest(out) / "manifest.json"
+    told = json.loads(path.read_text())
+    del told["sha256"]
+    told["environment"]["torch"] = "1.0"
+    path.write_text(json.dumps(told | {"sha256": checkpoint._digest(told)}))
+    with pytest.warns(Note, match=r"goes on elsewhere than it began.*torch 1.0 then"):
+        personafl.resume(out, quiet=True)
