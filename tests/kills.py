@@ -204,13 +204,13 @@ def at_points(methods: Sequence[str], store: str, points: Callable[[int], Sequen
 
 def command(recipe: Path, folder: Path, store: str, ranks: int) -> list[str]:
     """The command of a run, in one process or in several."""
-    return [*_launcher(ranks), "run", str(recipe), "--out", str(folder), "--store", store, *QUIET]
+    return [*launcher(ranks), "run", str(recipe), "--out", str(folder), "--store", store, *QUIET]
 
 
 QUIET = ["--quiet", "--device", "cpu", "--threads", "1", "--checkpoint-every", "1"]
 
 
-def _launcher(ranks: int) -> list[str]:
+def launcher(ranks: int) -> list[str]:
     if ranks == 1:
         return [sys.executable, "-m", "personafl"]
     many = ["--nproc-per-node", str(ranks), "--master-port", str(random.randint(20000, 60000))]
@@ -257,7 +257,7 @@ def at_random(cases: Sequence[tuple[str, str, int]], times: int, seed: int, *, r
             code = ended(command(out / "recipe.toml", cut, store, ranks), draw.uniform(0.3, 1.0) * took[case])
             tries = 0
             while (cut / "run.json").exists() and code != 0:
-                words = [*_launcher(ranks), "resume", str(cut), "--quiet"]
+                words = [*launcher(ranks), "resume", str(cut), "--quiet"]
                 code = ended(words, draw.uniform(0.3, 1.0) * took[case] if tries == 0 and i % 2 else None)
                 tries += 1
                 if tries > 2:

@@ -487,16 +487,20 @@ def test_the_module_can_be_run_and_stops_with_one_line_on_ctrl_c() -> None:
     assert out.stdout.strip() == personafl.__version__
 
 
-def test_ctrl_c_names_the_folder_of_what_was_written(call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_go_on_where_something_was_written(call, monkeypatch: pytest.MonkeyPatch) -> None:
     from personafl import experiment
 
     def stop(*_: object, out: Path, **__: object) -> None:
-        out.mkdir(parents=True)
+        if out.name == "begun here":
+            out.mkdir(parents=True)
+            (out / "run.json").write_text("{}")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(experiment, "run", stop)
-    said = call("run", "--out", "here")
-    assert (said.code, said.err) == (130, "stopped; what was written so far is in here\n")
+    said = call("run", "--out", "begun here")
+    assert (said.code, said.err) == (130, "stopped; go on with: personafl resume 'begun here'\n")
+    said = call("run", "--out", "there")
+    assert (said.code, said.err) == (130, "stopped; nothing was written\n")
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(

@@ -28,6 +28,7 @@ ACROSS = {
     "test_examples.py": "examples/",
     "test_gpu.py": "the same numbers on another device, whatever computes them",
     "test_imports.py": "imports of all files",
+    "test_kills.py": "commands that are killed and go on; tests/kills.py",
     "test_layout.py": "this one",
     "test_names.py": "names over the whole package",
     "test_mistakes.py": "what users do wrong, in Python and on the command line",

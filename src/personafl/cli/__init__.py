@@ -68,7 +68,7 @@ def _told(error: Exception) -> tuple[str, int] | None:
         return str(error), 1
     if isinstance(error, OSError) and error.filename:  # the system's own words about a file or folder
         return f"{error.filename}: {error.strerror or error}", 2
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"the disk is full: {error.strerror}", 1
     if hasattr(error, "format_message"):  # typer's own usage errors
         return str(error.format_message()), 2

@@ -118,7 +118,7 @@ class Checkpoints:
         """`log` is the first rank's, `behind` the numbers of those still there, `seconds` what the run took so far."""
         self.home, self.sim, self.often, self.log = home, sim, often, log
         self.behind = list(behind)
-        self._hashes = hashes(sim)
+        self._hashes = sim.identity()
         self._at, self._when, self._cost = sim.played, time.perf_counter(), 0.0
         self._begun = self._when - seconds
 
@@ -216,7 +216,7 @@ def finish(home: Path, sim: Simulation, number: int, others: Mapping[str, bytes]
     *first, last = parts
     for part, path in first:
         os.replace(part, path)
-    _write_manifest(folder, sim, number, numbers, stamps, rows, seconds, hashes(sim), finished=home)
+    _write_manifest(folder, sim, number, numbers, stamps, rows, seconds, sim.identity(), finished=home)
     files.publish(*last)
 
 
@@ -285,11 +285,6 @@ def _write_manifest(
         "hashes": dict(known),
     }
     files.write(folder / MANIFEST, json.dumps(told | {"sha256": _digest(told)}, indent=1) + "\n")
-
-
-def hashes(sim: Simulation) -> dict[str, str | None]:
-    """Of what a run must find again to go on: data, split, first weights."""
-    return {n: h for n, h in sim.hashes().items() if n in ("data", "split", "init")}
 
 
 def _digest(told: Row) -> str:

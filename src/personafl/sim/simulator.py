@@ -536,17 +536,23 @@ class Simulation(Displayed):
             if on_round is not None:
                 on_round(row)
 
-    def hashes(self) -> dict[str, str | None]:
-        """What all methods of a comparison must have in common."""
-        cohorts, init = hashlib.sha256(), hashlib.sha256()
-        for t in range(self.training.num_rounds):
-            cohorts.update(self.cohort(Stage(number=t)).numpy().tobytes())
+    def identity(self) -> dict[str, str | None]:
+        """Hashes of what a run begins with: data, split, first weights."""
+        init = hashlib.sha256()
         for n in sorted(self.model.initial):
             init.update(n.encode() + self.model.initial[n].cpu().numpy().tobytes())
+        return {"split": self.federation.digest(), "init": init.hexdigest()[:16], "data": self.data_hash}
+
+    def hashes(self) -> dict[str, str | None]:
+        """What all methods of a comparison must have in common."""
+        cohorts = hashlib.sha256()
+        for t in range(self.training.num_rounds):
+            cohorts.update(self.cohort(Stage(number=t)).numpy().tobytes())
+        began = self.identity()
         return {
-            "split": self.federation.digest(),
+            "split": began["split"],
             "cohorts": cohorts.hexdigest()[:16],
-            "init": init.hexdigest()[:16],
+            "init": began["init"],
             "shift": None if self.shift is None else self.shift.digest(),
-            "data": self.data_hash,
+            "data": began["data"],
         }
