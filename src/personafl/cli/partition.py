@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, split
+from personafl.cli.terminal import console, find_own_code, split
 from personafl.core.errors import UserError
 
 
@@ -27,6 +27,7 @@ def partition(
     pfllib: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the clients' data as PFLlib has them.")
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Import the code of its own that a recipe names.")] = False,
 ) -> None:
     """Show who holds what, without training."""
     from personafl import experiment
@@ -34,7 +35,9 @@ def partition(
     from personafl.data.partition_plot import plot_partition
 
     name, changes = split(recipe, overrides)
-    chosen = config.load(name, changes)
+    if trust or any(":" in change for change in changes):
+        find_own_code()
+    chosen = config.load(name, changes, trust=trust)
     if save and save.suffix != ".json":
         raise UserError(f"--save {save}: must end in .json, so that data.partition can name it")
     fed = experiment.federation(chosen)

@@ -22,6 +22,12 @@ def split(recipe: str | None, overrides: list[str] | None) -> tuple[str | None, 
     return (None, [recipe, *rest]) if recipe and "=" in recipe else (recipe, rest)
 
 
+def find_own_code() -> None:
+    """Let imports find files of the working directory, behind all that is installed."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+
+
 def first() -> bool:
     """Whether this is the process that speaks, of those torchrun may have started."""
     return os.environ.get("RANK", "0") == "0"

@@ -13,6 +13,7 @@ from typing import Any
 from personafl.config.building import build, entries, method
 from personafl.config.defaults import BY_DATA
 from personafl.config.recipe import SECTIONS, Data, Recipe, unused, values
+from personafl.config.trust import refuse_own_code
 from personafl.core.algorithm import FROM_TRAINING
 from personafl.core.errors import Note, UserError
 from personafl.core.settings import shortened, unknown
@@ -35,12 +36,14 @@ def load(
     recipe: str | Path | Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
+    trust: bool = True,
 ) -> Recipe:
     """A recipe by path, by shipped name or as a dict, with `section.key=value` overrides.
 
     `given` are sections and algorithms as Python has them: a table, an object, or what the section is about (`data`: a
     name or data of one's own; `model`: a name, a module or a function that makes one). What is given replaces the
     recipe's. Without a recipe, the demo is meant where its data are, else one with settings that go by the data.
+    Without `trust`, code of one's own that the recipe names is not imported but refused (`config/trust.py`).
     """
     given = {k: v for k, v in (given or {}).items() if v is not None}
     asked = dict(map(_pair, overrides))
@@ -53,7 +56,10 @@ def load(
         name, raw = _read(str(recipe or "demo"))
         if name in recipes():
             raw = _adapted(name, raw, other, given, asked)
-    raw = _merged(raw, given)
+    merged = _merged(raw, given)
+    if not trust:
+        refuse_own_code(recipe if isinstance(recipe, (str, Path)) else name, raw, merged, asked)
+    raw = merged
     made = build(name, _overridden(raw, overrides))
     left = unused(made)
     ignored = [key for key in asked if key in left]

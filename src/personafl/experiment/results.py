@@ -307,12 +307,14 @@ class Result(Displayed):
         algorithms: Any = None,
         training: Any = None,
         evaluation: Any = None,
+        trust: bool = False,
     ) -> Self:
         """Read a run folder back, with every client ready to predict.
 
         What the run was given as an object without a dotted path, such as arrays or a module made in a notebook, is
         given again; the data must be the same, a module must have the same tensors. `missing` has what the run was to
-        have and did not finish.
+        have and did not finish. A recipe that names code of its own (`package.module:thing`) is refused unless that
+        part is given here, or `trust` allows importing it.
         """
         out = Path(folder)
         if not (out / "recipe.toml").is_file():
@@ -327,6 +329,7 @@ class Result(Displayed):
                 "training": training,
                 "evaluation": evaluation,
             },
+            trust=trust,
         )
         divided = _divisions(recipe, out / SPLIT)
         methods = {}
