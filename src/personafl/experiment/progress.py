@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from personafl.core.plain_text import Console, harmless
 from personafl.evaluation.shown import Shown
 from personafl.sim.simulator import Row
 
@@ -99,10 +98,10 @@ class _Bar:
 
     def __init__(self, console: Console, total: int) -> None:
         words = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[score]}"),
+            TextColumn("{task.fields[score]}", markup=False),
         )
         self.bar = Progress(*words, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self.task = self.bar.add_task("starting", total=total, score="")
@@ -111,7 +110,7 @@ class _Bar:
         self.bar.start()
 
     def show(self, step: Step) -> None:
-        words = escape(f"{step.name}, {step.stage}")
+        words = harmless(f"{step.name}, {step.stage}")
         self.bar.update(self.task, completed=step.done, description=words, score=step.score)
 
     def stop(self) -> None:
@@ -130,7 +129,7 @@ class _Lines:
     def show(self, step: Step) -> None:
         if step.scored:
             line = f"{step.name}, {step.stage}: {step.score}"
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(line, soft_wrap=True)
 
     def stop(self) -> None:
         pass
