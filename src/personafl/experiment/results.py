@@ -28,6 +28,7 @@ from personafl.core.types import Params
 from personafl.data import Federation, Source
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
+from personafl.evaluation.run_records import read_rounds, read_summary
 from personafl.evaluation.shown import Shown
 from personafl.experiment import run_folder
 from personafl.experiment.build import SPLIT, federation, model, simulation, source
@@ -334,7 +335,8 @@ class Result(Displayed):
         divided = _divisions(recipe, out / SPLIT)
         methods = {}
         for method in recipe.algorithms:
-            for path in sorted((out / method.label).glob("seed-*"), key=lambda p: int(p.name.removeprefix("seed-"))):
+            homes = [p for p in (out / method.label).glob("seed-*") if p.name.removeprefix("seed-").isdecimal()]
+            for path in sorted(homes, key=lambda p: int(p.name.removeprefix("seed-"))):
                 if (path / "summary.json").is_file():
                     found = _loaded(recipe, method, path, device, divided)
                     methods[found.label, found.seed] = found
@@ -401,7 +403,7 @@ def write_reports(
 def _loaded(
     recipe: Recipe, method: Method, path: Path, device: str, divided: Callable[[int], Federation]
 ) -> MethodResult:
-    summary = json.loads((path / "summary.json").read_text())
+    summary = read_summary(path / "summary.json")
     fed = divided(summary["seed"])
     for what, now in (("split", fed.digest()), ("data", fed.source.digest)):
         if (then := summary["hashes"].get(what, now)) != now:
@@ -418,7 +420,7 @@ def _loaded(
     )
     sim.end_after(summary["rounds"])
     sim.played = len(sim.schedule)
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rounds(path / "metrics.jsonl")
     sim.rows = rows
     with (path / "clients.csv").open(newline="") as f:
         clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
