@@ -18,10 +18,10 @@ from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
 from personafl.core.types import TaskName
+from personafl.data.content_hash import content_hash
 from personafl.data.missing import Missing, fill_missing
 
 Array = NDArray[Any]
-HASHED = 4 * 2**20  # bytes of examples a hash is taken of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,12 +110,10 @@ class Source(Displayed):
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of name, targets, corruption, normalisation, shape and kind of number, and every k-th example.
+        """A short hash of name, examples, targets, corruption, normalisation, shape and kind of number.
 
-        All examples count up to `HASHED` bytes of them; of larger data sets as many as make that.
+        Every byte of the examples counts up to four gibibytes of them (`data/content_hash.py`).
         """
-        each = self.x[0].numel() * self.x.element_size()
-        step = max(1, -(-len(self.x) * each // HASHED))
         what: tuple[object, ...] = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
         if self.task != "classification":
             what = (*what, self.task, tuple(self.y.shape), str(self.y.dtype))
@@ -123,7 +121,7 @@ class Source(Displayed):
         if self.normalization is not None:
             h.update(repr(self.normalization).encode())
         h.update(self.y.cpu().numpy().tobytes())
-        h.update(self.x[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        h.update(content_hash(self.x))
         return h.hexdigest()[:16]
 
 
