@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.settings import unknown
+from personafl.core.settings import shortened, unknown
 from personafl.core.types import Criterion, Metric
 from personafl.evaluation.metrics import chosen
 
@@ -64,7 +64,8 @@ def algorithm_class(name: object) -> type[Algorithm]:
         if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
             raise UserError(f"algorithm {name!r}: that is not a subclass of personafl.Algorithm")
         return cls
-    raise UserError(f"algorithm {name!r}: {unknown('algorithm', str(name), ALGORITHMS)}, or package.module:Class")
+    called = name if isinstance(name, str) else ""
+    raise UserError(f"algorithm {shortened(name)}: {unknown('algorithm', called, ALGORITHMS)}, or package.module:Class")
 
 
 def name_of(algorithm: Algorithm) -> str:

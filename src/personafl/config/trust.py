@@ -28,15 +28,15 @@ def own_code(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _methods(entry: Any) -> Iterator[str]:
     """Dotted paths among methods and what fills their slots."""
-    if isinstance(entry, str):
-        yield from (path for part in entry.split(",") if ":" in (path := part.strip()))
-    elif isinstance(entry, Mapping):
-        for key, value in entry.items():
-            if key != "label" or "name" not in entry:  # of methods by label, one may be called label
-                yield from _methods(value)
-    elif isinstance(entry, (list, tuple)):
-        for value in entry:
-            yield from _methods(value)
+    left = [entry]
+    while left:
+        entry = left.pop()
+        if isinstance(entry, str):
+            yield from (path for part in entry.split(",") if ":" in (path := part.strip()))
+        elif isinstance(entry, Mapping):  # of methods by label, one may be called label
+            left += [v for k, v in reversed(list(entry.items())) if k != "label" or "name" not in entry]
+        elif isinstance(entry, (list, tuple)):
+            left += reversed(entry)
 
 
 def refuse_own_code(

@@ -20,6 +20,14 @@ def harmless(text: str, keep: str = "") -> str:
     return _ACTIVE.sub(lambda c: c[0] if c[0] in keep else c[0].encode("unicode_escape").decode(), text)
 
 
+def is_text(value: str) -> bool:
+    """Whether files can hold it and be called by it: it is UTF-8, and has no zero byte."""
+    try:
+        return b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 class Console(RichConsole):
     """A console on which no text is markup, an emoji code or a control sequence; styles are given beside it."""
 

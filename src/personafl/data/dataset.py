@@ -17,6 +17,7 @@ from personafl.core import tasks
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
+from personafl.core.plain_text import is_text
 from personafl.core.types import TaskName
 from personafl.data.content_hash import content_hash
 from personafl.data.missing import Missing, fill_missing
@@ -61,6 +62,10 @@ class Source(Displayed):
             raise UserError(f"{self.name}: test must be true or false for each example, it is {self.test.dtype}")
         if self.class_names is not None and len(self.class_names) != self.classes:
             raise UserError(f"{self.name}: {self.classes} classes but {len(self.class_names)} names of classes")
+        for what, told in (("client", self.names), ("class", self.class_names), ("feature", self.feature_names)):
+            if not is_text("".join(told or ())):
+                odd = next(n for n in told or () if not is_text(n))
+                raise UserError(f"{self.name}: {what} {odd!r}: its name must be UTF-8 without a zero byte")
         if self.feature_names is not None and tuple(self.x.shape[1:]) != (len(self.feature_names),):
             raise UserError(
                 f"{self.name}: {len(self.feature_names)} names of features for examples of shape "

@@ -10,6 +10,7 @@ from pathlib import Path
 from personafl import config
 from personafl.config import Recipe
 from personafl.core.errors import UserError
+from personafl.core.plain_text import is_text
 from personafl.data import Federation, partition_file
 from personafl.experiment.build import SPLIT
 
@@ -17,6 +18,8 @@ from personafl.experiment.build import SPLIT
 def checked(folder: str | Path) -> Path:
     """A folder a run may be written to: absent or empty, in a place that can be written; nothing is created."""
     out = Path(folder)
+    if not is_text(str(out)):
+        raise UserError(f"--out {str(out)!r}: must be UTF-8 without a zero byte")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: that is a file")
     if out.is_dir() and any(out.iterdir()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,8 @@ def run(
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
     """The seeds of a run, as whole numbers that differ."""
+    if not isinstance(seeds, (int, float, str, Iterable)):
+        raise UserError(f"seeds={shortened(seeds)}: must be a list, as range(3)")
     if isinstance(seeds, (int, float, str)):
         raise UserError(f"seeds={seeds!r}: must be a list; one seed is [{seeds}], the first three are range(3)")
     found = tuple(typed("seeds", s, int) for s in seeds)
