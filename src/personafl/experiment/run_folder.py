@@ -19,14 +19,14 @@ def checked(folder: str | Path) -> Path:
     """A folder a run may be written to: absent or empty, in a place that can be written; nothing is created."""
     out = Path(folder)
     if not is_text(str(out)):
-        raise UserError(f"--out {str(out)!r}: must be UTF-8 without a zero byte")
+        raise UserError(f"run folder {str(out)!r}: must be UTF-8 without a zero byte")
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: that is a file")
+        raise UserError(f"run folder {out}: that is a file")
     if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out {out}: the folder is not empty; choose another, or empty this one")
+        raise UserError(f"run folder {out}: the folder is not empty; choose another, or empty this one")
     home = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise UserError(f"--out {out}: {home} cannot be written to")
+        raise UserError(f"run folder {out}: {home} cannot be written to")
     return out
 
 
@@ -36,7 +36,7 @@ def claimed(folder: str | Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise UserError(f"--out {out}: cannot be created: {e.strerror}") from None
+        raise UserError(f"run folder {out}: cannot be created: {e.strerror}") from None
     return out
 
 

@@ -79,12 +79,12 @@ def run(
     `spread` (std, ci) is what ± is over seeds in the tables of the run folder; `Result.table` has it too.
     """
     if store not in STORES:
-        raise UserError(f"--store {store}: possible are {', '.join(STORES)}")
+        raise UserError(f"store {store}: possible are {', '.join(STORES)}")
     if memory is not None and not memory > 0:
-        raise UserError(f"--memory {memory:g}: must be greater than 0")
+        raise UserError(f"memory {memory:g}: must be greater than 0")
     report.spread_of((), spread)
     if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise UserError(f"--threads {threads}: must be at least 1 and at most {MOST_THREADS}")
+        raise UserError(f"threads {threads}: must be at least 1 and at most {MOST_THREADS}")
     numbers = _seeds(seeds)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
     recipe = _recipe(recipe, overrides, given)
