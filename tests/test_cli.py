@@ -321,14 +321,14 @@ WRONG = {
         ["model.head=classifier*"],
         "model.head='classifier*' matches no parameter; the model has layers.0.weight",
     ),
-    "device": (["--device", "tpu"], "--device tpu: possible are"),
+    "device": (["--device", "tpu"], "personafl: device tpu: possible are"),
     "seeds": (["--seeds", "a,b"], "--seeds a,b: expected whole numbers"),
     "option": (["--fast"], "No such option"),
     "model": (["model.name=small-cnn", "data.dataset=synthetic-3.2k"], "wants images"),
     "model that fails": (["model.name=tests.test_cli:bad_label"], "shape"),
     "no adaptive": (["algorithms=local", "local.inference=adaptive"], "needs a global model"),
     "device not there": (["--device", "cuda:99"], "CUDA devices"),
-    "device of another kind": (["--device", "meta"], "--device meta: possible are"),
+    "device of another kind": (["--device", "meta"], "personafl: device meta: possible are"),
     "loss of a whole batch": (["training.loss=torch.nn.functional:cross_entropy"], "must give one number per example"),
     "loss that fails": (["training.loss=torch:nn"], "not a function"),
     "model called wrongly": (["model.name=torch.nn:Linear"], "model Linear: called with ((1, 8, 8), 10)"),
@@ -471,7 +471,7 @@ def test_a_folder_that_cannot_be_written_is_refused(call, tmp_path: Path) -> Non
     for out in ("file", "file/below", "/proc/nothing/here"):
         said = call("run", *quick("local"), "--out", out)
         assert said.code == 2, out
-        assert f"--out {out}" in said.err
+        assert f"run folder {out}" in said.err
 
 
 def test_the_module_can_be_run_and_stops_with_one_line_on_ctrl_c() -> None:

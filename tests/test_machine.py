@@ -189,7 +189,7 @@ def test_a_summary_tells_the_number_of_threads() -> None:
 
 
 def test_less_than_one_thread_is_refused() -> None:
-    with pytest.raises(ValueError, match="--threads 0: must be at least 1"):
+    with pytest.raises(ValueError, match=r"^threads 0: must be at least 1"):
         personafl.run(recipe("fedavg"), threads=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -48,6 +49,13 @@ SETTINGS: list[tuple[str, str, Any, str]] = [
     ("training", "num_rounds", 2.5, r"training.num_rounds=2.5: must be a whole number"),
     ("training", "num_rounds", True, r"training.num_rounds=True: must be a whole number"),
     ("training", "batch_size", 2**70, rf"training.batch_size={2**70}: must be below 2\^63"),
+    ("training", "num_rounds", 10**9, r"training.num_rounds=1000000000: must be at least 1 and at most 1000000"),
+    ("training", "local_epochs", 10**9, r"training.local_epochs=1000000000: must be at least 1 and at most 1000000"),
+    ("training", "lr", 10**400, r"training.lr=(1000|inf).*: must be finite"),
+    ("training", "lr", 1e300, r"training.lr=1e\+300: must be at most 3.4e\+38 in size"),
+    ("training", "loss", ".x:y", r"loss '.x:y': not of the form package.module:name"),
+    ("training", "loss", "os:path.join", r"loss 'os:path.join': not of the form package.module:name"),
+    ("training", "loss", "os:sep", r"loss 'os:sep': that is not a function"),
     ("training", "join_ratio", 1.5, r"training.join_ratio=1.5: must be in \(0, 1\]"),
     ("training", "momentum", 1.0, r"training.momentum=1.0: must be in \[0, 1\)"),
     ("training", "weight_decay", -1.0, r"training.weight_decay=-1.0: must be not negative"),
@@ -60,10 +68,18 @@ SETTINGS: list[tuple[str, str, Any, str]] = [
     ("evaluation", "degrees", [0.5, 2.0], r"evaluation.degrees=\[0.5, 2.0\]: must be shares in \[0, 1\]"),
     ("evaluation", "corruptions", ["foggy"], r"evaluation.corruptions='foggy': no such corruption; did you mean fog\?"),
     ("evaluation", "metric", "acuracy", r"evaluation.metric='acuracy': no such metric; did you mean accuracy\?"),
+    ("evaluation", "metric", "..:y", r"metric '..:y': not of the form package.module:name"),
+    ("evaluation", "draws", 10**9, r"evaluation.draws=1000000000: must be at least 1 and at most 10000"),
     ("evaluation", "matrix", "yes", r"evaluation.matrix='yes': must be true or false"),
     ("model", "buffers", "forget", r"model.buffers='forget': possible are average, local, drop"),
+    ("model", "name", "a b:c", r"model 'a b:c': not of the form package.module:name"),
     ("model", "name", "mpl", r"model.name='mpl': no such model; did you mean mlp\?"),
     ("data", "dataset", "minst", r"data.dataset='minst': no such data set; did you mean mnist\?"),
+    ("data", "dataset", "x", r"data.dataset='x': no such data set"),
+    ("data", "dataset", "", r"data.dataset='': no such data set"),
+    ("data", "dataset", "os:sep", r"data.dataset='os:sep': that is not a function"),
+    ("data", "dataset", "os.path:join", r"data.dataset='os.path:join': must be a function that is called with nothing"),
+    ("data", "dataset", "os:", r"data set 'os:': not of the form package.module:name"),
     ("data", "partition", "dirichelt", r"data.partition='dirichelt': no such partition; did you mean dirichlet\?"),
     ("data", "alpha", -1.0, r"data.alpha=-1.0: must be greater than 0"),
     ("data", "alhpa", 0.1, r"data.alhpa=0.1: no such setting of \[data\]; did you mean alpha\?"),
@@ -71,6 +87,7 @@ SETTINGS: list[tuple[str, str, Any, str]] = [
     ("data", "test_share", 1.0, r"data.test_share=1.0: must be between 0 and 1"),
     ("data", "corruption_severity", 9, r"data.corruption_severity=9: must be 1 to 5"),
 ]
+IMPORTED = r"package.module:name|not a function|called with nothing"
 KINDS: dict[str, Callable[..., Any]] = {
     "training": Training,
     "evaluation": Evaluation,
@@ -125,12 +142,20 @@ def test_a_wrong_setting_is_refused_alike_wherever_it_is_set(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one_line(lambda: KINDS[section](**{key: value}), message)
+    if not re.search(IMPORTED, message):  # what is named by a dotted path is looked at when it is needed
+        one_line(lambda: KINDS[section](**{key: value}), message)
     one_line(lambda: personafl.run(algorithms="fedavg", **{section: {key: value}}), message)
     one_line(lambda: personafl.run({section: {key: value}, "algorithms": [{"name": "fedavg"}]}), message)
     said = spoken(monkeypatch, capsys, "run", "algorithms=fedavg", f"{section}.{key}={as_text(value)}", "--quiet")
     assert_line(said, message)
     assert not list(tmp_path.iterdir())
+
+
+def nested(key: str, inner: dict[str, Any], depth: int) -> dict[str, Any]:
+    """A table in a table in a table."""
+    for _ in range(depth):
+        inner = {**inner, key: inner}
+    return inner
 
 
 # What a call may be given wrongly: the call, and what is said.
@@ -145,6 +170,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Ditto(inherit="mmd"), r"inherit='mmd': possible are .*Inherit\(\.\.\.\).*, or None"),
     (lambda: Ditto(weights="many"), r"weights='many': possible are examples, uniform"),
     (lambda: run(seeds=3), r"seeds=3: must be a list; one seed is \[3\], the first three are range\(3\)"),
+    (lambda: run(seeds=None), r"seeds=None: must be a list, as range\(3\)"),
     (lambda: run(seeds=[0, 0]), r"seeds=\[0, 0\]: must differ and not be negative"),
     (lambda: run(seeds=[0.5]), r"seeds=0.5: must be a whole number"),
     (lambda: run(recipe=(X, Y)), r"recipe=.*: must be a path, a shipped name or a dict; data, model and algorithms"),
@@ -159,6 +185,22 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: run(algorithms=[nn.Linear(1, 1)]), r"algorithms: Linear.*: must be a name, a table with a name, or an"),
     (lambda: run(algorithms=[{"label": "x"}]), r"\[\[algorithms\]\] entry {'label': 'x'}: it has no name"),
     (lambda: run(algorithms={"a/b": "fedavg"}), r"algorithms.label='a/b': letters, digits"),
+    (lambda: run(algorithms=[personafl.config.Method("a/b", "fedavg", FedAvg())]), r"algorithms.label='a/b': letters"),
+    (lambda: run(algorithms=[{"name": "fedpews", "base": 3}]), r"fedpews.base: algorithms: 3: must be a name, a table"),
+    (lambda: personafl.FedPeWS(base=3), r"base=3: must be an Algorithm"),  # type: ignore[arg-type]
+    (
+        lambda: run(algorithms=[{"name": "ditto", "inherit": {"name": [1]}}]),
+        r"ditto.inherit.name=\[1\]: no such filling",
+    ),
+    (lambda: run(algorithms=[{"name": "ditto", "lr": np.zeros(3)}]), r"ditto.lr=array.*: must be a number"),
+    (lambda: run(algorithms=[{"name": []}]), r"algorithm \[\]: no such algorithm"),
+    (lambda: run(algorithms=nested("base", {"name": "fedpews"}, 5000)), r"recipe .*: nested too deeply"),
+    (lambda: run(training={"lr": 10**5000}), r"training.lr=<int>: must be finite"),
+    (
+        lambda: run(training={"batch_size": nested("a", {}, 5000)}),
+        r"training.batch_size=<dict>: must be a whole number",
+    ),
+    (lambda: run(recipe={"data": 3, "algorithms": "fedavg"}, data={"alpha": 1.0}), r"\[data\] must be a table of .* 3"),
     (lambda: run(training=Training), r"training=<class .*: must be a dict of settings or Training\(\.\.\.\)"),
     (lambda: run(training=0.1), r"training=0.1: must be a dict of settings or Training\(\.\.\.\)"),
     (lambda: run(evaluation="donor"), r"evaluation='donor': must be a dict of settings or Evaluation\(\.\.\.\)"),
@@ -170,6 +212,18 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: run(data=(X, Y[:3])), r"40 examples but 3 labels"),
     (lambda: run(data=(X, Y, Y[:3])), r"40 examples but 3 client ids"),
     (lambda: run(data=(X * np.nan, Y)), r"(NaN|missing)"),
+    (lambda: run(data=(X, Y + 10**9)), r"1000000003 classes, at most 1000000 .* target is 1000000002, of example 2\)"),
+    (
+        lambda: run(data=(X, np.where(Y == 0, 2**63 - 1, Y))),
+        r"9223372036854775808 classes, at most 1000000 are possible",
+    ),
+    (
+        lambda: run(data=(X.astype(np.int64) + 10**9, np.stack([Y] * 6, 1))),
+        r"\d+ classes, at most 1000000 are possible",
+    ),
+    (lambda: run(data=(X, Y, np.array(["a", "b\udcff", "c"])[Y])), r"client 'b\\udcff': its name must be UTF-8"),
+    (lambda: run(data="a\udcff/b"), r"data.dataset='a\\udcff/b': must be UTF-8 without a zero byte"),
+    (lambda: run(out="a\0b"), r"'a\\x00b': must be UTF-8 without a zero byte"),
     (lambda: run(data=(X, Y), model=Shapeless), r"model Shapeless: called with \(\(6,\), 3\): .*missing 1 required"),
     (
         lambda: run(data=(X, Y), model=nn.Linear(5, 3)),
@@ -179,11 +233,11 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
         lambda: run(data=(X, Y), training={"loss": flat}),
         r"must give one number per example, gave \(\) for two examples",
     ),
-    (lambda: run(device="tpu"), r"--device tpu: possible are auto, cpu, cuda, cuda:N"),
-    (lambda: run(device="cuda:9"), r"--device cuda:9: this machine has \d+ CUDA devices"),
-    (lambda: run(store="tape"), r"--store tape: possible are auto, device, host, disk"),
-    (lambda: run(threads=0), r"--threads 0: must be at least 1"),
-    (lambda: run(threads=100_000), r"--threads 100000: must be at least 1 and at most 1024"),
+    (lambda: run(device="tpu"), r"^device tpu: possible are auto, cpu, cuda, cuda:N"),
+    (lambda: run(device="cuda:9"), r"^device cuda:9: this machine has \d+ CUDA devices"),
+    (lambda: run(store="tape"), r"^store tape: possible are auto, device, host, disk"),
+    (lambda: run(threads=0), r"^threads 0: must be at least 1"),
+    (lambda: run(threads=100_000), r"^threads 100000: must be at least 1 and at most 1024"),
     (lambda: FedAvg(optimizer="adamw", momentum=0.9), r"momentum=0.9: adamw has none; use optimizer=sgd"),
     (lambda: personafl.COPFL(optimizer="sgd"), r"optimizer='sgd': MAMO is the optimiser, .* moments=False takes"),
     (lambda: personafl.Result.load("no-such-folder"), r"no-such-folder: not a run folder, it has no recipe.toml"),
@@ -225,7 +279,7 @@ WORDS: list[tuple[tuple[str, ...], str]] = [
     (("run", "num_rounds=2"), r"override num_rounds=2: did you mean training.num_rounds=2\?"),
     (("run", "ditto.proximal=1"), r"ditto.proximal=1: no such setting of ditto; did you mean proximal_weight\?"),
     (("run", "trainng.lr=1"), r"override trainng.lr=1: 'trainng' is neither a section"),
-    (("run", "--device", "tpu"), r"--device tpu: possible are"),
+    (("run", "--device", "tpu"), r"^device tpu: possible are"),
     (("run", "data.dataset=nothing.npz"), r"data.dataset='nothing.npz': no such file"),
     (("run", "model.name=no.such:Thing"), r"model 'no.such:Thing': cannot be imported"),
     (("run", "training.loss=no.such:thing"), r"loss 'no.such:thing': cannot be imported"),
@@ -246,6 +300,86 @@ def test_a_wrong_command_is_refused_in_one_line(
     said = spoken(monkeypatch, capsys, *words)
     assert_line(said, message)
     assert not list(tmp_path.iterdir())
+
+
+# Texts of recipes that are none.
+TEXTS: list[tuple[str, str]] = [
+    ("a = " + "[" * 5000, r"not valid TOML: nested too deeply"),
+    ("a = " + "{a = " * 3000 + "1" + "}" * 3000, r"not valid TOML: nested too deeply"),
+    (f"[data.{'.'.join(['a'] * 3000)}]\nx = 1", r"data.a=<dict>: no such setting of \[data\]"),
+    (
+        f"[[algorithms]]\nname = 'fedpews'\n[algorithms.{'.'.join(['base'] * 5000)}]\nname = 'ditto'",
+        r"fedpews.base: \[\[algorithms\]\] entry <dict>: it has no name",
+    ),
+    ("[training]\nlr = " + "1" * 5000, r"not valid TOML: Exceeds the limit"),
+    ("algorithms = 3", r"algorithms=3: must be"),
+    ("data = 'x'", r"\[data\] must be a table of settings, it is 'x'"),
+    ("[[algorithms]]\nname = 'fedpews'\nbase = 3", r"fedpews.base: algorithms: 3: must be a name"),
+    ("[training]\nbatch_size = 1180591620717411303424", r"training.batch_size=1180591620717411303424: must be below"),
+    ("[[algorithms]]\nname = 'fedavg'\nlabel = \"a\\u001b\"", r"algorithms.label='a\\x1b': letters, digits"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), TEXTS, ids=[m for _, m in TEXTS])
+def test_a_text_that_is_no_recipe_is_refused_in_one_line(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(text)
+    one_line(lambda: personafl.run("mine.toml"), message)
+    for command in ("run", "partition"):
+        assert_line(spoken(monkeypatch, capsys, command, "mine.toml"), message)
+
+
+LABELS: dict[str, list[Any]] = {
+    r"letters, digits and . _": ["a/b", "..", ".lock", "a\0", "a\x1b[1m", "a\nb", "$x$", "a|b", 3],
+    r"must not end in": ["table.md", "report.html", "recipe.toml", "run.json", "split.json", "Table.MD"],
+    r"at most 200 bytes": ["x" * 300, "é" * 101, " ", "a ", " a"],
+}
+
+
+@pytest.mark.parametrize(("label", "told"), [(label, told) for told, of in LABELS.items() for label in of])
+def test_a_label_that_can_name_no_folder_is_refused_before_a_run(label: Any, told: str, tmp_path: Path) -> None:
+    for methods in ({label: "fedavg"}, [{"name": "fedavg", "label": label}]):
+        one_line(lambda given=methods: run(algorithms=given, out=tmp_path / "o"), rf"algorithms.label=.*: {told}")  # type: ignore[misc]
+    assert not list(tmp_path.iterdir())
+
+
+def test_paths_of_any_text_are_written_so_that_they_can_be_read(tmp_path: Path) -> None:
+    odd = tmp_path / 'a\nb \x1b[31m "c" \\ $d$ [bold]'
+    odd.mkdir()
+    for client in ("one\ntwo", "\x1b]0;x\x07"):
+        (odd / f"{client}.csv").write_text("a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(20)))
+    quick = {"num_rounds": 1, "local_epochs": 1, "join_ratio": 1.0}
+    made = run(data=str(odd), training=quick, evaluation={"shift": "none"}, out=tmp_path / "run\n\x1b")
+    again = personafl.Result.load(tmp_path / "run\n\x1b")
+    assert again.recipe.data.dataset == str(odd)
+    assert [c["name"] for c in again["fedavg"].clients] == [c["name"] for c in made["fedavg"].clients]
+    assert {c["name"] for c in made["fedavg"].clients} == {"one\ntwo", "\x1b]0;x\x07"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all names of files are text")
+def test_a_file_whose_name_is_no_text_is_refused_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(20))
+    for name in (b"data/caf\xe9.csv", b"data/b.csv", b"caf\xe9/a.csv"):
+        path = Path(os.fsdecode(name))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(rows)
+    for data, told in (
+        ("data", r"data: client 'caf\\udce9': its name must be UTF-8"),
+        (os.fsdecode(b"caf\xe9"), r"data.dataset='caf\\udce9': must be UTF-8 without a zero byte"),
+    ):
+        one_line(lambda named=data: run(data=named, out="o"), told)  # type: ignore[misc]
+        assert_line(spoken(monkeypatch, capsys, "run", f"data.dataset={data}", "--out", "o"), told)
+    here = Path(os.fsdecode(b"caf\xe9")).absolute()
+    monkeypatch.chdir(here)  # the place of data of one's own is written out
+    Path("mine").mkdir()
+    Path("mine/a.csv").write_text(rows)
+    one_line(lambda: run(data="mine", out=tmp_path / "o"), r"caf\\udce9/mine': must be UTF-8 without a zero byte")
+    assert not (tmp_path / "o" / "fedavg").exists()
 
 
 # What looks wrong and has one plain meaning: it is taken.

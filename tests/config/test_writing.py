@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from personafl import DMPFL, FedPeWS, FedRep, Inherit, config
+from personafl import DMPFL, FedPeWS, FedRep, Inherit, UserError, config
 from personafl.config.recipe import Data, Method, ModelChoice, Recipe
 from personafl.experiment import run_folder
 
@@ -17,7 +17,7 @@ STRINGS = [
     'a "quoted" name',
     "back\\slash",
     "tab\tand\rreturn",
-    "\x00\x1f\x7f",
+    "\x01\x1b\x1f\x7f",  # a zero cannot be in a path, and is refused there
     "Zürich 漢字 🙂",
     "'",
     "#",
@@ -87,3 +87,9 @@ def test_a_run_folder_keeps_letters_of_any_language(tmp_path: Path, monkeypatch:
 def test_a_normalisation_is_read_back(value: object) -> None:
     recipe = dataclasses.replace(config.load(), data=Data(normalize=value))
     assert config.load(tomllib.loads(config.dump(recipe))).data.normalize == value
+
+
+def test_what_no_file_can_hold_is_refused_by_its_line() -> None:
+    recipe = config.load({"model": {"name": "mlp", "head": "caf\udce9"}, "algorithms": ["fedavg"]})
+    with pytest.raises(UserError, match=r"not UTF-8: 'head = \"caf\\udce9\"'"):
+        config.dump(recipe)

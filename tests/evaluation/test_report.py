@@ -350,3 +350,28 @@ def test_clients_of_all_seeds_are_drawn_as_one_box() -> None:
 def test_what_a_run_has_not_is_not_drawn() -> None:
     one = [summary("ditto", 0, 0.9, 0.5, shift=None)]
     assert [what for what in report.FIGURES if report.figure(what, one, CURVES, {}) is not None] == ["rounds"]
+
+
+NASTY = r"$x_{&}$ |<b>`^~#%\\[1]"
+
+
+def test_names_are_no_markup_in_any_form_of_the_table() -> None:
+    one = [summary(NASTY, 0, 0.9, 0.5)]
+    page = report.html(one, {(NASTY, 0): [{"round": 0, "phase": "train", "personal": {"mean": 0.5}}]}, NASTY)
+    assert "<b>" not in page and "&lt;b&gt;" in page and page.count("<svg") == 2
+    row = report.markdown(one).splitlines()[2]
+    assert row.startswith(r"| $x_{&}$ \|\<b>\`^~#%\\\\\[1] |") and row.replace(r"\|", "").count("|") == 11
+    told = report.markdown(one, [(NASTY, 1)]).splitlines()[4]
+    assert told == r"Partial: 1 of 2 runs are not finished: $x_{&}$ \|\<b>\`^~#%\\\\\[1] (seed 1)."
+    tex = report.latex(one).splitlines()[4]
+    back = r"\textbackslash{}"
+    assert tex.startswith(
+        rf"\$x\_\{{\&\}}\$ |<b>`\textasciicircum{{}}\textasciitilde{{}}\#\%{back}{back}[1] & 0.1 & 90.0 $\pm$ 5.0"
+    )
+
+
+def test_methods_with_other_seeds_than_others_are_told() -> None:
+    ours = [summary("local", s, 0.9, 0.5) for s in (0, 1)] + [summary("fedavg-ft", s, 0.9, 0.5) for s in (0, 1)]
+    assert not report.concerns(ours)
+    (told,) = report.concerns(ours[:-1])
+    assert told.startswith("the methods do not have the same seeds (local: 0, 1; fedavg-ft: 0); their means")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import types
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 import personafl
-from personafl.experiment.progress import ProgressDisplay, Step, _Notebook
+from personafl.core.plain_text import Console
+from personafl.experiment.progress import ProgressDisplay, Step, _Bar, _left, _Lines, _Notebook
 
 RECIPE: dict[str, Any] = {
     "data": {"dataset": "digits", "partition": "iid", "num_clients": 3},
@@ -105,3 +107,43 @@ def test_a_notebook_has_one_output_that_changes_and_ends_as_a_line(monkeypatch: 
     assert '<progress value="0" max="4">' in first
     assert '<progress value="1" max="4"></progress> a&lt;b, round 1/2 (train), accuracy 50.0 %, 1 of 4 rounds' in second
     assert re.fullmatch(r"1 of 4 rounds in \d+ s", last)
+
+
+def test_what_is_left_is_told_in_the_unit_it_takes() -> None:
+    """A tenth is done: nine times as long is left."""
+    told = [_left(spent, 1, 10) for spent in (0.5, 10, 100, 1000, 100_000)]
+    assert told == ["about 4 s left", "about 90 s left", "about 15 min left", "about 2 h left", "about 10 days left"]
+    assert _left(5.0, 0, 10) == "" and _left(5.0, 10, 10) == ""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_file_is_told_once_how_long_a_long_run_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr("personafl.experiment.progress.time.monotonic", clock)
+    for total in (10**6, 8):  # two seconds a round: 23 days, and ten seconds
+        lines = _Lines(Console(file=out), total)
+        lines.start()
+        for done in range(1, 6):
+            clock.now += 2
+            lines.show(Step("ditto", f"round {done}/{total} (train)", "", False, done))
+    assert out.getvalue() == "3 of 1000000 rounds in 6 s, about 23 days left\n"
+
+
+def test_a_bar_tells_how_long_slow_rounds_will_take() -> None:
+    clock = Clock()
+    bar = _Bar(Console(file=io.StringIO(), force_terminal=True, get_time=clock), 50)
+    for done in range(1, 4):
+        clock.now += 100
+        bar.show(Step("[bold]:x:\x1b", "round", "", False, done))
+    assert bar.bar.tasks[0].time_remaining == 47 * 100
+    assert bar.bar.tasks[0].description == "[bold]:x:\\x1b, round"
+    console = Console(file=(out := io.StringIO()), force_terminal=True, width=160)
+    console.print(bar.bar.get_renderable())
+    assert "[bold]:x:\\x1b, round" in out.getvalue() and "1:18:20" in out.getvalue()

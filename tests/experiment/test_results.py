@@ -123,6 +123,24 @@ def test_an_interrupted_run_says_that_it_is_partial(tmp_path: Path, stop_at: str
     assert sorted(Result.load(tmp_path / "again").missing) == sorted(found.missing)
 
 
+def test_a_damaged_run_folder_is_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(SMALL | {"algorithms": ["fedavg"]}, out=folder)
+    (folder / "fedavg" / "seed-old").mkdir()  # somebody's own; not of the run
+    (home,) = [p for p in (folder / "fedavg").iterdir() if (p / "summary.json").is_file()]
+    for name, content, told in (
+        ("summary.json", b"{}", "not a summary of a run: it has no label"),
+        ("metrics.jsonl", (home / "metrics.jsonl").read_bytes()[:-20], "line 2 is not of a run"),
+        ("evaluations.npz", (home / "evaluations.npz").read_bytes()[:-20], "not a readable file of evaluations"),
+    ):
+        whole = (home / name).read_bytes()
+        (home / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"{name}: {told}"):
+            Result.load(folder)
+        (home / name).write_bytes(whole)
+    assert Result.load(folder).labels == ("fedavg",)
+
+
 def test_a_run_that_diverged_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
     made = run(SMALL | {"training": SMALL["training"] | {"lr": 1e20}}, out=tmp_path / "run")
     told = made["fedavg"].summary["diverged"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import warnings
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 
 from personafl.cli import compare, doctor, info, partition, run
 from personafl.cli.plain_help import Command
-from personafl.cli.terminal import errors, fail, warn
+from personafl.cli.terminal import errors, fail, find_own_code, warn
 from personafl.core.errors import UserError
 from personafl.sim.ranks import LostError
 from personafl.version import __version__
@@ -20,8 +19,13 @@ from personafl.version import __version__
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+RUN_CODE = ("run", "resume")  # commands for which a recipe's own code is imported; the others look
+
+
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
     """Personalised federated learning: simulate, compare, take every client's model away.
 
     What is wrong with an input is said in one line; --traceback, anywhere, shows where it was found.
@@ -29,6 +33,8 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
     if version:
         print(__version__)
         raise typer.Exit
+    if context.invoked_subcommand in RUN_CODE:
+        find_own_code()
 
 
 app.command(cls=Command, context_settings={"allow_extra_args": True})(run.run)
@@ -46,7 +52,6 @@ TRACEBACK = "--traceback"  # anywhere on the command line
 def main() -> None:
     """The console script: what a user did wrong ends in one line and exit code 2, a bug in its traceback."""
     warnings.showwarning = warn
-    sys.path.insert(0, os.getcwd())  # one's own model, data or method in a file beside the recipe
     whole = TRACEBACK in sys.argv
     sys.argv = [a for a in sys.argv if a != TRACEBACK]
     try:

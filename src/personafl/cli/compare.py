@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from personafl.cli.terminal import console, print_table
 from personafl.core.errors import UserError
+from personafl.core.plain_text import harmless
 
 
 def compare(
@@ -25,6 +25,7 @@ def compare(
 ) -> None:
     """Put finished runs side by side."""
     from personafl.evaluation import final, report
+    from personafl.evaluation.run_records import read_rounds
 
     report.spread_of((), spread)
     roots = [f.parent.parent if (f / "summary.json").is_file() else f for f in folders]  # the run folders
@@ -41,20 +42,25 @@ def compare(
         if keys.count(key) > 1:
             raise UserError(f"compare: {key[0]}, seed {key[1]} is given twice")
     if html:
-        curves = {(s["label"], s["seed"]): _lines(home / "metrics.jsonl") for home, s in found}
+        curves = {
+            (s["label"], s["seed"]): read_rounds(path)
+            for home, s in found
+            if (path := home / "metrics.jsonl").is_file()
+        }
         evaluations = {
             (s["label"], s["seed"]): final.load(path, ("ids", "client_accuracy", "scores", "edges"))
             for home, s in found
             if (path := home / "evaluations.npz").is_file()
         }
-        html.write_text(report.html(summaries, curves, "Comparison", evaluations, missing, spread))
+        page = report.html(summaries, curves, "Comparison", evaluations, missing, spread)
+        html.write_text(page, encoding="utf-8")
     if md:
-        md.write_text(report.markdown(summaries, missing, spread) + "\n")
+        md.write_text(report.markdown(summaries, missing, spread) + "\n", encoding="utf-8")
     if latex:
-        latex.write_text(report.latex(summaries, missing, spread) + "\n")
+        latex.write_text(report.latex(summaries, missing, spread) + "\n", encoding="utf-8")
     print_table(summaries, missing, spread)
     for concern in report.concerns(summaries):
-        console.print(f"note: {concern}", markup=False)
+        console.print(f"note: {concern}")
 
 
 def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any]]], list[tuple[str, int]]]:
@@ -62,6 +68,7 @@ def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any
 
     Where several folders are compared, labels begin with what tells one from the others.
     """
+    from personafl.evaluation.run_records import read_summary
     from personafl.experiment import run_folder
 
     homes = (
@@ -74,20 +81,13 @@ def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any
     order = list(dict.fromkeys(label for label, _ in run_folder.asked(folder)))
 
     def named(label: str) -> str:
-        return f"{prefix}/{label}" if prefix else label
+        return harmless(f"{prefix}/{label}" if prefix else label)
 
     out = []
     for home in homes:
-        try:
-            summary = json.loads((home / "summary.json").read_text())
-            label = summary["label"]
-        except (json.JSONDecodeError, KeyError):
-            raise UserError(f"{home / 'summary.json'}: not a summary of a run") from None
+        summary = read_summary(home / "summary.json")
+        label = summary["label"]
         out.append((home, summary | {"label": named(label)}, label))
     out.sort(key=lambda o: (order.index(o[2]) if o[2] in order else len(order), o[2], o[1]["seed"]))
     missing = [(named(label), seed) for label, seed in run_folder.missing(folder)]
     return [(home, summary) for home, summary, _ in out], missing
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

@@ -32,7 +32,7 @@ def doctor() -> None:
         ("gpu", gpu),
         ("$PERSONAFL_DATA", data),
     ):
-        console.print(f"{name:16} {value}", markup=False, highlight=False)
+        console.print(f"{name:16} {value}")
     recipe = config.load(
         None, ["training.num_rounds=1", "training.local_epochs=1", "training.precision=float64", "algorithms=fedavg"]
     )
@@ -45,8 +45,6 @@ def doctor() -> None:
         sim.step()
         servers.append(sim.server)
     gap = max(float((servers[0][n] - servers[1][n]).abs().max()) for n in servers[0])
-    console.print(
-        f"{'engine':16} one stack against single clients: largest difference {gap:.1e} in float64", highlight=False
-    )
+    console.print(f"{'engine':16} one stack against single clients: largest difference {gap:.1e} in float64")
     if gap > 1e-9:
         raise UserError("the stacked engine and single clients disagree on this machine; please report it")

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from personafl import config
@@ -125,7 +124,7 @@ def list_(
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, summary in found.items():
-        table.add_row(escape(name), escape(summary))
+        table.add_row(name, summary)
     console.print(table)
 
 
@@ -149,9 +148,9 @@ def info(
         return
     for kind, found in LISTS.items():
         if name in (entries := found()):
-            console.print(f"{kind.rstrip('s')} {name}: {entries[name]}", markup=False)
+            console.print(f"{kind.rstrip('s')} {name}: {entries[name]}")
             for more in DETAILS[kind](name) if kind in DETAILS else []:
-                console.print(more, markup=False, highlight=False)
+                console.print(more)
             return
     section, dot, _ = name.partition(".")
     if section in ALGORITHMS or (dot and difflib.get_close_matches(section, SECTIONS)):
@@ -167,9 +166,9 @@ def _section(name: str) -> None:
 
     table = Table("key", "type", "default", "meaning", box=None, pad_edge=False)
     for key in reference.keys(name):
-        table.add_row(*map(escape, (key.dotted, key.type, key.default, key.help)))
+        table.add_row(key.dotted, key.type, key.default, key.help)
     console.print(table)
-    console.print(f"personafl info {name}.KEY has more of one; docs/reference.md has all.", markup=False)
+    console.print(f"personafl info {name}.KEY has more of one; docs/reference.md has all.")
 
 
 def _key(dotted: str) -> None:
@@ -187,25 +186,25 @@ def _key(dotted: str) -> None:
         "possible": key.possible,
         "looked at by": key.looked_at_by,
     }
-    console.print(f"{dotted}: {key.help}", markup=False, highlight=False)
+    console.print(f"{dotted}: {key.help}")
     for word, text in lines.items():
         if text:
-            console.print(f"  {word}: {text}", markup=False, highlight=False)
+            console.print(f"  {word}: {text}")
 
 
 def _explain(name: str, cls: Any) -> None:
     module = sys.modules[cls.__module__]
-    console.print(f"{name}: {inspect.getdoc(cls)}\n", markup=False)
-    console.print(f"{inspect.getdoc(module)}\n", markup=False)
-    console.print(f"evaluated: {cls.evaluates}", markup=False)
-    console.print(f"a newcomer gets: {cls.newcomers}\n", markup=False)
+    console.print(f"{name}: {inspect.getdoc(cls)}\n")
+    console.print(f"{inspect.getdoc(module)}\n")
+    console.print(f"evaluated: {cls.evaluates}")
+    console.print(f"a newcomer gets: {cls.newcomers}\n")
     table = Table("setting", "default", "meaning", box=None, pad_edge=False)
     for f in cls.settings():
         choices = f.metadata.get("choices")
         meaning = f.metadata.get("help", "") + (f" ({', '.join(choices)})" if choices else "")
         filled = dataclasses.is_dataclass(f.default) and not isinstance(f.default, Algorithm)
         default = RECIPE if f.default is None and f.name in cls.from_recipe else _shown(f.default)
-        table.add_row(f.name, "a table:" if filled else default, escape(meaning))
+        table.add_row(f.name, "a table:" if filled else default, meaning)
         if filled:
             for g in dataclasses.fields(f.default):
                 table.add_row(f"  {f.name}.{g.name}", _shown(getattr(f.default, g.name)), g.metadata.get("help", ""))

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, split
+from personafl.cli.terminal import console, find_own_code, split
 from personafl.core.errors import UserError
 
 
@@ -27,6 +26,7 @@ def partition(
     pfllib: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the clients' data as PFLlib has them.")
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Import the code of its own that a recipe names.")] = False,
 ) -> None:
     """Show who holds what, without training."""
     from personafl import experiment
@@ -34,33 +34,33 @@ def partition(
     from personafl.data.partition_plot import plot_partition
 
     name, changes = split(recipe, overrides)
-    chosen = config.load(name, changes)
+    if trust or any(":" in change for change in changes):
+        find_own_code()
+    chosen = config.load(name, changes, trust=trust)
     if save and save.suffix != ".json":
         raise UserError(f"--save {save}: must end in .json, so that data.partition can name it")
     fed = experiment.federation(chosen)
     counts = fed.class_counts()
     names = fed.names
     classes = fed.source.class_names or [f"c{k}" for k in range(counts.shape[1])]
-    columns = ["client", *(["name"] if names else []), "train", "test", *map(escape, classes)]
+    columns = ["client", *(["name"] if names else []), "train", "test", *classes]
     table = Table(*columns[: 12 + 3 + bool(names)], box=None, pad_edge=False)
     for c in range(min(fed.everybody, 40)):
         sizes = [str(int(fed.sizes(s)[c])) for s in ("train", "test")]
-        table.add_row(
-            str(c), *(escape(n) for n in names[c : c + 1]), *sizes, *(str(n) if n else "·" for n in counts[c, :12])
-        )
+        table.add_row(str(c), *names[c : c + 1], *sizes, *(str(n) if n else "·" for n in counts[c, :12]))
     console.print(table)
     if fed.everybody > 40:
         console.print(f"... and {fed.everybody - 40} more clients")
     notes = "".join(f", {k.replace('_', ' ')}: {v}" for k, v in fed.notes.items())
-    console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}", markup=False)
+    console.print(f"{fed.everybody} clients, {int(counts.sum())} samples, hash {fed.digest()}{notes}")
     experiment.note_clients(chosen, fed.source)
     if save:
         found = partition_file.save(fed, save, tomllib.loads(config.dump(chosen))["data"])
-        console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}", markup=False)
+        console.print(f"written to {save}, hash {found}; a recipe uses it by data.partition={save}")
     if plot:
         title = f"{chosen.data.dataset}, {chosen.data.partition}: {fed.everybody} clients"
         plot_partition(counts, plot, title, fed.source.class_names)
     if pfllib:
         alpha = chosen.data.partition_settings.get("alpha", 0.1)  # PFLlib writes one for every partition
         custom.to_pfllib(fed, pfllib, partition=chosen.data.partition, alpha=alpha)
-        console.print(f"written to {pfllib}: train/, test/ and config.json, as PFLlib has them", markup=False)
+        console.print(f"written to {pfllib}: train/, test/ and config.json, as PFLlib has them")

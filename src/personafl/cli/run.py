@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from personafl import config
@@ -94,12 +93,10 @@ def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as
         return
     print_table(summaries, spread=spread)
     for concern in report.concerns(summaries):
-        console.print(f"note: {concern}", markup=False)
+        console.print(f"note: {concern}")
     if profile:
         _print_times(*result.times())
-    console.print(
-        f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)", markup=False
-    )
+    console.print(f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)")
 
 
 def _unique(name: str) -> Path:
@@ -114,7 +111,7 @@ def _stopped(folder: Path, by: KeyboardInterrupt) -> NoReturn:
     if first():
         begun = (folder / run_folder.RUN).is_file()
         left = f"go on with: personafl resume {shlex.quote(str(folder))}" if begun else "nothing was written"
-        errors.print(f"stopped; {left}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"stopped; {left}", soft_wrap=True)
     sys.exit(getattr(by, "code", 130))
 
 
@@ -123,9 +120,9 @@ def _print_times(columns: list[str], rows: list[list[str]], note: str) -> None:
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     console.print(table)
-    console.print(note, markup=False, highlight=False)
+    console.print(note)
 
 
 def _seeds(text: str) -> list[int]:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from personafl.core.plain_text import Console
 
 console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
@@ -22,6 +22,12 @@ def split(recipe: str | None, overrides: list[str] | None) -> tuple[str | None, 
     return (None, [recipe, *rest]) if recipe and "=" in recipe else (recipe, rest)
 
 
+def find_own_code() -> None:
+    """Let imports find files of the working directory, behind all that is installed."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+
+
 def first() -> bool:
     """Whether this is the process that speaks, of those torchrun may have started."""
     return os.environ.get("RANK", "0") == "0"
@@ -31,14 +37,14 @@ def fail(message: str, code: int = 2) -> None:
     """Say in one line what is wrong, and end."""
     if not first():
         time.sleep(2)  # if the first process failed as well, torchrun ends this one before it says so again
-    errors.print(f"personafl: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True)
+    errors.print(f"personafl: {' '.join(message.split())}", soft_wrap=True)
     sys.exit(code)
 
 
 def warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning in one line."""
     if first():
-        errors.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"note: {message}", soft_wrap=True)
 
 
 def print_table(
@@ -52,12 +58,12 @@ def print_table(
         table.add_column(column, justify="right" if i else "left", overflow="fold")
     cells = report.rows(summaries, spread)
     for row in cells:
-        table.add_row(*map(escape, row[:-1]))
+        table.add_row(*row[:-1])
     console.print(table)
     for alert in report.alerts(summaries, missing):
-        console.print(alert, style="bold red", markup=False, highlight=False)
+        console.print(alert, style="bold red")
     for line in (report.note(summaries, spread), *report.remarks(summaries, spread)):
-        console.print(line, markup=False, highlight=False)
-    console.print("Evaluated model:", highlight=False)
+        console.print(line)
+    console.print("Evaluated model:")
     for row in cells:
-        console.print(f"  {row[0]}: {row[-1]}", markup=False, highlight=False)
+        console.print(f"  {row[0]}: {row[-1]}")

@@ -69,16 +69,31 @@ def _methods(given: Any) -> tuple[Method, ...]:
     return methods
 
 
+_LONGEST = 200  # a file system's limit is 255
+_FILES = (".toml", ".json", ".md", ".html", ".lock")
+
+
 def _label(label: object) -> str:
     if not isinstance(label, str) or not re.fullmatch(r"[\w.+ :-]+", label) or label.startswith("."):
-        raise UserError(f"algorithms.label={label!r}: letters, digits and . _ - + : only, for it names a folder")
+        raise UserError(
+            f"algorithms.label={shortened(label)}: letters, digits and . _ - + : only, for it names a folder"
+        )
+    if label != label.strip() or len(label.encode()) > _LONGEST:
+        raise UserError(
+            f"algorithms.label={shortened(label)}: at most {_LONGEST} bytes, none of them a space at the beginning or "
+            "the end, for it names a folder"
+        )
+    if label.lower().endswith(_FILES):
+        raise UserError(
+            f"algorithms.label={label!r}: must not end in {', '.join(_FILES)}, as files do that lie beside its folder"
+        )
     return label.replace(":", "-")
 
 
 def method(entry: Any) -> Method:
     """An `[[algorithms]]` table as an object; so is a name, an `Algorithm`, or the class of one with its defaults."""
     if isinstance(entry, Method):
-        return entry
+        return dataclasses.replace(entry, label=_label(entry.label))
     if isinstance(entry, type) and issubclass(entry, Algorithm):
         entry = entry()
     if isinstance(entry, Algorithm):
@@ -89,7 +104,7 @@ def method(entry: Any) -> Method:
     if not isinstance(entry, Mapping):
         raise UserError(f"algorithms: {shortened(entry)}: must be a name, a table with a name, or an Algorithm")
     if "name" not in entry:
-        raise UserError(f"[[algorithms]] entry {dict(entry)}: it has no name")
+        raise UserError(f"[[algorithms]] entry {shortened(dict(entry))}: it has no name")
     name = entry["name"]
     cls = algorithm_class(name)
     label = _label(entry.get("label", name))
@@ -99,8 +114,8 @@ def method(entry: Any) -> Method:
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in known:
-            raise UserError(f"{label}.{key}={value!r}: {unknown('setting', key, known, f'of {name}')}")
-        taken = key in cls.from_recipe and value in (None, RECIPE)
+            raise UserError(f"{label}.{key}={shortened(value)}: {unknown('setting', key, known, f'of {name}')}")
+        taken = key in cls.from_recipe and _is_one_of(value, None, RECIPE)
         fillings = known[key].metadata.get("fillings")
         values[key] = None if taken else _slot(f"{label}.{key}", value, of_type.get(key, Any), fillings)
     try:
@@ -109,20 +124,27 @@ def method(entry: Any) -> Method:
         raise UserError(f"{label}: {e}") from None
 
 
+def _is_one_of(value: Any, *words: str | None) -> bool:
+    return (value is None or isinstance(value, str)) and value in words
+
+
 def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any]] | None) -> Any:
     """A setting that may itself be a table: a base method, or what fills a slot.
 
     A table may name one of the fillings, else the first is meant. A bare value is that one's first setting.
     """
     if hint is Algorithm:
-        return method({"name": value} if isinstance(value, str) else value).algorithm
+        try:
+            return method({"name": value} if isinstance(value, str) else value).algorithm
+        except UserError as e:
+            raise UserError(f"{where}: {e}") from None
     if not fillings:
         return typed(where, value, hint)
-    if value in (None, "none"):
+    if _is_one_of(value, None, "none"):
         return None
     name = value.get("name", next(iter(fillings))) if isinstance(value, Mapping) else next(iter(fillings))
-    if name not in fillings:
-        raise UserError(f"{where}.name={name!r}: {unknown('filling', str(name), fillings)}")
+    if not isinstance(name, str) or name not in fillings:
+        raise UserError(f"{where}.name={shortened(name)}: {unknown('filling', shortened(name), fillings)}")
     kind = fillings[name]
     if not isinstance(value, Mapping):
         value = {dataclasses.fields(kind)[0].name: value}

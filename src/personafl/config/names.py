@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import typing
 from collections.abc import Mapping
@@ -11,11 +12,13 @@ from typing import Any, TypeVar
 from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.settings import unknown
+from personafl.core.settings import shortened, unknown
 from personafl.core.types import Criterion, Metric
 from personafl.evaluation.metrics import chosen
 
 T = TypeVar("T")
+
+_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 
 GIVEN = "object:"
 """What the name of an object begins with that a run was given and that has no dotted path."""
@@ -23,13 +26,10 @@ GIVEN = "object:"
 
 def described(thing: object) -> str:
     """The dotted path of what can be imported by one, else `object:NAME`."""
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    if module and name and module != "__main__" and "<" not in name:
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is thing:
-            return f"{module}:{name}"
+    module, name = getattr(thing, "__module__", None) or "", getattr(thing, "__qualname__", None) or ""
+    importable = module != "__main__" and _PATH.fullmatch(f"{module}:{name}")
+    if importable and getattr(sys.modules.get(module), name, None) is thing:
+        return f"{module}:{name}"
     return f"{GIVEN}{getattr(thing, 'name', None) or name or type(thing).__name__}"
 
 
@@ -43,8 +43,11 @@ def given_again(key: str, name: str, keyword: str) -> None:
 
 
 def imported(path: str, what: str) -> Any:
-    """The object at `package.module:name`."""
-    module, _, name = path.partition(":")
+    """The object at `package.module:name`: an attribute of a module, each by plain names; nothing is evaluated."""
+    parts = _PATH.fullmatch(path)
+    if parts is None:
+        raise UserError(f"{what} {path!r}: not of the form package.module:name")
+    module, name = parts.groups()
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as e:
@@ -61,7 +64,8 @@ def algorithm_class(name: object) -> type[Algorithm]:
         if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
             raise UserError(f"algorithm {name!r}: that is not a subclass of personafl.Algorithm")
         return cls
-    raise UserError(f"algorithm {name!r}: {unknown('algorithm', str(name), ALGORITHMS)}, or package.module:Class")
+    called = name if isinstance(name, str) else ""
+    raise UserError(f"algorithm {shortened(name)}: {unknown('algorithm', called, ALGORITHMS)}, or package.module:Class")
 
 
 def name_of(algorithm: Algorithm) -> str:

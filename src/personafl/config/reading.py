@@ -10,9 +10,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from personafl.config.building import build, entries, method
+from personafl.config.building import build, entries, made_section, method
 from personafl.config.defaults import BY_DATA
 from personafl.config.recipe import SECTIONS, Data, Recipe, unused, values
+from personafl.config.trust import refuse_own_code
 from personafl.core.algorithm import FROM_TRAINING
 from personafl.core.errors import Note, UserError
 from personafl.core.settings import shortened, unknown
@@ -35,12 +36,14 @@ def load(
     recipe: str | Path | Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
+    trust: bool = True,
 ) -> Recipe:
     """A recipe by path, by shipped name or as a dict, with `section.key=value` overrides.
 
     `given` are sections and algorithms as Python has them: a table, an object, or what the section is about (`data`: a
     name or data of one's own; `model`: a name, a module or a function that makes one). What is given replaces the
     recipe's. Without a recipe, the demo is meant where its data are, else one with settings that go by the data.
+    Without `trust`, code of one's own that the recipe names is not imported but refused (`config/trust.py`).
     """
     given = {k: v for k, v in (given or {}).items() if v is not None}
     asked = dict(map(_pair, overrides))
@@ -51,10 +54,16 @@ def load(
         name, raw = "own", {"algorithms": [{"name": n} for n in DEFAULT_METHODS]}
     else:
         name, raw = _read(str(recipe or "demo"))
-        if name in recipes():
+        if str(recipe or "demo") in recipes():
             raw = _adapted(name, raw, other, given, asked)
-    raw = _merged(raw, given)
-    made = build(name, _overridden(raw, overrides))
+    merged = _merged(raw, given)
+    if not trust:
+        refuse_own_code(recipe if isinstance(recipe, (str, Path)) else name, raw, merged, asked)
+    raw = merged
+    try:
+        made = build(name, _overridden(raw, overrides))
+    except RecursionError:
+        raise UserError(f"recipe {name}: nested too deeply") from None
     left = unused(made)
     ignored = [key for key in asked if key in left]
     if ignored:
@@ -110,19 +119,25 @@ def _merged(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
             out[section] = value
         elif section == "data" and isinstance(value, Mapping) and _arrays(value):
             held = tuple(value[n] for n in ("x", "y", "clients") if n in value)
-            out[section] = {**out.get(section, {}), "dataset": held}
+            out[section] = {**_table(out, section), "dataset": held}
         elif isinstance(value, Mapping):
-            out[section] = {**out.get(section, {}), **value}
+            out[section] = {**_table(out, section), **value}
         elif isinstance(value, SECTIONS[section]):
             out[section] = value
         elif section in WHAT:
             if isinstance(value, type) and issubclass(value, tuple(SECTIONS.values())):
                 raise UserError(f"{section}={value.__name__}: a class; give an object, {value.__name__}(...)")
-            out[section] = {**out.get(section, {}), WHAT[section]: value}
+            out[section] = {**_table(out, section), WHAT[section]: value}
         else:
             kind = SECTIONS[section].__name__
             raise UserError(f"{section}={shortened(value)}: must be a dict of settings or {kind}(...)")
     return out
+
+
+def _table(raw: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """The settings of a section, whose table may be missing, or made already."""
+    held = raw.get(section, {})
+    return dict(held) if isinstance(held, Mapping) else values(made_section(section, held))
 
 
 WHAT = {"data": "dataset", "model": "name"}
@@ -138,8 +153,9 @@ def _read(recipe: str) -> tuple[str, dict[str, Any]]:
         raise UserError(f"recipe {recipe!r}: no such file, and {unknown('shipped recipe', recipe, shipped)}")
     try:
         return path.stem, tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise UserError(f"recipe {recipe}: not valid TOML: {e}") from None
+    except (ValueError, RecursionError) as e:  # also bytes that are no text, and numbers of too many digits
+        why = "nested too deeply" if isinstance(e, RecursionError) else e
+        raise UserError(f"recipe {recipe}: not valid TOML: {why}") from None
 
 
 def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -161,8 +177,7 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             continue
         section, _, name = key.rpartition(".")
         if section in SECTIONS:
-            if not isinstance(raw.setdefault(section, {}), dict):
-                raw[section] = values(raw[section])
+            raw[section] = _table(raw, section)
             raw[section][name] = _literal(value)
             continue
         mine = [m for m in methods if _is(m, section)]
@@ -234,7 +249,7 @@ def _literal(text: str) -> Any:
     """A value as TOML would read it; bare words are strings, commas make a list."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         pass
     if "," in text:
         return [_literal(t) for t in text.split(",")]

@@ -13,6 +13,7 @@ from torch import nn
 from personafl.config.names import described, given_again
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.plain_text import is_text
 from personafl.core.settings import Section, setting, shortened, typed, unknown
 from personafl.core.types import BufferPolicy, Training
 from personafl.data import DATASETS, PARTITIONS, normalize
@@ -119,7 +120,10 @@ class Data(Section):
             name = str(name)
         if isinstance(name, str):
             given_again("data.dataset", name, "data")
-            if not (name in DATASETS or any(c in name for c in ":/\\") or name.endswith(".npz") or Path(name).is_dir()):
+            if not is_text(name):
+                raise UserError(f"data.dataset={name!r}: must be UTF-8 without a zero byte")
+            there = name in DATASETS or any(c in name for c in ":/\\") or name.endswith(".npz") or Path(name).is_dir()
+            if not name or not there:
                 raise UserError(
                     f"data.dataset={name!r}: {unknown('data set', name, DATASETS)}, or a folder with a file "
                     "per client, or a .npz file with x, y and optionally clients, or package.module:function"

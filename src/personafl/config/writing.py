@@ -12,6 +12,8 @@ import tomli_w
 from personafl.config.names import name_of
 from personafl.config.recipe import SECTIONS, Recipe, unused, values
 from personafl.core.algorithm import RECIPE, Algorithm
+from personafl.core.errors import UserError
+from personafl.core.plain_text import is_text
 from personafl.data import DATASETS
 
 
@@ -38,7 +40,11 @@ def dump(recipe: Recipe) -> str:
         # `[algorithms.base]` belongs to the last of `[[algorithms]]`. A list of tables handed over as a whole would be
         # written inline, above the sections, where its entries are short.
         out += [tomli_w.dumps({"algorithms": tables})] if tables else []
-    return "\n".join(out)
+    text = "\n".join(out)
+    if not is_text(text):
+        line = next(line for line in text.splitlines() if not is_text(line))
+        raise UserError(f"recipe: cannot be written as TOML, for this is not UTF-8: {line!r}")
+    return text
 
 
 def settings(algorithm: Algorithm) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
+from personafl.core.plain_text import harmless
+
 
 class Displayed:
     """An object that is shown by a few facts, not by all it holds."""
@@ -14,7 +16,8 @@ class Displayed:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self._facts().items())})"
+        facts = ", ".join(f"{name}={value}" for name, value in self._facts().items())
+        return f"{type(self).__name__}({harmless(facts)})"
 
     def _repr_html_(self) -> str:
         rows = [(name.replace("_", " "), str(value)) for name, value in self._facts().items()]

@@ -52,6 +52,7 @@ BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
     "grad_clip": (lambda value: value >= 0, "not negative"),
 }
 """What an optimiser's numbers must be, in a recipe's `[training]` and as a method's own: the rule, and its words."""
+LARGEST = float(np.finfo(np.float32).max)  # of numbers that tensors can be scaled by
 _INTERNAL = ("bound", "partition_settings")  # fields that are no settings of a user's
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
@@ -144,7 +145,10 @@ def hints(cls: type[Any]) -> dict[str, Any]:
 
 def shortened(value: object) -> str:
     """A value as it is shown in a message."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except (RecursionError, ValueError):  # nested too deeply, or too many digits
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -199,7 +203,9 @@ def _real(where: str, value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    return number if math.isfinite(number) else _refuse(where, value, "finite")
+    if not math.isfinite(number):
+        _refuse(where, value, "finite")
+    return number if abs(number) <= LARGEST else _refuse(where, value, f"at most {LARGEST:.1e} in size, as float32 is")
 
 
 def _plain(where: str, value: Any, kind: type[Any], words: str) -> Any:

@@ -32,6 +32,8 @@ _WANTED: dict[TaskName, str] = {
 }
 
 
+MOST_CLASSES = 10**6
+
 Place = Callable[[int], str]
 _PLACE: Place = "example {}".format
 
@@ -84,6 +86,12 @@ def check_targets(y: Tensor, task: TaskName, outputs: int, place: Place = _PLACE
     elif task == "multilabel":
         _refuse(y > 1, y, "target {} of {} is neither 0 nor 1", place)
     else:
+        if outputs > MOST_CLASSES:
+            largest = place(int((y == y.max()).nonzero()[0, 0]))
+            raise UserError(
+                f"{outputs} classes, at most {MOST_CLASSES} are possible (the largest target is {int(y.max())}, of "
+                f"{largest}); number them from 0, or give labels as text"
+            )
         what, rest = ("label", "") if task == "classification" else ("target", f", nor {IGNORE_INDEX} for none")
         wrong = (y < 0) | (y >= outputs)
         wrong = wrong if task == "classification" else wrong & (y != IGNORE_INDEX)

@@ -231,6 +231,9 @@ def per_example(criterion: Criterion, out: Tensor, y: Tensor) -> Tensor:
     return criterion(out.flatten(0, 1), y.flatten(0, 1)).view(stack, size)
 
 
+MOST = 10**6  # rounds, and epochs or minibatches in one
+
+
 @dataclass(frozen=True)
 class Training(Section):
     """How local training goes unless a method says otherwise; the `[training]` section of a recipe."""
@@ -270,10 +273,10 @@ class Training(Section):
             )
         self.hold(
             [
-                ("num_rounds", self.num_rounds >= 1, "at least 1"),
+                ("num_rounds", 1 <= self.num_rounds <= MOST, f"at least 1 and at most {MOST}"),
                 ("join_ratio", 0 < self.join_ratio <= 1, "in (0, 1]"),
-                ("local_epochs", self.local_epochs >= 1, "at least 1"),
-                ("local_steps", self.local_steps >= 0, "not negative"),
+                ("local_epochs", 1 <= self.local_epochs <= MOST, f"at least 1 and at most {MOST}"),
+                ("local_steps", 0 <= self.local_steps <= MOST, f"not negative and at most {MOST}"),
                 ("batch_size", self.batch_size >= 1, "at least 1"),
                 *((name, fine(getattr(self, name)), must) for name, (fine, must) in BOUNDS.items()),
                 ("lr_decay", 0 < self.lr_decay <= 1, "in (0, 1]"),

@@ -17,11 +17,12 @@ from personafl.core import tasks
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
+from personafl.core.plain_text import is_text
 from personafl.core.types import TaskName
+from personafl.data.content_hash import content_hash
 from personafl.data.missing import Missing, fill_missing
 
 Array = NDArray[Any]
-HASHED = 4 * 2**20  # bytes of examples a hash is taken of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,6 +62,10 @@ class Source(Displayed):
             raise UserError(f"{self.name}: test must be true or false for each example, it is {self.test.dtype}")
         if self.class_names is not None and len(self.class_names) != self.classes:
             raise UserError(f"{self.name}: {self.classes} classes but {len(self.class_names)} names of classes")
+        for what, told in (("client", self.names), ("class", self.class_names), ("feature", self.feature_names)):
+            if not is_text("".join(told or ())):
+                odd = next(n for n in told or () if not is_text(n))
+                raise UserError(f"{self.name}: {what} {odd!r}: its name must be UTF-8 without a zero byte")
         if self.feature_names is not None and tuple(self.x.shape[1:]) != (len(self.feature_names),):
             raise UserError(
                 f"{self.name}: {len(self.feature_names)} names of features for examples of shape "
@@ -110,12 +115,10 @@ class Source(Displayed):
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of name, targets, corruption, normalisation, shape and kind of number, and every k-th example.
+        """A short hash of name, examples, targets, corruption, normalisation, shape and kind of number.
 
-        All examples count up to `HASHED` bytes of them; of larger data sets as many as make that.
+        Every byte of the examples counts up to four gibibytes of them (`data/content_hash.py`).
         """
-        each = self.x[0].numel() * self.x.element_size()
-        step = max(1, -(-len(self.x) * each // HASHED))
         what: tuple[object, ...] = (self.name, tuple(self.x.shape), str(self.x.dtype), self.classes, self.corruption)
         if self.task != "classification":
             what = (*what, self.task, tuple(self.y.shape), str(self.y.dtype))
@@ -123,7 +126,7 @@ class Source(Displayed):
         if self.normalization is not None:
             h.update(repr(self.normalization).encode())
         h.update(self.y.cpu().numpy().tobytes())
-        h.update(self.x[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        h.update(content_hash(self.x))
         return h.hexdigest()[:16]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
+from personafl.core.plain_text import IN_FIGURES
 
 _BARS = 40  # clients that stacked bars can show
 _COLOURS = 10  # classes that colours can tell apart
@@ -19,7 +20,14 @@ def plot_partition(
     counts: NDArray[np.int64], path: str | Path, title: str, class_names: Sequence[str] | None = None
 ) -> None:
     """Plot class counts `[clients, K]`: stacked bars where they can be told apart, else sizes above a map of shares."""
-    from matplotlib.colors import PowerNorm  # slow to import
+    from matplotlib import rc_context  # slow to import
+
+    with rc_context(IN_FIGURES):
+        _plot(counts, path, title, class_names)
+
+
+def _plot(counts: NDArray[np.int64], path: str | Path, title: str, class_names: Sequence[str] | None) -> None:
+    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     clients, classes = counts.shape

@@ -9,9 +9,11 @@ from statistics import mean, stdev
 from typing import Any, Self
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from personafl.core.plain_text import IN_FIGURES
 from personafl.evaluation.shown import Shown
 
 MARKERS = "os^v"  # ten colours each
@@ -52,6 +54,7 @@ Curves = Mapping[str, Curve]
 """By label."""
 
 
+@rc_context(IN_FIGURES)
 def curves(
     lines: Curves,
     across: str,
@@ -92,6 +95,7 @@ def curves(
     return figure
 
 
+@rc_context(IN_FIGURES)
 def clients(values: Mapping[str, NDArray[np.float64]], title: str, shown: Shown) -> Figure:
     """How numbers are spread over clients: a box for each label, from the worst client to the best."""
     figure = NotebookFigure(figsize=(max(4.0, 0.5 * len(values) + 2.4), 4), layout="constrained")
@@ -103,6 +107,7 @@ def clients(values: Mapping[str, NDArray[np.float64]], title: str, shown: Shown)
     return figure
 
 
+@rc_context(IN_FIGURES)
 def matrix(squares: Mapping[str, Mapping[str, NDArray[Any]]], shown: Shown) -> Figure:
     """Every model on every client's test set, as pictures on one scale."""
     across = min(3, len(squares))

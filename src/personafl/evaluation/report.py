@@ -154,15 +154,19 @@ def note(summaries: Sequence[Summary], spread: str | None = None) -> str:
     )
 
 
+_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|<`["})
+"""What stands for characters that Markdown would take for its own."""
+
+
 def markdown(summaries: Sequence[Summary], missing: Missing = (), spread: str | None = None) -> str:
     """The comparison as a Markdown table."""
-    cells = [columns(summaries), *rows(summaries, spread)]
+    cells = [tuple(c.translate(_MARKDOWN) for c in r) for r in (columns(summaries), *rows(summaries, spread))]
     widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
     warned = alerts(summaries, missing)
     below = [*warned, *([""] if warned else []), note(summaries, spread), *remarks(summaries, spread)]
-    return "\n".join([lines[0], rule, *lines[1:], "", *below])
+    return "\n".join([lines[0], rule, *lines[1:], "", *(line.translate(_MARKDOWN) for line in below)])
 
 
 def alerts(summaries: Sequence[Summary], missing: Missing = ()) -> list[str]:
@@ -262,22 +266,18 @@ def _in_common(summaries: Sequence[Summary]) -> tuple[list[tuple[str, str]], boo
     return common, any(len(c) > len(common) for c in cells)
 
 
+_TEX = str.maketrans(
+    {c: f"\\{c}" for c in "_%&$#{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
+)
+"""What stands for characters in the text of LaTeX."""
+
+
 def latex(summaries: Sequence[Summary], missing: Missing = (), spread: str | None = None) -> str:
     """The comparison as a LaTeX tabular (booktabs), what is below the table as comments."""
-
-    def clean(cell: str) -> str:
-        for raw, tex in (
-            ("\\", r"\textbackslash "),
-            ("_", r"\_"),
-            ("%", r"\%"),
-            ("&", r"\&"),
-            ("±", r"$\pm$"),
-            ("–", "--"),
-        ):
-            cell = cell.replace(raw, tex)
-        return cell
-
-    body = [" & ".join(map(clean, r[:-1])) + r" \\" for r in (columns(summaries), *rows(summaries, spread))]
+    body = [
+        " & ".join(c.translate(_TEX) for c in r[:-1]) + r" \\" for r in (columns(summaries), *rows(summaries, spread))
+    ]
     return "\n".join(
         [
             r"\begin{tabular}{l" + "r" * (len(columns(summaries)) - 2) + "}",
@@ -307,6 +307,10 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
     if peeked:
         which = ", ".join(dict.fromkeys(peeked))
         found.append(f"{which} stopped by test accuracy: set data.validation_share to stop without a look at test data")
+    have = {label: sorted({s["seed"] for s in of}) for label, of in groups(summaries).items()}
+    if len(set(map(tuple, have.values()))) > 1:
+        told = "; ".join(f"{label}: {', '.join(map(str, seeds))}" for label, seeds in have.items())
+        found.append(f"the methods do not have the same seeds ({told}); their means are over different runs")
     by_seed: dict[int, list[Summary]] = {}
     for s in summaries:
         by_seed.setdefault(s["seed"], []).append(s)

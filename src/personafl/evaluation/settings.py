@@ -51,7 +51,7 @@ class Evaluation(Section):
         self.hold(
             [
                 ("eval_every", self.eval_every >= 1, "at least 1"),
-                ("draws", self.draws >= 1, "at least 1"),
+                ("draws", 1 <= self.draws <= 10_000, "at least 1 and at most 10000"),
                 ("degrees", all(0 <= d <= 1 for d in self.degrees), "shares in [0, 1]"),
                 ("degrees", len(self.degrees) > 0, "at least one share"),
                 (

@@ -19,7 +19,7 @@ class Shown:
     @classmethod
     def of(cls, summaries: Sequence[Mapping[str, Any]]) -> Shown:
         """The metric of these runs."""
-        return next((cls(**s["metric"]) for s in summaries if "metric" in s), cls())
+        return next((cls(m["name"], m["better"]) for s in summaries if (m := s.get("metric"))), cls())
 
     @property
     def percent(self) -> bool:
@@ -35,7 +35,7 @@ class Shown:
 
     @property
     def title(self) -> str:
-        return self.words[0].upper() + self.words[1:]
+        return self.words[:1].upper() + self.words[1:]
 
     @property
     def heading(self) -> str:

@@ -66,8 +66,19 @@ def _source(recipe: Recipe) -> Source:
     if ":" not in name or Path(name).is_dir():
         settings: dict[str, Any] = {"label": d.label, "missing": d.missing, "image_size": d.image_size}
         return _named(name, lambda: custom.open_folder(name, **settings))
-    made = config.imported(name, "data set")()
+    made = _called(config.imported(name, "data set"), name)
     return _named(name, lambda: custom.convert(made, name.rpartition(":")[2], missing=d.missing))
+
+
+def _called(make: Any, name: str) -> Any:
+    """What a function of one's own gives."""
+    if not callable(make):
+        raise UserError(f"data.dataset={name!r}: that is not a function")
+    try:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError) as e:
+        raise UserError(f"data.dataset={name!r}: must be a function that is called with nothing: {e}") from None
+    return make()
 
 
 def _named(name: str, read: Callable[[], Source]) -> Source:
@@ -332,7 +343,7 @@ def _note_classes(data: Source) -> None:
             stacklevel=4,
         )
     elif there < data.classes:
-        missing = next(k for k in range(data.classes) if not bool((data.y == k).any()))
+        missing = int((torch.bincount(data.y, minlength=data.classes) == 0).nonzero()[0, 0])
         warnings.warn(
             f"{data.classes - there} of the {data.classes} classes of {data.name} have no example, such as {missing}",
             Note,

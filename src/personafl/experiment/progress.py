@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from personafl.core.plain_text import Console, harmless
 from personafl.evaluation.shown import Shown
 from personafl.sim.state import Row
 
@@ -91,27 +90,38 @@ def _display(total: int, quiet: bool | None) -> Display | None:
         return None
     if console.is_jupyter:
         return _Notebook(total)
-    return _Bar(console, total) if console.is_terminal else _Lines(console)
+    return _Bar(console, total) if console.is_terminal else _Lines(console, total)
+
+
+def _left(spent: float, done: int, total: int) -> str:
+    """How long the rest will take if it goes on as it began; nothing before there is anything to go by."""
+    seconds = spent * (total - done) / done if done else 0.0
+    units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((u for u in units if seconds >= 2 * u[0]), units[-1])
+    return f"about {seconds / size:.0f} {unit} left" if seconds else ""
 
 
 class _Bar:
     """A bar on a terminal, with accuracy and time left."""
 
+    PERIOD = 3600.0  # seconds that the time left goes by: two rounds have to be in it
+
     def __init__(self, console: Console, total: int) -> None:
         words = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[score]}"),
+            TextColumn("{task.fields[score]}", markup=False),
         )
-        self.bar = Progress(*words, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        self.bar = Progress(*words, *times, console=console, speed_estimate_period=self.PERIOD)
         self.task = self.bar.add_task("starting", total=total, score="")
 
     def start(self) -> None:
         self.bar.start()
 
     def show(self, step: Step) -> None:
-        words = escape(f"{step.name}, {step.stage}")
+        words = harmless(f"{step.name}, {step.stage}")
         self.bar.update(self.task, completed=step.done, description=words, score=step.score)
 
     def stop(self) -> None:
@@ -119,18 +129,24 @@ class _Bar:
 
 
 class _Lines:
-    """A line per evaluation, for files."""
+    """A line per evaluation, for files; and one after the first rounds where the rest takes more than a minute."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    FIRST = 3  # rounds
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console, self.total, self.told = console, total, False
 
     def start(self) -> None:
-        pass
+        self.begun = time.monotonic()
 
     def show(self, step: Step) -> None:
         if step.scored:
-            line = f"{step.name}, {step.stage}: {step.score}"
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(f"{step.name}, {step.stage}: {step.score}", soft_wrap=True)
+        if not self.told and step.done >= self.FIRST:
+            self.told, spent = True, time.monotonic() - self.begun
+            if spent * (self.total - step.done) > 60 * step.done:
+                line = f"{step.done} of {self.total} rounds in {spent:.0f} s, {_left(spent, step.done, self.total)}"
+                self.console.print(line, soft_wrap=True)
 
     def stop(self) -> None:
         pass
@@ -165,7 +181,7 @@ class _Notebook:
         from IPython.display import HTML
 
         spent = time.monotonic() - self.begun
-        left = f", about {spent * (self.total - done) / done:.0f} s left" if words and done else ""
+        left = f", {_left(spent, done, self.total)}" if words and 0 < done < self.total else ""
         bar = f'<progress value="{done}" max="{self.total}"></progress> ' if words else ""
         told = f"{words}, " if words else ""
         return HTML(f"{bar}{html.escape(told)}{done} of {self.total} rounds in {spent:.0f} s{left}")

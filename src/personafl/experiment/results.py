@@ -31,6 +31,7 @@ from personafl.core.types import Params
 from personafl.data import Federation, Source
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
+from personafl.evaluation.run_records import read_summary
 from personafl.evaluation.shown import Shown
 from personafl.experiment import checkpoint, run_folder
 from personafl.experiment.build import SPLIT, federation, model, simulation, source
@@ -310,12 +311,14 @@ class Result(Displayed):
         algorithms: Any = None,
         training: Any = None,
         evaluation: Any = None,
+        trust: bool = False,
     ) -> Self:
         """Read a run folder back, with every client ready to predict.
 
         What the run was given as an object without a dotted path, such as arrays or a module made in a notebook, is
         given again; the data must be the same, a module must have the same tensors. `missing` has what the run was to
-        have and did not finish.
+        have and did not finish. A recipe that names code of its own (`package.module:thing`) is refused unless that
+        part is given here, or `trust` allows importing it.
         """
         out = Path(folder)
         if not (out / "recipe.toml").is_file():
@@ -330,11 +333,13 @@ class Result(Displayed):
                 "training": training,
                 "evaluation": evaluation,
             },
+            trust=trust,
         )
         divided = divisions(recipe, out / SPLIT)
         methods = {}
         for method in recipe.algorithms:
-            for path in sorted((out / method.label).glob("seed-*"), key=lambda p: int(p.name.removeprefix("seed-"))):
+            homes = [p for p in (out / method.label).glob("seed-*") if p.name.removeprefix("seed-").isdecimal()]
+            for path in sorted(homes, key=lambda p: int(p.name.removeprefix("seed-"))):
                 if run_folder.finished(path, recipe.training.num_rounds):
                     found = loaded(recipe, method, path, device, divided)
                     methods[found.label, found.seed] = found
@@ -403,7 +408,7 @@ def loaded(
 ) -> MethodResult:
     """A method and seed that is finished, from its folder."""
     saved = checkpoint.read(path / checkpoint.FINAL, path)
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    summary = read_summary(path / "summary.json")
     fed = divided(summary["seed"])
     check_same(path, saved, recipe, fed)
     asked = recipe.with_seed(summary["seed"])

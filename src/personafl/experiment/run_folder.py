@@ -17,6 +17,7 @@ from personafl import config
 from personafl.config import Recipe
 from personafl.core import files
 from personafl.core.errors import UserError
+from personafl.core.plain_text import is_text
 from personafl.data import Federation, partition_file
 from personafl.experiment import checkpoint
 from personafl.experiment.build import SPLIT
@@ -65,14 +66,16 @@ class Asked:
 def checked(folder: str | Path) -> Path:
     """A folder a run may be written to: absent or empty, in a place that can be written; nothing is created."""
     out = Path(folder)
+    if not is_text(str(out)):
+        raise UserError(f"run folder {str(out)!r}: must be UTF-8 without a zero byte")
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: that is a file")
+        raise UserError(f"run folder {out}: that is a file")
     if out.is_dir() and any(p.name != LOCK for p in out.iterdir()):
         more = f", or go on with what is there: personafl resume {out}" if (out / RUN).is_file() else ""
-        raise UserError(f"--out {out}: the folder is not empty; choose another, or empty this one{more}")
+        raise UserError(f"run folder {out}: the folder is not empty; choose another, or empty this one{more}")
     home = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise UserError(f"--out {out}: {home} cannot be written to")
+        raise UserError(f"run folder {out}: {home} cannot be written to")
     return out
 
 
@@ -83,7 +86,7 @@ def claimed(folder: str | Path) -> Iterator[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise UserError(f"--out {out}: cannot be created: {e.strerror}") from None
+        raise UserError(f"run folder {out}: cannot be created: {e.strerror}") from None
     with locked(out):
         checked(out)  # somebody may have been faster
         yield out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,14 +88,14 @@ def run(
     `spread` (std, ci) is what ± is over seeds in the tables of the run folder; `Result.table` has it too.
     """
     if store not in STORES:
-        raise UserError(f"--store {store}: possible are {', '.join(STORES)}")
+        raise UserError(f"store {store}: possible are {', '.join(STORES)}")
     if memory is not None and not memory > 0:
-        raise UserError(f"--memory {memory:g}: must be greater than 0")
+        raise UserError(f"memory {memory:g}: must be greater than 0")
     report.spread_of((), spread)
     if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise UserError(f"--threads {threads}: must be at least 1 and at most {MOST_THREADS}")
+        raise UserError(f"threads {threads}: must be at least 1 and at most {MOST_THREADS}")
     if chunk < 0:
-        raise UserError(f"--chunk {chunk}: must be at least 1, or 0 for as many as fit")
+        raise UserError(f"chunk {chunk}: must be at least 1, or 0 for as many as fit")
     checkpoint.every(checkpoint_every)
     numbers = _seeds(seeds)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
@@ -171,6 +171,8 @@ def resume(
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
     """The seeds of a run, as whole numbers that differ."""
+    if not isinstance(seeds, (int, float, str, Iterable)):
+        raise UserError(f"seeds={shortened(seeds)}: must be a list, as range(3)")
     if isinstance(seeds, (int, float, str)):
         raise UserError(f"seeds={seeds!r}: must be a list; one seed is [{seeds}], the first three are range(3)")
     found = tuple(typed("seeds", s, int) for s in seeds)

@@ -21,10 +21,10 @@ def chosen_device(name: str | torch.device) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise UserError(f"--device {name}: possible are auto, cpu, cuda, cuda:N")
+        raise UserError(f"device {name}: possible are auto, cpu, cuda, cuda:N")
     number = int(name.partition(":")[2] or 0)
     if name != "cpu" and number >= torch.cuda.device_count():
-        raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+        raise UserError(f"device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
     return name
 
 

@@ -124,7 +124,7 @@ def device_of(name: str) -> str:
     if launched() == 1 or name == "cpu":
         return name
     if ":" in name:
-        raise UserError(f"--device {name}: {launched()} processes take a GPU each; use cuda")
+        raise UserError(f"device {name}: {launched()} processes take a GPU each; use cuda")
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
 
 

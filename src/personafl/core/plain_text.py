@@ -1,0 +1,38 @@
+"""Text from outside, shown as it is spelt: on a terminal, and in figures."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.text import Text
+
+# Control characters, marks that turn the direction of text, halves of surrogate pairs.
+_ACTIVE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+IN_FIGURES: dict[Any, Any] = {"text.usetex": False, "text.parse_math": False}
+"""Settings of matplotlib under which no text is a formula or a program of TeX's."""
+
+
+def harmless(text: str, keep: str = "") -> str:
+    """The text with characters that a terminal obeys, or that no file can hold, spelt out, as `\\x1b`, but for some."""
+    return _ACTIVE.sub(lambda c: c[0] if c[0] in keep else c[0].encode("unicode_escape").decode(), text)
+
+
+def is_text(value: str) -> bool:
+    """Whether files can hold it and be called by it: it is UTF-8, and has no zero byte."""
+    try:
+        return b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+class Console(RichConsole):
+    """A console on which no text is markup, an emoji code or a control sequence; styles are given beside it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        return super().render_str(harmless(text, keep="\n\t"), **settings)

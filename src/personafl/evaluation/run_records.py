@@ -1,0 +1,124 @@
+"""The records of a run, `summary.json` and `metrics.jsonl`, read back; what is damaged is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from personafl.core.errors import UserError
+from personafl.core.plain_text import harmless
+
+_NUMBER = (int, float)
+_MEAN = {"mean": _NUMBER}
+_ROUND = (int, type(None))
+# What must be there and of which type, as far as a table or a figure looks at it. `?` marks what may be missing,
+# `~` what may be null; `*` stands for any key, `#` for any number as a key.
+_SUMMARY: dict[str, Any] = {
+    "label": str,
+    "algorithm": str,
+    "evaluated_model": str,
+    "seed": int,
+    "rounds": int,
+    "lr": _NUMBER,
+    "accuracy": {"personal": {**_MEAN, "std?": _NUMBER, "worst": _NUMBER}, "unseen?": _MEAN},
+    "communication": {"mib_per_client": _NUMBER},
+    "compute": {"flops_per_client": _NUMBER},
+    "time": {"seconds": _NUMBER},
+    "hashes": {"*": (str, type(None))},
+    "metric?": {"name": str, "better": str},
+    "shift~": {"degrees": {"#": _MEAN}, "average": _NUMBER},
+    "validation?": {"best_round": int, "personal": _MEAN},
+    "diverged?": dict.fromkeys(("clients", "of", "first_round", "final"), int),
+    "stopped?": {"by": str, "on": str, "rounds": int},
+    "rounds_to_target?": {"#": {"personal": _ROUND, "global": _ROUND}},
+    "robustness?": {
+        "corruptions?": {"*": {"*": _MEAN}},
+        "corruption_average?": {"std": _NUMBER},
+        "rotations?": {"#": _MEAN},
+        "expected?": {"#": _MEAN},
+    },
+}
+_ROW: dict[str, Any] = {"round": int, "phase": str, "personal?": _MEAN}
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """A `summary.json`."""
+    return _record(path, "not a summary of a run", _read(path), _SUMMARY)
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`."""
+    lines = _read(path).splitlines()
+    return [_record(path, f"line {i} is not of a run", line, _ROW) for i, line in enumerate(lines, 1)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
+
+
+def _record(path: Path, what: str, text: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = _spelt(json.loads(text))
+    except RecursionError:
+        raise UserError(f"{path}: {what}: nested too deeply") from None
+    except ValueError as e:
+        raise UserError(f"{path}: {what}: {e}") from None
+    if wrong := _wrong(found, wanted):
+        raise UserError(f"{path}: {what}: {wrong}")
+    return found
+
+
+def _spelt(value: Any) -> Any:
+    """The same with every text made harmless."""
+    if isinstance(value, dict):
+        return {harmless(k): _spelt(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_spelt(v) for v in value]
+    return harmless(value) if isinstance(value, str) else value
+
+
+def _wrong(found: Any, wanted: Any, place: str = "") -> str:
+    """What is missing or of another type, and where; nothing where all is well."""
+    if not isinstance(wanted, Mapping):
+        fine = isinstance(found, wanted) and not isinstance(found, bool)
+        return "" if fine else f"{place} is {_kind(found)}"
+    if not isinstance(found, dict):
+        return f"{place or 'it'} is {_kind(found)}"
+    for key, inner in wanted.items():
+        name = key.rstrip("?~")
+        if key in "*#":
+            told = next((w for k, v in found.items() if (w := _wrong(v, inner, _join(place, k)))), "")
+            told = told or next(
+                (f"{_join(place, k)} is no number" for k in found if key == "#" and not _numeric(k)), ""
+            )
+        elif name not in found:
+            told = "" if key.endswith("?") else f"it has no {_join(place, name)}"
+        elif found[name] is None and key.endswith("~"):
+            told = ""
+        else:
+            told = _wrong(found[name], inner, _join(place, name))
+        if told:
+            return told
+    return ""
+
+
+def _join(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def _numeric(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a table", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else names[type(value)]

@@ -1,0 +1,39 @@
+"""What comes from outside does nothing to a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.table import Table
+
+from personafl.core.plain_text import Console, harmless
+
+SPELT = [
+    ("\x1b[31mred", r"\x1b[31mred"),
+    ("a\x07b\rc\x00", r"a\x07b\rc\x00"),
+    ("\x9b2J", r"\x9b2J"),  # the control sequence introducer in one character
+    ("user\u202etxt.exe", r"user\u202etxt.exe"),
+    ("caf\udce9", r"caf\udce9"),  # a file name that is no UTF-8
+    ("one\ntwo\t", r"one\ntwo\t"),
+    ("Müller, 東京, 😀 ± –", "Müller, 東京, 😀 ± –"),
+]
+
+
+@pytest.mark.parametrize(("text", "spelt"), SPELT, ids=[s for _, s in SPELT])
+def test_active_characters_are_spelt_out_and_others_stay(text: str, spelt: str) -> None:
+    assert harmless(text) == spelt
+
+
+@pytest.mark.parametrize("text", ["[bold]loud[/bold]", "[/]", ":x: :smile:", "\x1b]0;title\x07", "\\[x]", "[link=x]"])
+def test_text_is_printed_as_it_is_spelt_by_itself_and_in_tables(text: str) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="truecolor", width=80)
+    console.print(text)
+    table = Table("head", box=None, pad_edge=False, show_header=False)
+    table.add_row(text)
+    console.print(table)
+    console.print("a\nb\tc")
+    first, second, *rest = out.getvalue().splitlines()
+    assert first == harmless(text) and second.rstrip() == harmless(text)
+    assert rest == ["a", "b       c"]

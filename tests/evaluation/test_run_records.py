@@ -1,0 +1,87 @@
+"""What is read back of a run, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from personafl import UserError
+from personafl.evaluation.run_records import read_rounds, read_summary
+from tests.evaluation.test_report import summary
+
+WHOLE = summary("ditto", 0, 0.9, 0.5)
+
+
+def without(*path: str) -> dict[str, Any]:
+    """A summary less one of its keys."""
+    found: dict[str, Any] = json.loads(json.dumps(WHOLE))
+    inner = found
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return found
+
+
+DAMAGED: list[tuple[str, str]] = [
+    ("", "Expecting value"),
+    ('{"label": "a"', "Expecting ',' delimiter"),
+    ("[]", "it is a list"),
+    ("3", "it is a number"),
+    ("[" * 10**5, "nested too deeply|Expecting value"),
+    ("{}", "it has no label"),
+    (json.dumps(without("seed")), "it has no seed"),
+    (json.dumps(without("shift")), "it has no shift"),
+    (json.dumps(without("accuracy", "personal", "worst")), "it has no accuracy.personal.worst"),
+    (json.dumps(WHOLE | {"accuracy": None}), "accuracy is null"),
+    (json.dumps(WHOLE | {"seed": "0"}), "seed is text"),
+    (json.dumps(WHOLE | {"lr": True}), "lr is true or false"),
+    (json.dumps(WHOLE | {"hashes": ["a"]}), "hashes is a list"),
+    (json.dumps(WHOLE | {"validation": None}), "validation is null"),
+    (json.dumps(WHOLE | {"metric": {"name": "mse"}}), "it has no metric.better"),
+    (
+        json.dumps(WHOLE | {"shift": {"degrees": {"full": {"mean": 0}}, "average": 0}}),
+        "shift.degrees.full is no number",
+    ),
+    (json.dumps(WHOLE | {"shift": {"degrees": {"1.0": 0.5}, "average": 0}}), "shift.degrees.1.0 is a number"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), DAMAGED, ids=[t for _, t in DAMAGED])
+def test_a_damaged_summary_is_refused_with_what_is_wrong(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=rf"summary.json: not a summary of a run: ({told})") as refused:
+        read_summary(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"summary.json: cannot be read: No such file"):
+        read_summary(tmp_path / "summary.json")
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"metrics.jsonl: cannot be read: 'utf-8' codec"):
+        read_rounds(tmp_path / "metrics.jsonl")
+
+
+def test_rows_that_are_torn_are_named_by_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"round": 0, "phase": "train"}, {"round": 1, "phase": "train", "personal": {"mean": 0.5, "std": 0.1}}]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert read_rounds(path) == rows
+    path.write_text(path.read_text()[:-4])
+    with pytest.raises(UserError, match=r"metrics.jsonl: line 2 is not of a run: Expecting"):
+        read_rounds(path)
+    path.write_text('{"round": 0}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl: line 1 is not of a run: it has no phase"):
+        read_rounds(path)
+
+
+def test_a_summary_is_read_as_it_was_written_but_for_what_a_terminal_obeys(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(WHOLE | {"robustness": {}, "shift": None}))
+    assert read_summary(path) == WHOLE | {"robustness": {}, "shift": None}
+    path.write_text(json.dumps(WHOLE | {"label": "a\x1b[31m", "evaluated_model": "x\ny"}))
+    assert read_summary(path)["label"] == r"a\x1b[31m" and read_summary(path)["evaluated_model"] == r"x\ny"
