@@ -40,7 +40,9 @@ def ran(folder: str, methods: dict[str, list[int]], asked: list[int], **changes:
     """A run folder in which these seeds of each method are finished."""
     home = Path(folder)
     home.mkdir(parents=True)
-    (home / "run.json").write_text(json.dumps({"methods": list(methods), "seeds": asked}))
+    (home / "run.json").write_text(
+        json.dumps({"methods": list(methods), "seeds": asked, "rounds": 1, "conditions": {}})
+    )
     for label, seeds in methods.items():
         for seed in seeds:
             at = home / label / f"seed-{seed}"

@@ -128,14 +128,10 @@ def test_a_damaged_run_folder_is_refused_by_the_name_of_the_file(tmp_path: Path)
     run(SMALL | {"algorithms": ["fedavg"]}, out=folder)
     (folder / "fedavg" / "seed-old").mkdir()  # somebody's own; not of the run
     (home,) = [p for p in (folder / "fedavg").iterdir() if (p / "summary.json").is_file()]
-    for name, content, told in (
-        ("summary.json", b"{}", "not a summary of a run: it has no label"),
-        ("metrics.jsonl", (home / "metrics.jsonl").read_bytes()[:-20], "line 2 is not of a run"),
-        ("evaluations.npz", (home / "evaluations.npz").read_bytes()[:-20], "not a readable file of evaluations"),
-    ):
+    for name in ("summary.json", "metrics.jsonl", "evaluations.npz"):
         whole = (home / name).read_bytes()
-        (home / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"{name}: {told}"):
+        (home / name).write_bytes(whole[:-20])
+        with pytest.raises(UserError, match=f"{name}: is (cut short|damaged)"):
             Result.load(folder)
         (home / name).write_bytes(whole)
     assert Result.load(folder).labels == ("fedavg",)
