@@ -16,7 +16,7 @@ import numpy as np
 from personafl.data.checksums import DataError
 from personafl.data.dataset import Array
 from personafl.data.locate import DatasetFiles
-from personafl.data.unpickle import unpickle, unwrap
+from personafl.data.unpickle import numbers, unpickle, unwrap
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -67,17 +67,13 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """The dictionary of a CIFAR batch for Python, its keys as text."""
     try:
         with path.open("rb") as f:
-            held = unpickle(f, encoding="latin1")
-    except EOFError:
-        raise DataError(f"{path} is truncated; delete it and get it again") from None
+            held = unpickle(f)
+        if not isinstance(held, dict):
+            raise pickle.UnpicklingError(f"it holds a {type(held).__name__}, not a dictionary")
+        return {k.decode("latin1") if isinstance(k, bytes) else str(k): unwrap(v) for k, v in held.items()}
     except pickle.UnpicklingError as e:
         word = "truncated" if "truncated" in str(e) else "not a data batch"
         raise DataError(f"{path} is {word}: {e}") from None
-    except Exception as e:  # a damaged pickle raises whatever its damage leads to
-        raise DataError(f"{path} is corrupted: {type(e).__name__}: {e}") from None
-    if not isinstance(held, dict):
-        raise DataError(f"{path} is not a data batch: it holds a {type(held).__name__}, not a dictionary")
-    return {k.decode("latin1") if isinstance(k, bytes) else str(k): unwrap(v) for k, v in held.items()}
 
 
 def read_cifar_python(path: Path, key: str, classes: int) -> tuple[Array, Array]:
@@ -85,7 +81,10 @@ def read_cifar_python(path: Path, key: str, classes: int) -> tuple[Array, Array]
     held = read_pickle(path)
     if "data" not in held or key not in held:
         raise DataError(f"{path} is not a data batch with data and {key}: it has {', '.join(sorted(held))}")
-    x, y = np.asarray(held["data"]), np.asarray(held[key])
+    try:
+        x, y = numbers(held["data"], "data"), numbers(held[key], key)
+    except pickle.UnpicklingError as e:
+        raise DataError(f"{path} is corrupted: {e}") from None
     if x.ndim != 2 or x.shape[1] != 3072 or x.dtype != np.uint8 or y.shape != (len(x),) or y.dtype.kind not in "iu":
         raise DataError(f"{path} is corrupted: data {x.dtype} {x.shape}, {key} {y.dtype} {y.shape}")
     if len(y) and (y.min() < 0 or y.max() >= classes):

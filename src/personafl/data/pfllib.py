@@ -20,7 +20,7 @@ from personafl.data.client_data import ClientData, concatenate
 from personafl.data.dataset import Array, Source
 from personafl.data.federated import Federation, Split
 from personafl.data.missing import Missing
-from personafl.data.unpickle import unpickle, unwrap
+from personafl.data.unpickle import numbers, unpickle, unwrap
 
 
 def is_pfllib(path: str | Path) -> bool:
@@ -89,18 +89,8 @@ def _dict(archive: zipfile.ZipFile) -> tuple[Array, Array]:
     inside = held.item() if isinstance(held, np.ndarray) and held.shape == () else None
     if not isinstance(inside, dict) or not {"x", "y"} <= inside.keys():
         raise UserError("data must be a dict of x and y")
-    x, y = (_numbers(inside[n], n) for n in ("x", "y"))
+    x, y = (numbers(inside[n], n) for n in ("x", "y"))
     return x, y
-
-
-def _numbers(value: object, name: str) -> Array:
-    """An array, or a list of arrays or numbers, as one array."""
-    value = unwrap(value)
-    if isinstance(value, list):
-        value = np.stack([np.asarray(unwrap(v)) for v in value]) if value else None
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise UserError(f"{name} must be an array of numbers")
-    return value
 
 
 # Out again
