@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from personafl.core import npz
+from personafl.core.errors import UserError
 from personafl.data.checksums import DataError
 from personafl.data.dataset import Array
 from personafl.data.locate import DatasetFiles
@@ -145,17 +146,15 @@ def leaf_inputs(found: DatasetFiles) -> list[Path]:
 def read_npz(path: Path) -> dict[str, Array]:
     """All arrays of an npz file, without pickles."""
     try:
-        with path.open("rb") as f, np.load(f, allow_pickle=False) as held:
-            return {n: held[n] for n in held.files}
-    except (zipfile.BadZipFile, EOFError, OSError) as e:
-        raise DataError(f"{path} is truncated or corrupted ({e}); delete it and get it again") from None
-    except ValueError as e:
-        raise DataError(f"{path} is not an npz file of plain arrays: {e}") from None
+        return npz.read_npz(path)
+    except UserError as e:
+        why = str(e).removeprefix(f"{path}: ")
+        raise DataError(f"{path} is truncated or corrupted: {why}; delete it and get it again") from None
 
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds."""
     try:
         return json.loads(path.read_bytes())
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"{path} is truncated or corrupted: {e}; get it again") from None

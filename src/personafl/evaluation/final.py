@@ -40,6 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl.core.npz import read_npz
 from personafl.core.types import Metric
 from personafl.data import client_corruption
 from personafl.data.federated import Federation
@@ -232,5 +233,4 @@ def save(found: Arrays, path: Path) -> None:
 
 def load(path: Path, names: Sequence[str] = ()) -> Arrays:
     """The arrays of a file, or those of these names it has."""
-    with np.load(path, allow_pickle=False) as file:
-        return {n: file[n] for n in file.files if not names or n in names}
+    return read_npz(path, names)
