@@ -70,6 +70,7 @@ HOSTILE = {
     "forty axes": (EMPTY + b"(I1\n(" + b"I1\n" * 40 + b"t" + BYTES + b"I00\nC\x01Atb.", "a damaged array"),
     "something outside": (b"Psomewhere\n.", "refers to something outside the file"),
     "a name of several lines": (b"\x8c\x03a\nb\x8c\x01c\x93.", r"it asks for 'a\\nb\.c', which no data need"),
+    "a number of three parts": (SCALAR + b"(" + BYTES + b"NNtR.", "a damaged number"),
     "two values": (b"NN.", "does not end in one value"),
     "no value": (b"0.", "POP"),
     "no mark": (b"t.", "there is no mark"),

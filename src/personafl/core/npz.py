@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from personafl.core.errors import UserError
 
 _RATIO = 1032  # what a byte of deflate can become
+_HEADER = 10_000  # bytes of a header: what NumPy takes, too
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those NumPy writes
 
 
@@ -69,13 +70,23 @@ def told(e: Exception) -> str:
 def _array(file: IO[bytes], size: int) -> NDArray[Any]:
     form = np.lib.format
     version = form.read_magic(file)
-    header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+    header, length = (form.read_array_header_1_0, 2) if version == (1, 0) else (form.read_array_header_2_0, 4)
+    said = file.read(length)
+    if len(said) < length or int.from_bytes(said, "little") > _HEADER:
+        raise ValueError("its header is damaged")
+    file.seek(-length, 1)
     shape, _, kind = header(file)
     due = math.prod(shape) * kind.itemsize
     if kind.hasobject:
         raise ValueError("it holds Python objects, which only a pickle can make")
+    if kind.kind not in "biufcUS":
+        raise ValueError(f"it holds {str(kind)[:40]}, not numbers or text")
     if not kind.itemsize or not all(type(n) is int and n >= 0 for n in shape) or due != size - file.tell():
         raise ValueError(f"an array of shape {str(shape)[:60]} in {size} bytes")
     file.seek(0)
     found: NDArray[Any] = form.read_array(file, allow_pickle=False)
+    if kind.kind == "U" and found.size:  # Python would fall over characters that there are not
+        codes = found.reshape(-1).view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
+        if (codes > 0x10FFFF).any() or ((codes >= 0xD800) & (codes < 0xE000)).any():
+            raise ValueError("its text is damaged")
     return found

@@ -5,6 +5,7 @@ Clients are numbered in the order they are given. Bytes are pixels and are scale
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,11 @@ def _client_parts(
 
 def _pt(path: Path) -> tuple[Array, Array]:
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            archive = file.read(4) == b"PK\x03\x04"
+        # In the older form lengths are read from the file itself, which would make room for whatever they say.
+        found = path if archive else io.BytesIO(path.read_bytes())
+        held = torch.load(found, map_location="cpu", weights_only=True)
     except Exception as e:  # a damaged file may raise anything
         why = (str(e).splitlines() or ["it ends too early"])[0]
         raise UserError(f"{path}: not a readable file of tensors: {why[:300]}") from None

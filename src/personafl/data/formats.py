@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import zlib
@@ -16,6 +17,7 @@ from personafl.core import npz
 from personafl.core.errors import UserError
 from personafl.data.checksums import DataError
 from personafl.data.dataset import Array
+from personafl.data.image_folder import check_pixels
 from personafl.data.locate import DatasetFiles
 from personafl.data.unpickle import numbers, unpickle, unwrap
 
@@ -95,15 +97,16 @@ def read_cifar_python(path: Path, key: str, classes: int) -> tuple[Array, Array]
 
 def read_pictures(paths: list[Path], size: int) -> Array:
     """Picture files as bytes `[N, 3, size, size]`; those of another size are resized."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     out = np.empty((len(paths), 3, size, size), np.uint8)
     for i, path in enumerate(paths):
         try:
-            with Image.open(path) as picture:
+            with Image.open(io.BytesIO(path.read_bytes())) as picture:  # lengths within a file may say anything
+                check_pixels(picture.size)
                 rgb = picture.convert("RGB")
-        except (UnidentifiedImageError, OSError, SyntaxError) as e:
-            raise DataError(f"{path} is truncated or corrupted: {e}; get it again") from None
+        except Exception as e:  # a damaged file may raise anything
+            raise DataError(f"{path} is truncated or corrupted: {npz.told(e)}; get it again") from None
         if rgb.size != (size, size):
             rgb = rgb.resize((size, size), Image.Resampling.BILINEAR)
         out[i] = np.asarray(rgb).transpose(2, 0, 1)

@@ -101,14 +101,14 @@ def _frombuffer(data: object = None, kind: object = None, shape: object = None, 
     return out
 
 
-def _scalar(kind: object = None, data: object = b"") -> Any:
+def _scalar(kind: object = None, data: object = b"", *_: object) -> Any:
     raw = _bytes(data)
     if not isinstance(kind, _DType) or kind.objects or not isinstance(raw, bytes) or len(raw) != kind.dtype.itemsize:
         raise pickle.UnpicklingError("a damaged number")
     return np.frombuffer(raw, kind.dtype)[0]
 
 
-def _encode(text: object = None, encoding: object = None) -> object:
+def _encode(text: object = None, encoding: object = None, *_: object) -> object:
     """How Python 3 writes bytes for Python 2."""
     if not isinstance(text, str) or encoding != "latin1":
         raise pickle.UnpicklingError(f"it asks for the encoding {_told(encoding)}")
