@@ -40,6 +40,7 @@ from personafl.core.types import Params
 FORMAT = 1
 FEWEST = 1024  # rows a file begins with
 RESIDENT = 2**26  # bytes of mapped files a process holds on to
+MOST_CLIENTS = 2**28  # the index has a place for every client up to the last
 PART = 2**26  # bytes of rows that are taken through memory at a time
 HOST = torch.device("cpu")
 
@@ -82,8 +83,25 @@ class Store:
         for name, (shape, dtype) in files.header().items():
             out._columns[name] = _Column(shape, dtype, files.rows(_file(name), *_stored(shape, dtype)))
         out._ids = files.rows("ids.bin", (), torch.int64)
-        out._index.add(out._ids[: int(files.state[0])].numpy())
+        out._check_opened(folder, count := int(files.state[0]))
+        out._index.add(out._ids[:count].numpy())
         return out
+
+    def _check_opened(self, folder: Path, count: int) -> None:
+        """Refuse files that do not have the rows they should, of clients that can be."""
+        for name, have in (("ids.bin", len(self._ids)), *((_file(n), len(c.rows)) for n, c in self._columns.items())):
+            if not 0 <= count <= have:
+                raise UserError(f"{folder / name}: it has room for {have} rows, state.bin says that {count} are in use")
+        ids = self._ids[:count]
+        wrong = ids[(ids < 0) | (ids >= MOST_CLIENTS)]
+        if len(wrong):
+            raise UserError(f"{folder / 'ids.bin'}: client {int(wrong[0])} is not in 0..{MOST_CLIENTS - 1}")
+        if len(torch.unique(ids)) < count:
+            raise UserError(f"{folder / 'ids.bin'}: a client has two rows")
+        for n, t in self.fresh(ids[:1]).items() if count else ():
+            there = self._columns[n].shape if n in self._columns else None
+            if there != (mine := tuple(t.shape[1:])):
+                raise UserError(f"{folder}: not the rows of this model: {n} has shape {mine} here and {there} there")
 
     @property
     def ids(self) -> list[int]:
@@ -355,6 +373,8 @@ class _Files:
         if kept:
             self.header()
             self.state = self.rows("state.bin", (), torch.int64)
+            if len(self.state) != 3:
+                raise UserError(f"{folder / 'state.bin'}: {len(self.state)} numbers, not 3")
             _, begun, done = self.state.tolist()
             if begun != done:
                 raise UserError(f"{folder}: the store was cut short while it was written to ({done} of {begun} writes)")
@@ -375,11 +395,14 @@ class _Files:
         path = self.folder / "store.json"
         try:
             found = json.loads(path.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise UserError(f"{self.folder}: no store here, store.json is missing or not readable") from None
-        if found.get("format") != FORMAT:
-            raise UserError(f"{path}: format {found.get('format')}, this version reads format {FORMAT}")
-        return {n: (tuple(t["shape"]), getattr(torch, t["dtype"])) for n, t in found["tensors"].items()}
+        held = found if isinstance(found, dict) else {}
+        if held.get("format") != FORMAT:
+            raise UserError(f"{path}: format {str(held.get('format'))[:20]}, this version reads format {FORMAT}")
+        if not isinstance(tensors := held.get("tensors"), dict):
+            raise UserError(f"{path}: it names no tensors")
+        return {n: _column(path, n, t) for n, t in tensors.items()}
 
     def write_header(self, tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         held = {
@@ -420,6 +443,16 @@ class _Files:
 
     def size(self) -> int:
         return sum(p.stat().st_blocks * 512 for p in self.folder.iterdir()) if self.folder.exists() else 0
+
+
+def _column(path: Path, name: str, told: object) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and type of a tensor as the header has them."""
+    shape, kind = (told.get("shape"), told.get("dtype")) if isinstance(told, dict) else (None, None)
+    dtype = next((d for d in _LETTERS if str(d) == f"torch.{kind}"), None)
+    whole = isinstance(shape, list) and len(shape) <= 16 and all(type(n) is int and 0 <= n < 2**40 for n in shape)
+    if dtype is None or not isinstance(shape, list) or not whole or math.prod(n for n in shape if n) >= 2**40:
+        raise UserError(f"{path}: {name[:60]!r} has no shape and type that can be read")
+    return tuple(shape), dtype
 
 
 # As safetensors
