@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +61,7 @@ def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any
 
     Where several folders are compared, labels begin with what tells one from the others.
     """
-    from personafl.experiment import run_folder
+    from personafl.experiment import run_files, run_folder
 
     homes = (
         [folder]
@@ -78,11 +77,8 @@ def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any
 
     out = []
     for home in homes:
-        try:
-            summary = json.loads((home / "summary.json").read_text())
-            label = summary["label"]
-        except (json.JSONDecodeError, KeyError):
-            raise UserError(f"{home / 'summary.json'}: not a summary of a run") from None
+        summary = run_files.read_summary(home / "summary.json")
+        label = summary["label"]
         out.append((home, summary | {"label": named(label)}, label))
     out.sort(key=lambda o: (order.index(o[2]) if o[2] in order else len(order), o[2], o[1]["seed"]))
     missing = [(named(label), seed) for label, seed in run_folder.missing(folder)]
@@ -90,4 +86,6 @@ def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    from personafl.experiment import run_files
+
+    return run_files.read_rows(path) if path.is_file() else []

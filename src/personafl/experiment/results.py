@@ -31,6 +31,7 @@ from personafl.evaluation import final, report
 from personafl.evaluation.shown import Shown
 from personafl.experiment import run_folder
 from personafl.experiment.build import SPLIT, federation, model, simulation, source
+from personafl.experiment.run_files import read_clients, read_rows, read_summary
 from personafl.experiment.run_folder import begin, claimed
 from personafl.models import StackedModel
 from personafl.models.client_module import ClientModule
@@ -398,7 +399,7 @@ def write_reports(
 def _loaded(
     recipe: Recipe, method: Method, path: Path, device: str, divided: Callable[[int], Federation]
 ) -> MethodResult:
-    summary = json.loads((path / "summary.json").read_text())
+    summary = read_summary(path / "summary.json")
     fed = divided(summary["seed"])
     for what, now in (("split", fed.digest()), ("data", fed.source.digest)):
         if (then := summary["hashes"].get(what, now)) != now:
@@ -415,10 +416,9 @@ def _loaded(
     )
     sim.end_after(summary["rounds"])
     sim.played = len(sim.schedule)
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(path / "metrics.jsonl")
     sim.rows = rows
-    with (path / "clients.csv").open(newline="") as f:
-        clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
+    clients = read_clients(path / "clients.csv")
     scored = final.load(path / "evaluations.npz")
     return MethodResult(method.label, summary["seed"], summary, rows, clients, sim, scored)
 
@@ -457,7 +457,3 @@ def _reopened(store: Store, path: Path, name: str, device: torch.device) -> Stor
     if (file := path / "checkpoint" / f"{name}.safetensors").is_file():
         store.load(file)
     return store
-
-
-def _number(text: str) -> float | int:
-    return int(text) if text.isdecimal() else float(text)

@@ -57,7 +57,7 @@ def asked(folder: Path) -> list[tuple[str, int]]:
         return [(str(label), int(seed)) for label in told["methods"] for seed in told["seeds"]]
     except FileNotFoundError:
         return []
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise UserError(f"{folder / RUN}: not written by personafl run") from None
 
 
