@@ -20,6 +20,7 @@ A reader is a line of `TARGETS`: a function of bytes and of an empty folder, and
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import functools
 import importlib
@@ -432,6 +433,7 @@ RUN_FILES = ("summary.json", "metrics.jsonl", "clients.csv", "evaluations.npz")
 def finished() -> Path:
     """A run folder, gone when the program ends."""
     home = Path(tempfile.mkdtemp(prefix="fuzz-run-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     np.savez(home / "data.npz", x=np.tile(X, (4, 1)), y=np.tile(Y, 4), clients=np.arange(24) // 8)
     recipe = {
         "data": {"dataset": str(home / "data.npz"), "partition": "natural"},
