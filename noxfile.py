@@ -67,6 +67,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Wrong bytes for every reader; the tests have a shorter run of it."""
+    install(session)
+    session.run("python", "tools/fuzz.py", *(session.posargs or ["--count", "1000"]))
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """The tests that need a CUDA device."""
     install(session)

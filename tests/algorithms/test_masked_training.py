@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from personafl import DMPFL, Evaluation, FedDST, Federation, Simulation, Source, StackedModel, Training
-from personafl.core import tree
+from personafl.core import tree, wire
 from personafl.models import MODELS
 from personafl.sparse.allocation import RULES
 
@@ -100,8 +100,8 @@ def played(kind: str) -> tuple[Simulation, dict[str, tuple[int, int, float, floa
 
 
 def header(sim: Simulation) -> int:
-    """A message: six bytes, and of each parameter the length of its name, the name, three bytes and its shape."""
-    return 6 + sum(2 + len(n) + 3 + 4 * len(shape) for n, shape in sim.model.info.shapes.items())
+    """An empty message, and of each parameter the length of its name, the name, three bytes and its shape."""
+    return wire.size({}) + sum(2 + len(n) + 3 + 4 * len(shape) for n, shape in sim.model.info.shapes.items())
 
 
 def flops(kind: str, density: dict[str, float]) -> float:

@@ -166,7 +166,7 @@ def sent(known=False):
 
 def test_a_shared_download_is_received_by_every_client():
     down = Download(shared={"w": torch.zeros(3, 4)})
-    assert cost.traffic(Stage(0), down, {}, 2).down == 2 * (6 + (6 + 2 * 4) + 12 * 4)
+    assert cost.traffic(Stage(0), down, {}, 2).down == 2 * (wire.size({}) + (6 + 2 * 4) + 12 * 4)
 
 
 def test_own_rows_travel_in_the_same_message():
@@ -179,7 +179,7 @@ def test_own_rows_travel_in_the_same_message():
 def test_uploads_are_what_the_codec_packs_of_each(known):
     # 12 positions are two bytes of bits, which is less than three or twelve positions of two bytes each
     mask = 0 if known else 2
-    head = 6 + (6 + 2 * 4) + 4
+    head = wire.size({}) + (6 + 2 * 4) + 4
     assert cost.traffic(Stage(0), Download(), sent(known), 2).up == 2 * (head + mask) + (3 + 12) * 4
 
 
@@ -195,7 +195,7 @@ def test_the_papers_count_has_no_headers_and_is_the_mean_of_both_directions():
 def test_half_precision_counts_four_bytes_in_the_papers_count_only():
     down = Download(shared={"w": torch.zeros(3, 4, dtype=torch.float16)})
     found = cost.traffic(Stage(0), down, {}, 1)
-    assert found.down == 6 + (6 + 2 * 4) + 12 * 2
+    assert found.down == wire.size({}) + (6 + 2 * 4) + 12 * 2
     assert found.paper == 12 * 4 / 2
 
 

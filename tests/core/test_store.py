@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from personafl import DMPFL
 from personafl.core import store as module
 from personafl.core import store_files
+from personafl.core.errors import UserError
 from personafl.core.store import Store, row_bytes
 from tests import worlds
 
@@ -287,3 +288,50 @@ def test_a_row_of_dm_pfl_is_its_weights_and_a_bit_for_each() -> None:
     """A layer of 6 x 12, 12 x 8 and 8 x 3 weights: 192 float64, 9 + 12 + 3 bytes of masks, a counter."""
     sim = worlds.simulation(DMPFL())
     assert row_bytes(sim.store.fresh(torch.arange(1))) == 8 * 192 + 9 + 12 + 3 + 4
+
+
+def header(folder, **changes):
+    path = folder / "store.json"
+    held = json.loads(path.read_text())
+    held["tensors"]["w"] |= changes
+    path.write_text(json.dumps(held))
+
+
+def numbers(name, *values):
+    def write(folder):
+        (folder / name).write_bytes(np.array(values, np.int64).tobytes())
+
+    return write
+
+
+def commits(folder, rows):
+    (folder / "commits.json").write_text(json.dumps({"format": 2, "rows": {"0": rows}}))
+
+
+DAMAGE = {
+    "no table": (lambda f: (f / "store.json").write_text("[1]"), "format None"),
+    "no tensors": (lambda f: (f / "store.json").write_text('{"format": 2}'), "it names no tensors"),
+    "brackets": (lambda f: (f / "store.json").write_text("[" * 100_000), "missing or not readable"),
+    "a function for a type": (lambda f: header(f, dtype="load"), "'w' has no shape and type"),
+    "no shape": (lambda f: header(f, shape=None), "'w' has no shape and type"),
+    "a negative shape": (lambda f: header(f, shape=[-2]), "'w' has no shape and type"),
+    "a shape past counting": (lambda f: header(f, shape=[2**39, 2**39]), "'w' has no shape and type"),
+    "another shape": (lambda f: header(f, shape=[2, 1]), r"w has shape \(2,\) here and \(2, 1\) there"),
+    "no commits": (lambda f: (f / "commits.json").unlink(), "no store here, commits.json is missing"),
+    "no numbers": (lambda f: commits(f, "many"), "commits.json: damaged"),
+    "more rows than there are": (lambda f: commits(f, 2000), r"room for 1024 rows, 2000 are in use"),
+    "fewer than none": (lambda f: commits(f, -1), "commits.json: damaged"),
+    "a client past counting": (numbers("ids.bin", 4, 2**40), r"client 1099511627776 is not in 0\.\."),
+    "a client below 0": (numbers("ids.bin", 4, -1), r"client -1 is not in 0\.\."),
+    "a client twice": (numbers("ids.bin", 4, 4), "a client has two rows"),
+}
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGE.values(), ids=DAMAGE)
+def test_damaged_files_are_refused_in_one_line(tmp_path, damage, told):
+    kept(tmp_path, 4, 5)
+    assert Store.opened(fresh, tmp_path).ids == [4, 5]
+    damage(tmp_path)
+    with pytest.raises(UserError, match=told) as refused:
+        Store.opened(fresh, tmp_path)
+    assert "\n" not in str(refused.value)

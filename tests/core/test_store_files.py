@@ -177,7 +177,7 @@ def test_a_damaged_undo_file_is_not_taken_for_one_that_was_cut_short(tmp_path: P
 def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     store, _ = played(tmp_path, random.Random(5), rounds=3)
     os.truncate(tmp_path / "n.rows", 4 * (len(store) - 1))
-    with pytest.raises(UserError, match=r"cut short, it has \d+ of \d+ rows"):
+    with pytest.raises(UserError, match=r"n.rows: it has room for \d+ rows, \d+ are in use"):
         Store.reopened(fresh, tmp_path, 3)
 
 

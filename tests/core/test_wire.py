@@ -1,5 +1,8 @@
 import math
 import struct
+import subprocess
+import sys
+import zlib
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from personafl.core.wire import WireError
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 DTYPES = [*FLOATS, torch.bool, torch.uint8, torch.int32, torch.int64]
 F32, BOOL, U8 = 0, 4, 5
+FIXED = 4 + 8 + 4 + 2  # magic and version, length, checksum; number of entries
 DENSE, BITS, PLACES, KNOWN, UNITS = range(5)
 
 
@@ -22,8 +26,13 @@ def entry(rest=b"", *, name=b"fc.weight", dtype=F32, encoding=DENSE, shape=(2,))
     return head + struct.pack(f"<{len(shape)}I", *shape) + rest
 
 
+def sealed(body):
+    """A body behind a header that fits it."""
+    return b"PFL2" + struct.pack("<QI", 16 + len(body), zlib.crc32(body)) + body
+
+
 def message(*entries):
-    return b"PFL1" + struct.pack("<H", len(entries)) + b"".join(entries)
+    return sealed(struct.pack("<H", len(entries)) + b"".join(entries))
 
 
 def number(n):
@@ -55,33 +64,33 @@ def round_trip(payload):
     return wire.unpack(wire.pack(payload), known)
 
 
-# Sizes by hand. Every message has 4 + 2 bytes; an entry called "w" has 2 + 1 + 3 and 4 per axis.
+# Sizes by hand. Every message has FIXED bytes; an entry called "w" has 2 + 1 + 3 and 4 per axis.
 
 
-def test_an_empty_payload_is_six_bytes():
-    assert len(wire.pack({})) == wire.size({}) == 4 + 2
+def test_an_empty_payload_is_eighteen_bytes():
+    assert len(wire.pack({})) == wire.size({}) == FIXED == 18
     assert wire.unpack(wire.pack({})) == {}
 
 
 def test_a_dense_tensor_costs_its_values():
     payload = {"w": torch.zeros(3, 4)}
-    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 2 * 4) + 12 * 4
+    assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 2 * 4) + 12 * 4
 
 
 def test_a_dense_mask_travels_as_bits():
     payload = {"w": sparse(100, range(50))}  # 13 bytes of bits against 50 * 2 of positions
-    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 13 + 50 * 4
+    assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 4) + 4 + 13 + 50 * 4
 
 
 def test_a_sparse_mask_travels_as_positions():
     payload = {"w": sparse(100, [4, 50, 99])}  # 3 * 2 bytes of positions against 13 of bits
-    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 3 * 2 + 3 * 4
+    assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 4) + 4 + 3 * 2 + 3 * 4
 
 
 def test_positions_take_two_bytes_up_to_65536_places_and_four_beyond():
     for numel, width in ((65_536, 2), (65_537, 4)):
         payload = {"w": sparse(numel, [0, numel - 1])}
-        assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 2 * width + 2 * 4
+        assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 4) + 4 + 2 * width + 2 * 4
         assert same(round_trip(payload)["w"], payload["w"])
 
 
@@ -97,7 +106,7 @@ def test_a_mask_between_units_travels_as_rows_and_columns(rest):
     mask = between([1] * 30 + [0] * 10, [0, 1] * 5, *rest)
     payload = {"w": Masked(torch.ones(mask.shape), mask)}
     count = 30 * 5 * math.prod(rest)
-    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4 * mask.dim()) + 4 + (5 + 2) + count * 4
+    assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 4 * mask.dim()) + 4 + (5 + 2) + count * 4
     assert same(round_trip(payload)["w"], payload["w"])
 
 
@@ -107,7 +116,7 @@ def test_a_position_missing_or_too_many_between_units_is_sent_as_bits():
         mask = whole.clone()
         mask[at] = value
         payload = {"w": Masked(torch.ones(mask.shape), mask)}
-        assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 8) + 4 + 50 + int(mask.sum()) * 4
+        assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 8) + 4 + 50 + int(mask.sum()) * 4
         assert same(round_trip(payload)["w"], payload["w"])
 
 
@@ -116,26 +125,26 @@ def test_rows_and_columns_are_chosen_only_where_they_are_shortest():
     full = between([1] * 2, [1] * 3)  # 1 byte of bits against 1 + 1
     for mask, length in ((one, 2), (full, 1)):
         payload = {"w": Masked(torch.ones(mask.shape), mask)}
-        assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 8) + 4 + length + int(mask.sum()) * 4
+        assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 8) + 4 + length + int(mask.sum()) * 4
         assert same(round_trip(payload)["w"], payload["w"])
 
 
 def test_a_known_mask_does_not_travel():
     payload = {"w": sparse(100, range(50), known=True)}
-    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + 50 * 4
+    assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 4) + 4 + 50 * 4
 
 
 @pytest.mark.parametrize(("count", "packed"), [(0, 0), (1, 1), (8, 1), (9, 2), (100, 13)])
 def test_truth_values_take_a_bit_each(count, packed):
     payload = {"w": torch.ones(count, dtype=torch.bool)}
-    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + packed
+    assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 4) + packed
     assert same(round_trip(payload)["w"], payload["w"])
 
 
 def test_a_single_truth_value_takes_a_byte():
     for value in (True, False):
         payload = {"w": torch.tensor(value)}
-        assert len(wire.pack(payload)) == wire.size(payload) == 6 + 6 + 1
+        assert len(wire.pack(payload)) == wire.size(payload) == FIXED + 6 + 1
         assert round_trip(payload)["w"].item() is value
 
 
@@ -145,7 +154,7 @@ def test_truth_values_under_a_mask_take_a_bit_each_behind_it():
     values = torch.arange(100) % 3 == 0
     for known, of_mask in ((False, 13), (True, 0)):
         payload = {"w": Masked(values, mask, known)}
-        assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4) + 4 + of_mask + 7
+        assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 4) + 4 + of_mask + 7
         assert same(round_trip(payload)["w"], payload["w"])
 
 
@@ -153,7 +162,7 @@ def test_truth_values_of_a_stack_have_the_size_of_their_rows():
     mask = torch.zeros(3, 100, dtype=torch.bool)
     mask[1, :3] = True
     mask[2, :50] = True
-    head = 6 + (6 + 4)
+    head = FIXED + (6 + 4)
     assert wire.sizes({"w": mask}, 3).tolist() == [head + 13] * 3
     sizes = wire.sizes({"w": Masked(mask, mask)}, 3)
     assert sizes.tolist() == [head + 4, head + 4 + 3 * 2 + 1, head + 4 + 13 + 7]
@@ -161,7 +170,7 @@ def test_truth_values_of_a_stack_have_the_size_of_their_rows():
 
 def test_names_are_counted_in_utf8_bytes():
     payload = {"größe": torch.zeros(())}
-    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (2 + 7 + 3) + 4
+    assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (2 + 7 + 3) + 4
     assert list(round_trip(payload)) == ["größe"]
 
 
@@ -169,7 +178,7 @@ def test_each_client_of_a_stack_has_its_own_size():
     mask = torch.zeros(3, 100, dtype=torch.bool)
     mask[1, :3] = True
     mask[2, :50] = True
-    head = 6 + (6 + 4) + 4
+    head = FIXED + (6 + 4) + 4
     sizes = wire.sizes({"w": Masked(torch.ones(3, 100), mask)}, 3)
     assert sizes.tolist() == [head, head + 3 * 2 + 3 * 4, head + 13 + 50 * 4]
     assert sizes.dtype == torch.int64
@@ -230,7 +239,7 @@ def test_every_type_and_shape_survives(dtype, shape):
 def test_a_mask_without_positions_survives(shape, known):
     payload = {"t": Masked(torch.zeros(shape), torch.zeros(shape, dtype=torch.bool), known)}
     assert same(round_trip(payload)["t"], payload["t"])
-    assert len(wire.pack(payload)) == wire.size(payload) == 6 + (6 + 4 * len(shape)) + 4
+    assert len(wire.pack(payload)) == wire.size(payload) == FIXED + (6 + 4 * len(shape)) + 4
 
 
 def test_a_masked_number_survives():
@@ -340,29 +349,58 @@ def test_a_message_cut_short_anywhere_is_refused():
             wire.unpack(blob[:end], masks)
 
 
-def test_a_message_with_a_wrong_byte_is_refused_or_understood_but_never_crashes():
-    known = sparse(4, [1, 2], known=True)
-    blob = wire.pack({"dense": torch.tensor([[1.0, 2.0]]), "bits": sparse(5, [0, 3]), "known": known})
-    refused = 0
-    for at in range(len(blob)):
-        for wrong in (0x00, 0x01, 0x7F, 0xFF, blob[at] ^ 0x80):
-            try:
-                wire.unpack(blob[:at] + bytes([wrong]) + blob[at + 1 :], {"known": known.mask})
-            except WireError:
-                refused += 1
-    assert refused > len(blob)
+def flipped(blob, at):
+    """The message with one bit the other way round."""
+    return blob[: at // 8] + bytes([blob[at // 8] ^ 1 << at % 8]) + blob[at // 8 + 1 :]
+
+
+def test_a_message_with_any_one_bit_wrong_is_refused():
+    blob, masks = small_message()
+    for at in range(8 * len(blob)):
+        with pytest.raises(WireError):
+            wire.unpack(flipped(blob, at), masks)
+
+
+def test_a_message_with_a_wrong_bit_and_the_checksum_to_match_is_refused_or_understood_but_never_crashes():
+    blob, masks = small_message()
+    body, refused = blob[16:], 0
+    for at in range(8 * len(body)):
+        try:
+            out = wire.unpack(sealed(flipped(body, at)), masks)
+        except WireError:
+            refused += 1
+        else:
+            assert wire.numbers(out) <= 2 * 8 + 100 + 2**16  # no flip makes more of it: places have 16 bits here
+    assert refused > len(body)
 
 
 def test_a_message_with_bytes_behind_it_is_refused():
     blob, masks = small_message()
-    with pytest.raises(WireError, match="3 bytes are left over"):
+    with pytest.raises(WireError, match=rf"a message of {len(blob) + 3} bytes, its header says {len(blob)}"):
         wire.unpack(blob + b"abc", masks)
+    with pytest.raises(WireError, match="3 bytes are left over"):
+        wire.unpack(sealed(blob[16:] + b"abc"), masks)
 
 
-@pytest.mark.parametrize("blob", [b"PFL2\x00\x00", b"pfl1\x00\x00", b"\x80\x04K\x01.."])
+@pytest.mark.parametrize("blob", [b"pfl2" + bytes(14), b"\x80\x04K\x01..", b"PF", b""])
 def test_another_magic_is_refused(blob):
-    with pytest.raises(WireError, match="PFL1"):
+    with pytest.raises(WireError, match="not a personafl message: it begins with"):
         wire.unpack(blob)
+
+
+@pytest.mark.parametrize("version", [b"1", b"3"])
+def test_another_version_is_refused_by_its_number(version):
+    blob = b"PFL" + version + wire.pack({})[4:]
+    with pytest.raises(WireError, match=f"a message of version b'{version.decode()}', this receiver reads .* b'2'"):
+        wire.unpack(blob)
+
+
+def test_damage_is_told_from_a_wrong_message():
+    blob = message(entry(floats(1, 2)))
+    with pytest.raises(WireError, match=r"the checksum is [0-9a-f]{8}, the header says [0-9a-f]{8}: damaged"):
+        wire.unpack(blob[:-1] + b"\x01")
+    with pytest.raises(WireError, match="a message of 15 bytes ends within its header of 16"):
+        wire.unpack(blob[:15])
 
 
 W = "fc.weight"
@@ -370,6 +408,7 @@ WRONG = {
     "sent twice": (message(entry(floats(1, 2)), entry(floats(1, 2))), "twice"),
     "unknown type": (message(entry(floats(1, 2), dtype=99)), "type 99"),
     "unknown encoding": (message(entry(floats(1, 2), encoding=5)), "encoding 5"),
+    "a bit behind the mask": (message(entry(number(1) + b"\x05" + floats(1), encoding=BITS)), "bits are set behind"),
     "nan": (message(entry(floats(1, math.nan))), "finite"),
     "infinity": (message(entry(floats(-math.inf, 1))), "finite"),
     "nan in float16": (message(entry(struct.pack("<ee", 1, math.nan), dtype=2)), "finite"),
@@ -427,25 +466,77 @@ def test_a_wrong_entry_is_refused_by_name(blob, why):
 
 
 ABSURD = {
+    "2^30 places, none of them sent": entry(number(0), encoding=PLACES, shape=(2**30,)),
     "2^36 places, none of them sent": entry(number(0), encoding=PLACES, shape=(2**18, 2**18)),
     "2^62 places, none of them sent": entry(number(0), encoding=PLACES, shape=(2**31, 2**31)),
     "2^96 places, none of them sent": entry(number(0), encoding=PLACES, shape=(2**32 - 1,) * 3),
     "2^36 places, one of them sent": entry(number(1) + number(5) + floats(1), encoding=PLACES, shape=(2**18, 2**18)),
+    "2^30 places between no rows and columns": entry(number(0) + b"\0\0", encoding=UNITS, shape=(1, 1, 2**30)),
     "nothing in a shape past counting": entry(shape=(0, *[2**32 - 1] * 3)),
 }
 
 
+@pytest.fixture
+def allocated(monkeypatch):
+    """How many numbers were asked of PyTorch, one entry for each time."""
+    seen = []
+    for name in ("zeros", "empty"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *size, _make=make, **kind: seen.append(size[0]) or _make(*size, **kind))
+    return seen
+
+
 @pytest.mark.parametrize("wrong", ABSURD.values(), ids=ABSURD)
-def test_a_shape_out_of_all_proportion_is_refused_before_anything_is_allocated(wrong, monkeypatch):
-    zeros = torch.zeros
-
-    def careful(*size, **kind):
-        assert math.prod(size) < 2**33, f"{size} numbers asked for"
-        return zeros(*size, **kind)
-
-    monkeypatch.setattr(torch, "zeros", careful)
-    with pytest.raises(WireError, match=f"^{W}: "):
+def test_a_shape_out_of_all_proportion_is_refused_before_anything_is_allocated(wrong, allocated):
+    with pytest.raises(WireError, match=f"^{W}: .* over the limit of {2**26} numbers in a message"):
         wire.unpack(message(wrong))
+    assert not allocated
+
+
+def test_the_limit_is_on_all_entries_together(allocated):
+    each = [entry(number(0), name=b"%d" % i, encoding=PLACES, shape=(100,)) for i in range(10)]
+    assert wire.numbers(wire.unpack(message(*each), limit=1000)) == 1000
+    assert sum(allocated) == 10 * (100 + 0 + 100)  # mask, values that were sent, values
+    allocated.clear()
+    with pytest.raises(WireError, match=r"^9: shape \(100,\) behind 900 others is over the limit of 999 numbers"):
+        wire.unpack(message(*each), limit=999)
+    assert sum(allocated) == 9 * 200
+
+
+def test_a_receiver_may_allow_what_it_expects():
+    payload = {"w": sparse(100, [3]), "b": torch.zeros(2, 3), "one": torch.tensor(1.0), "none": torch.zeros(0, 4)}
+    assert wire.numbers(payload) == 100 + 6 + 1
+    assert list(wire.unpack(wire.pack(payload), limit=107)) == list(payload)
+    with pytest.raises(WireError, match="over the limit of 106"):
+        wire.unpack(wire.pack(payload), limit=106)
+
+
+def test_what_a_message_takes_is_bounded_by_the_limit_and_its_length():
+    """In a process of its own, with memory for a mask, values and their copy of as many as the default limit says."""
+    code = """
+import resource, struct, zlib, torch
+from personafl.core import wire
+from personafl.core.wire import WireError
+def sealed(shape):
+    body = struct.pack("<HHsBBBII", 1, 1, b"w", 1, 2, 1, shape, 0)
+    return b"PFL2" + struct.pack("<QI", 16 + len(body), zlib.crc32(body)) + body
+torch.set_num_threads(1)
+wire.unpack(sealed(8))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 17 * wire.LIMIT + 2**26,) * 2)
+assert wire.unpack(sealed(wire.LIMIT))["w"].values.numel() == wire.LIMIT
+try:
+    wire.unpack(sealed(2**28), limit=2**28)  # the bound is one: four times as many do not fit
+except RuntimeError as e:
+    print("memory" in str(e))
+try:
+    wire.unpack(sealed(2**30))
+except WireError as e:
+    print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = f"w: shape (1073741824,) is over the limit of {2**26} numbers in a message"
+    assert done.stdout.splitlines() == ["True", told]
 
 
 def test_a_known_mask_of_another_shape_or_number_is_refused():
@@ -464,4 +555,50 @@ def test_a_name_that_is_not_utf8_is_refused():
 
 def test_more_entries_announced_than_sent_are_refused():
     with pytest.raises(WireError, match="name length"):
-        wire.unpack(b"PFL1" + struct.pack("<H", 2) + entry(floats(1, 2)))
+        wire.unpack(sealed(struct.pack("<H", 2) + entry(floats(1, 2))))
+
+
+def test_a_name_in_a_message_of_ours_is_short_and_in_one_line():
+    for name, told in ((b"a\nb", r"'a\\nb'"), (b"x" * 60_000, f"'{'x' * 60}'")):
+        with pytest.raises(WireError, match=f"^{told}: unknown type 99"):
+            wire.unpack(message(entry(name=name, dtype=99)))
+
+
+# Whatever comes in, a payload or a WireError comes out.
+
+ANYTHING = settings(max_examples=300, deadline=None, derandomize=True, database=None)
+
+
+@ANYTHING
+@given(st.binary(max_size=60))
+def test_bytes_that_mean_nothing_are_refused(noise):
+    for blob in (noise, b"PFL2" + noise):
+        with pytest.raises(WireError):
+            wire.unpack(blob)
+
+
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 8, 9, 100, 2**16, 2**16 + 1, 2**26, 2**32 - 1]), max_size=5)
+
+
+@st.composite
+def bodies(draw):
+    """Bodies of entries whose parts have the right form, each with a content of its own choice."""
+    entries = []
+    for name in draw(st.lists(st.sampled_from([b"w", b"known", b""]), max_size=3)):
+        count = draw(st.integers(0, 5) | st.integers(0, 2**32 - 1))
+        rest = number(count) * draw(st.booleans()) + draw(st.binary(max_size=24))
+        dtype, encoding = draw(st.integers(0, 8)), draw(st.integers(0, 5))
+        entries.append(entry(rest, name=name, dtype=dtype, encoding=encoding, shape=draw(SHAPES)))
+    return struct.pack("<H", len(entries) + draw(st.sampled_from([0, 0, 0, 1]))) + b"".join(entries)
+
+
+@ANYTHING
+@given(bodies())
+def test_a_body_of_any_entries_is_refused_or_a_payload_within_the_limit(body):
+    try:
+        out = wire.unpack(sealed(body), {"known": torch.tensor([True, False, True])}, limit=2**17)
+    except WireError:
+        return
+    assert wire.numbers(out) <= 2**17
+    again = wire.unpack(wire.pack(out), {"known": torch.tensor([True, False, True])})
+    assert all(same(again[n], out[n]) for n in out)

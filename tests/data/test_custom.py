@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -309,9 +310,50 @@ def test_no_file_runs_code(tmp_path: Path) -> None:
         custom.folder(tmp_path)
     (tmp_path / "a.pt").unlink()
     np.savez(tmp_path / "a.npz", x=np.array([Bomb(sign)], object), y=np.zeros(1))
-    with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
+    with pytest.raises(ValueError, match="it holds Python objects"):
         custom.folder(tmp_path)
     assert not sign.exists()
+
+
+WRONG_TENSORS = {
+    "sparse": (lambda: torch.eye(3).to_sparse(), "x: it is sparse, not an ordinary tensor"),
+    "compressed rows": (lambda: torch.eye(3).to_sparse_csr(), "x: it is sparse, not an ordinary tensor"),
+    "quantised": (
+        lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.quint8),
+        "x: it is quint8, not an ordinary tensor",
+    ),
+    "meta": (lambda: torch.zeros(3, 3, device="meta"), "x: it is float32, meta, not an ordinary tensor"),
+    "complex": (lambda: torch.eye(3) * 1j, "x: it is complex64, not an ordinary tensor"),
+    "repeated": (lambda: torch.zeros(1).expand(2**40), r"x: its shape \(1099511627776,\) repeats the few numbers"),
+}
+
+
+@pytest.mark.parametrize(("make", "told"), WRONG_TENSORS.values(), ids=WRONG_TENSORS)
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, on kinds of tensors it gives up
+def test_a_tensor_that_is_no_row_of_numbers_is_refused_in_one_line(
+    tmp_path: Path, make: Callable[[], torch.Tensor], told: str
+) -> None:
+    torch.save({"x": make(), "y": torch.arange(3)}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=told) as refused:
+        custom.folder(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["npz", "pt", "safetensors", "csv"])
+@pytest.mark.parametrize("label", [10**9, 2**20, 2**62])
+def test_a_label_that_is_no_class_is_refused_before_there_are_so_many(tmp_path: Path, kind: str, label: int) -> None:
+    x, y = np.ones((3, 2), np.float32), np.array([0, 1, label])
+    path = tmp_path / f"a.{kind}"
+    if kind == "npz":
+        np.savez(path, x=x, y=y)
+    elif kind == "pt":
+        torch.save({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, path)
+    elif kind == "safetensors":
+        save_file({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, path)
+    else:
+        path.write_text("a,b,y\n" + "".join(f"1,1,{k}\n" for k in y))
+    with pytest.raises(UserError, match=rf"{label} is no class: they are numbered from 0, and there may be 1,048,576"):
+        custom.folder(tmp_path)
 
 
 # In a recipe

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +97,20 @@ def test_settings_of_other_kinds_of_files_are_refused(tmp_path: Path) -> None:
     put(tmp_path, "a/cat/1.png")
     with pytest.raises(ValueError, match=r"data\.label goes with \.csv and \.parquet files, and these are pictures"):
         custom.folder(tmp_path, label=["cat"])
+
+
+def test_a_picture_too_large_to_be_one_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    put(tmp_path, "ann/cat/a.png")
+    raw = bytearray((tmp_path / "ann/cat/a.png").read_bytes())
+    raw[16:24] = struct.pack(">II", 2**13, 2**13)  # width and height of its first chunk, and that chunk's checksum
+    raw[29:33] = struct.pack(">I", zlib.crc32(raw[12:29]))
+    (tmp_path / "ann/cat/a.png").write_bytes(raw)
+    assert refusal(tmp_path) == ("HOME/ann/cat/a.png: not a readable picture: 8192 x 8192 pixels, more than 33,554,432")
+
+
+def test_a_picture_with_a_damaged_palette_is_refused_in_one_line(tmp_path: Path) -> None:
+    put(tmp_path, "ann/cat/a.bmp", mode="P")
+    raw = bytearray((tmp_path / "ann/cat/a.bmp").read_bytes())
+    raw[46:50] = struct.pack("<I", 2**31)  # how many colours there are
+    (tmp_path / "ann/cat/a.bmp").write_bytes(raw)
+    assert refusal(tmp_path).startswith("HOME/ann/cat/a.bmp: not a readable picture: ")

@@ -216,7 +216,7 @@ def test_medmnist_is_read_from_npz_under_both_kinds_of_names(home):
     with pytest.raises(DataError, match=r"swapped or corrupted: label 3 is not in 0\.\.1"):
         images.pneumoniamnist()
     np.savez(home / "pneumoniamnist.npz", a=np.array([Harm()], object))
-    with pytest.raises(DataError, match="not an npz file of plain arrays"):
+    with pytest.raises(DataError, match=r"truncated or corrupted: .* holds Python objects"):
         images.pneumoniamnist()
 
 

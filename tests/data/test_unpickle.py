@@ -2,13 +2,14 @@
 
 import io
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from personafl.data import formats
 from personafl.data.checksums import DataError
-from personafl.data.unpickle import unpickle, unwrap
+from personafl.data.unpickle import numbers, unpickle, unwrap
 from tests.data.written import PIXELS, Harm, put
 
 
@@ -33,3 +34,85 @@ def test_an_array_that_claims_more_than_its_bytes_is_refused(protocol):
     assert raw.count(b"K\x07\x85") == 1  # the shape: (7,)
     with pytest.raises(pickle.UnpicklingError, match=r"an array of shape \(255,\) with 7 bytes"):
         unpickle(io.BytesIO(raw.replace(b"K\x07\x85", b"K\xff\x85")))
+
+
+RECONSTRUCT, NDARRAY, DTYPE, SCALAR, ENCODE = (
+    b"cnumpy.core.multiarray\n_reconstruct\n",
+    b"cnumpy\nndarray\n",
+    b"cnumpy\ndtype\n",
+    b"cnumpy.core.multiarray\nscalar\n",
+    b"c_codecs\nencode\n",
+)
+OBJECTS = DTYPE + b"(VO8\nI0\nI1\ntR"
+BYTES = DTYPE + b"(Vu1\nI0\nI1\ntR"
+EMPTY = RECONSTRUCT + b"(" + NDARRAY + b"(I0\ntC\x01btR"
+DOUBLED = b")p0\n" + b"".join(b"g%d\n\x86p%d\n" % (i, i + 1) for i in range(60))  # (((), ()), ((), ())) and so on
+
+HOSTILE = {
+    "objects over foreign bytes": (EMPTY + b"(I1\n(I1\nt" + OBJECTS + b"I00\nC\x08AAAAAAAAtb.", "a damaged array"),
+    "a number that is an object": (SCALAR + b"(" + OBJECTS + b"C\x08AAAAAAAAtR.", "a damaged number"),
+    "the type itself called": (NDARRAY + b"(I9\ntR.", r"it calls numpy\.ndarray in a way that no data need"),
+    "the type itself made": (NDARRAY + b")\x81.", "it has the instruction NEWOBJ"),
+    "state given to the type itself": (NDARRAY + b"(I1\n(I1\nt" + BYTES + b"I00\nC\x01Atb.", "does not find what"),
+    "state given to a function": (ENCODE + b"(N}V__defaults__\n(VA\nVlatin1\ntstb.", "does not find what it works on"),
+    "a memo of gigabytes": (b"Nr\x00\x00\x00\x08r\x00\x00\x00\x08.", "it numbers two things 134217728"),
+    "bytes of gigabytes": (b"\x8e\x00\x00\x00\x00\x01\x00\x00\x00abc.", "truncated: .*4294967296 bytes"),
+    "a key that takes for ever to hash": (b"}(" + DOUBLED + b"Nu.", "a dictionary with a tuple for a key"),
+    "a type that takes for ever to tell": (DTYPE + b"(" + DOUBLED + b"tR.", "an array of tuple, not of numbers"),
+    "a shape past counting": (
+        EMPTY + b"(I1\n(" + b"L9999999999999999L\n" * 2 + b"t" + BYTES + b"I00\nC\x01Atb.",
+        "shape",
+    ),
+    "nothing in a shape past counting": (
+        EMPTY + b"(I1\n(I0\n" + b"L9999999999999L\n" * 4 + b"t" + BYTES + b"I00\nC\x00tb.",
+        "an array of shape",
+    ),
+    "forty axes": (EMPTY + b"(I1\n(" + b"I1\n" * 40 + b"t" + BYTES + b"I00\nC\x01Atb.", "a damaged array"),
+    "something outside": (b"Psomewhere\n.", "refers to something outside the file"),
+    "a name of several lines": (b"\x8c\x03a\nb\x8c\x01c\x93.", r"it asks for 'a\\nb\.c', which no data need"),
+    "a number of three parts": (SCALAR + b"(" + BYTES + b"NNtR.", "a damaged number"),
+    "two values": (b"NN.", "does not end in one value"),
+    "no value": (b"0.", "POP"),
+    "no mark": (b"t.", "there is no mark"),
+    "nothing of that number": (b"g7\n.", "nothing of number 7"),
+    "an odd number of items": (b"}(Nu.", "damaged"),
+}
+
+
+@pytest.mark.parametrize(("raw", "told"), HOSTILE.values(), ids=HOSTILE)
+def test_a_pickle_that_no_program_of_good_will_writes_is_refused(raw, told):
+    with pytest.raises(pickle.UnpicklingError, match=told) as refused:
+        unpickle(io.BytesIO(raw))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_memo_takes_what_is_in_it():
+    """C's unpickler makes room for as many as the highest number says."""
+    tracemalloc.start()
+    assert unpickle(io.BytesIO(b"Nr\x00\x00\x00\x08.")) is None
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (RECONSTRUCT + b")R", "an array without its bytes"),
+        (NDARRAY, "must be an array of numbers"),
+        (b"]]a", "must be an array of numbers"),
+        (b"](L" + b"9" * 400 + b"L\nI1\ne", "must be an array of numbers"),
+    ],
+    ids=["unfinished", "a name", "lists", "a number of any length"],
+)
+def test_what_should_be_an_array_and_is_none_is_refused(tmp_path, value, told):
+    path = put(tmp_path / "b", b"}(Vdata\n" + value + b"Vlabels\n]u.")
+    with pytest.raises(DataError, match=told):
+        formats.read_cifar_python(path, "labels", 10)
+
+
+def test_one_array_many_times_in_a_list_is_refused():
+    held = unpickle(io.BytesIO(pickle.dumps([np.zeros(9)] * 3)))
+    with pytest.raises(pickle.UnpicklingError, match="x holds one array twice"):
+        numbers(held, "x")
+    held = unpickle(io.BytesIO(pickle.dumps([np.zeros(9) for _ in range(3)])))
+    assert numbers(held, "x").shape == (3, 9)

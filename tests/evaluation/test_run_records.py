@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from personafl import UserError
-from personafl.evaluation.run_records import read_rounds, read_summary
+from personafl.evaluation.run_records import read_clients, read_rounds, read_summary
 from tests.evaluation.test_report import summary
 
 WHOLE = summary("ditto", 0, 0.9, 0.5)
@@ -85,3 +85,20 @@ def test_a_summary_is_read_as_it_was_written_but_for_what_a_terminal_obeys(tmp_p
     assert read_summary(path) == WHOLE | {"robustness": {}, "shift": None}
     path.write_text(json.dumps(WHOLE | {"label": "a\x1b[31m", "evaluated_model": "x\ny"}))
     assert read_summary(path)["label"] == r"a\x1b[31m" and read_summary(path)["evaluated_model"] == r"x\ny"
+
+
+def test_clients_have_numbers_and_names(tmp_path: Path) -> None:
+    path = tmp_path / "clients.csv"
+    path.write_text('client,name,train,accuracy\n0,"two\nlines",6,0.5\n1,7,8,nan\n', newline="")
+    first, second = read_clients(path)
+    assert first == {"client": 0, "name": "two\nlines", "train": 6, "accuracy": 0.5}
+    assert second["name"] == "7" and second["accuracy"] != second["accuracy"]
+    for text, told in (
+        ("client,train\n0\n", "more or fewer cells"),
+        ("client,train\n0,1,2\n", "more or fewer cells"),
+        (f"client,train\n0,{'9' * 5000}\n", "client 1, column train: '9999"),
+        ("client,train\n0,many\n", "client 1, column train: 'many' is no number"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=rf"clients\.csv: .*{told}"):
+            read_clients(path)

@@ -31,7 +31,7 @@ from personafl.core.types import Params
 
 FEWEST = 1024  # rows a file begins with
 PART = 2**26  # bytes of rows that are taken through memory at a time
-MOST_CLIENTS = 2**31
+MOST_CLIENTS = 2**28  # the index has a place for every client up to the last
 HOST = torch.device("cpu")
 
 
@@ -99,14 +99,28 @@ class Store:
         if not out._columns:
             return out
         out._ids, out._sums = (files.rows(name, (), torch.int64) for name in ("ids.bin", "sums.bin"))
-        shortest = min(len(t) for t in (out._ids, out._sums, *(c.rows for c in out._columns.values())))
-        if shortest < count:
-            raise UserError(f"{files.folder}: a file is cut short, it has {shortest} of {count} rows")
-        ids = out._ids[:count].numpy()
-        if len(ids) and (ids.min() < 0 or ids.max() >= MOST_CLIENTS or len(np.unique(ids)) < len(ids)):
-            raise UserError(f"{files.folder / 'ids.bin'}: damaged, its numbers are none of clients")
+        ids = out._check_opened(count)
         out._index.add(ids)
         return out
+
+    def _check_opened(self, count: int) -> NDArray[np.int64]:
+        """The clients of so many rows; refused where files do not have them, or are not of this method and model."""
+        sizes = {"ids.bin": len(self._ids), "sums.bin": len(self._sums)}
+        sizes |= {store_files.file(n): len(c.rows) for n, c in self._columns.items()}
+        for name, have in sizes.items():
+            if count > have:
+                raise UserError(f"{self.home}/{name}: it has room for {have} rows, {count} are in use")
+        ids = self._ids[:count]
+        wrong = ids[(ids < 0) | (ids >= MOST_CLIENTS)]
+        if len(wrong):
+            raise UserError(f"{self.home}/ids.bin: client {int(wrong[0])} is not in 0..{MOST_CLIENTS - 1}")
+        if len(torch.unique(ids)) < count:
+            raise UserError(f"{self.home}/ids.bin: a client has two rows")
+        for n, t in self.fresh(ids[:1]).items() if count else ():
+            there = self._columns[n].shape if n in self._columns else None
+            if there != (mine := tuple(t.shape[1:])):
+                raise UserError(f"{self.home}: not the rows of this model: {n} has shape {mine} here and {there} there")
+        return ids.numpy()
 
     @property
     def ids(self) -> list[int]:

@@ -84,13 +84,8 @@ class StoreFiles:
 
     def header(self) -> dict[str, Form]:
         """Shape and type of each tensor."""
-        found = _json(self.folder / "store.json", "tensors")
-        try:
-            return {
-                str(n): (tuple(_whole(d) for d in t["shape"]), DTYPES[t["dtype"]]) for n, t in found["tensors"].items()
-            }
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise UserError(f"{self.folder / 'store.json'}: damaged") from None
+        path = self.folder / "store.json"
+        return {n: _form(path, n, told) for n, told in _json(path, "tensors")["tensors"].items()}
 
     def write_header(self, tensors: dict[str, Form]) -> None:
         held = {
@@ -252,6 +247,17 @@ def file(name: str) -> str:
     return f"{quote(name, safe='')}.rows"
 
 
+def _form(path: Path, name: str, told: object) -> Form:
+    """Shape and type of a tensor as the header has them."""
+    shape, kind = (told.get("shape"), told.get("dtype")) if isinstance(told, dict) else (None, None)
+    whole = isinstance(shape, list) and len(shape) <= 16 and all(type(n) is int and 0 <= n < 2**40 for n in shape)
+    if not isinstance(kind, str) or kind not in DTYPES or not isinstance(shape, list) or not whole:
+        raise UserError(f"{path}: {name[:60]!r} has no shape and type that can be read")
+    if math.prod(n for n in shape if n) >= 2**40:
+        raise UserError(f"{path}: {name[:60]!r} has no shape and type that can be read")
+    return tuple(shape), DTYPES[kind]
+
+
 def _bytes(t: Tensor) -> bytes:
     return t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
@@ -267,8 +273,9 @@ def _json(path: Path, part: str) -> dict[str, Any]:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         raise UserError(f"{path.parent}: no store here, {path.name} is missing or not readable") from None
-    if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
-        raise UserError(f"{path}: format {found['format']}, this version reads format {FORMAT}")
-    if not isinstance(found, dict) or "format" not in found or not isinstance(found.get(part), dict):
-        raise UserError(f"{path}: damaged")
-    return found
+    held = found if isinstance(found, dict) else {}
+    if held.get("format") != FORMAT:
+        raise UserError(f"{path}: format {str(held.get('format'))[:20]}, this version reads format {FORMAT}")
+    if not isinstance(held.get(part), dict):
+        raise UserError(f"{path}: it names no {part}")
+    return held

@@ -23,6 +23,7 @@ from personafl.core.errors import UserError
 from personafl.core.types import TaskName
 
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
+MOST_CLASSES = 2**20  # a label past this is an identifier or a number, not one of so many classes
 
 _WANTED: dict[TaskName, str] = {
     "classification": "one whole number per example",
@@ -71,8 +72,19 @@ def as_targets(y: Tensor, task: TaskName) -> Tensor:
 def count_outputs(y: Tensor, task: TaskName) -> int:
     """How many classes targets `as_targets` gave have, or how many numbers each of them is."""
     if task in ("classification", "sequence"):
-        return max(int(y.max()) + 1, 1) if y.numel() else 1
+        return count_classes(y)
     return 1 if y.dim() == 1 else y.shape[1]
+
+
+def count_classes(y: Tensor) -> int:
+    """How many classes there are, or tokens, if the highest is the last."""
+    top = int(y.max()) if y.numel() else 0
+    if top >= MOST_CLASSES:
+        raise UserError(
+            f"{top} is no class: they are numbered from 0, and there may be {MOST_CLASSES:,}; number them anew, or "
+            "training.task=regression takes labels for numbers"
+        )
+    return max(top + 1, 1)
 
 
 def check_targets(y: Tensor, task: TaskName, outputs: int, place: Place = _PLACE) -> None:

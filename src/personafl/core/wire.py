@@ -2,31 +2,42 @@
 
 A message is a header and one entry per tensor, little-endian:
 
-    magic "PFL1", number of entries u16
+    "PFL", version "2", length of the whole message u64, CRC-32 of what follows u32
+    number of entries u16
     per entry: name length u16, name, dtype u8, encoding u8, rank u8, dimensions u32 each,
                [number of values u32 unless dense], [mask], values
 
 Truth values are bits. A masked tensor carries its mask in the shortest of three ways: as bits, as a list of positions
 (u16 if they fit, else u32), or, where it holds all positions between some rows and some columns (units that are on), as
-the bits of those; or not at all where the receiver knows it. No pickle; decoding checks names, types, shapes and
-lengths before it allocates.
+the bits of those; or not at all where the receiver knows it. No pickle.
+
+The checksum finds accidents: every wrong bit, every burst of up to 32 bits, all but one in 2^32 of other damage. It is
+no signature, since whoever writes a message can compute it; so all else is checked as if there were none. A few bytes
+can claim a masked tensor of any size. So `unpack` counts the numbers of all entries against `limit` before it allocates
+them. It takes at most 17 bytes for each number that allows, 32 for each byte of the message, and some 2 KiB for each of
+at most 65,535 entries.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.types import Masked, Payload
 
-_MAGIC: Final = b"PFL1"
+_MAGIC: Final = b"PFL"
+_VERSION: Final = b"2"
+_HEADER: Final = struct.Struct("<3scQI")
+_FIXED: Final = _HEADER.size + 2  # with the number of entries
 _DTYPES: Final = {
     torch.float32: 0,
     torch.float64: 1,
@@ -38,7 +49,8 @@ _DTYPES: Final = {
     torch.int64: 7,
 }
 _BY_CODE: Final = {code: dtype for dtype, code in _DTYPES.items()}
-LIMIT: Final = 1 << 30  # numbers in one tensor: a header may claim what its bytes do not show
+LIMIT: Final = 1 << 26  # numbers of one message, unless a receiver says what it expects: 1.1 GiB at most
+_MOST_AXES: Final = 16
 _DENSE, _BITS, _PLACES, _KNOWN, _UNITS = range(5)
 
 
@@ -48,7 +60,7 @@ class WireError(ValueError):
 
 def pack(payload: Payload) -> bytes:
     """One client's payload (no client axis) as bytes."""
-    out = [_MAGIC, struct.pack("<H", len(payload))]
+    out: list[bytes | memoryview] = [struct.pack("<H", len(payload))]
     for name, entry in payload.items():
         values, mask = (entry.values, entry.mask) if isinstance(entry, Masked) else (entry, None)
         values = values.detach().cpu()
@@ -63,14 +75,18 @@ def pack(payload: Payload) -> bytes:
             flat = mask.cpu().flatten()
             out.append(struct.pack("<I", int(flat.sum())))
             if encoding == _BITS:
-                out.append(np.packbits(flat.numpy(), bitorder="little").tobytes())
+                out.append(_raw(flat))
             elif encoding == _UNITS:
                 out += [_raw(side[0].cpu()) for side in _sides(mask[None])]
             elif encoding == _PLACES:
                 out.append(flat.nonzero().flatten().numpy().astype(_place_type(flat.numel())).tobytes())
             values = values.flatten()[flat]
         out.append(_raw(values))
-    return b"".join(out)
+    checksum = 0
+    for part in out:
+        checksum = zlib.crc32(part, checksum)
+    length = _HEADER.size + sum(map(len, out))
+    return b"".join([_HEADER.pack(_MAGIC, _VERSION, length, checksum), *out])
 
 
 def size(payload: Payload) -> int:
@@ -84,7 +100,7 @@ def size(payload: Payload) -> int:
 
 def sizes(payload: Payload, count: int) -> Tensor:
     """How many bytes `pack` would make of each client's row of a stacked payload: `[C]` int64."""
-    total = torch.full((count,), len(_MAGIC) + 2, dtype=torch.int64)
+    total = torch.full((count,), _FIXED, dtype=torch.int64)
     for name, entry in payload.items():
         values = entry.values if isinstance(entry, Masked) else entry
         numel = values[0].numel()
@@ -119,99 +135,135 @@ def _mask_sizes(mask: Tensor, nnz: Tensor) -> Tensor:
     return torch.stack([bits, places, units])
 
 
-def unpack(blob: bytes, masks: Mapping[str, Tensor] | None = None) -> Payload:
-    """The payload in these bytes; `masks` are those the receiver is supposed to know."""
-    read = _Reader(blob)
-    if read.take(4, "magic") != _MAGIC:
-        raise WireError("not a personafl message: it does not begin with PFL1")
+def numbers(payload: Payload) -> int:
+    """How many numbers one client's payload has, masked ones included: the `limit` of a receiver that expects such."""
+    return sum((t.values if isinstance(t, Masked) else t).numel() for t in payload.values())
+
+
+def unpack(blob: bytes, masks: Mapping[str, Tensor] | None = None, *, limit: int = LIMIT) -> Payload:
+    """The payload in these bytes, refused (`WireError`) where anything is wrong with them.
+
+    `masks` are those the receiver is supposed to know, `limit` is how many numbers it allows in all.
+    """
+    read = _Reader(_body(blob), limit)
     payload: Payload = {}
     for _ in range(read.number("<H", "number of entries")):
-        raw = read.take(read.number("<H", "name length"), "name")
+        raw = bytes(read.take(read.number("<H", "name length"), "name"))
         try:
             name = raw.decode()
         except UnicodeDecodeError:
             raise WireError(f"a name is not UTF-8: {raw[:20]!r}") from None
         if name in payload:
-            raise WireError(f"{name}: sent twice")
+            raise WireError(f"{_told(name)}: sent twice")
         payload[name] = _entry(read, name, masks or {})
     if read.left:
         raise WireError(f"{read.left} bytes are left over behind the last entry")
     return payload
 
 
+def _body(blob: bytes) -> memoryview:
+    """What stands behind the header, if that fits it."""
+    if blob[:3] != _MAGIC:
+        raise WireError(f"not a personafl message: it begins with {blob[:3]!r}, not with {_MAGIC!r}")
+    if (version := blob[3:4]) not in (b"", _VERSION):
+        raise WireError(f"a message of version {version!r}, this receiver reads version {_VERSION!r}")
+    if len(blob) < _HEADER.size:
+        raise WireError(f"a message of {len(blob)} bytes ends within its header of {_HEADER.size}")
+    *_, length, checksum = _HEADER.unpack_from(blob)
+    if length != len(blob):
+        raise WireError(f"a message of {len(blob)} bytes, its header says {length}")
+    body = memoryview(blob)[_HEADER.size :]
+    if (found := zlib.crc32(body)) != checksum:
+        raise WireError(f"the checksum is {found:08x}, the header says {checksum:08x}: damaged on the way")
+    return body
+
+
+def _told(name: str) -> str:
+    """A name in messages, which end up in logs."""
+    return name if name.isprintable() and len(name) <= 60 else repr(name[:60])
+
+
 def _entry(read: _Reader, name: str, known: Mapping[str, Tensor]) -> Tensor | Masked:
-    code, encoding, rank = struct.unpack("<BBB", read.take(3, f"{name}: type"))
+    told = _told(name)
+    code, encoding, rank = struct.unpack("<BBB", read.take(3, f"{told}: type"))
     if code not in _BY_CODE or encoding > _UNITS:
-        raise WireError(f"{name}: unknown type {code} or encoding {encoding}")
-    if rank > 16:
-        raise WireError(f"{name}: {rank} dimensions are over the limit of 16")
+        raise WireError(f"{told}: unknown type {code} or encoding {encoding}")
+    if rank > _MOST_AXES:
+        raise WireError(f"{told}: {rank} dimensions are over the limit of {_MOST_AXES}")
     dtype = _BY_CODE[code]
-    shape = struct.unpack(f"<{rank}I", read.take(4 * rank, f"{name}: shape"))
-    numel = math.prod(shape)
-    if math.prod(d for d in shape if d) > LIMIT:
-        raise WireError(f"{name}: shape {shape} is over the limit of {LIMIT} numbers")
+    shape = struct.unpack(f"<{rank}I", read.take(4 * rank, f"{told}: shape"))
+    numel = read.claim(shape, told)
     if encoding == _DENSE:
-        return read.values(numel, dtype, name).view(shape)
-    nnz = read.number("<I", f"{name}: number of values")
+        return read.values(numel, dtype, told).view(shape)
+    nnz = read.number("<I", f"{told}: number of values")
     if nnz > numel:
-        raise WireError(f"{name}: {nnz} values for {numel} positions")
+        raise WireError(f"{told}: {nnz} values for {numel} positions")
     if encoding == _BITS:
-        bits = np.frombuffer(read.take(-(-numel // 8), f"{name}: mask"), np.uint8)
-        mask = torch.from_numpy(np.unpackbits(bits, count=numel, bitorder="little").astype(bool))
+        mask = read.values(numel, torch.bool, f"{told}: mask")
     elif encoding == _PLACES:
         kind = _place_type(numel)
-        places = np.frombuffer(read.take(nnz * kind.itemsize, f"{name}: positions"), kind).astype(np.int64)
-        if nnz and (places[-1] >= numel or (np.diff(places) <= 0).any()):
-            raise WireError(f"{name}: positions do not rise within 0..{numel - 1}")
-        read.check(_length(nnz, dtype), name)  # before allocating what the header claims
+        places: NDArray[Any] = np.frombuffer(read.take(nnz * kind.itemsize, f"{told}: positions"), kind)
+        if nnz and (places[-1] >= numel or (places[1:] <= places[:-1]).any()):
+            raise WireError(f"{told}: positions do not rise within 0..{numel - 1}")
+        read.check(_length(nnz, dtype), told)  # before allocating what the header claims
         mask = torch.zeros(numel, dtype=torch.bool)
-        mask[torch.from_numpy(places)] = True
+        mask.numpy()[places] = True
     elif encoding == _UNITS:
         if rank < 2:
-            raise WireError(f"{name}: a mask of rows and columns for {rank} dimensions")
-        rows, columns = (read.values(n, torch.bool, f"{name}: mask") for n in shape[:2])
-        read.check(_length(nnz, dtype), name)
+            raise WireError(f"{told}: a mask of rows and columns for {rank} dimensions")
+        rows, columns = (read.values(n, torch.bool, f"{told}: mask") for n in shape[:2])
+        read.check(_length(nnz, dtype), told)
         mask = (rows.unsqueeze(1) & columns).view(*shape[:2], *[1] * (rank - 2)).expand(shape).flatten()
     else:
         if name not in known or tuple(known[name].shape) != shape:
-            raise WireError(f"{name}: sent without its mask, and no mask of shape {shape} is known here")
+            raise WireError(f"{told}: sent without its mask, and no mask of shape {shape} is known here")
         mask = known[name].cpu().flatten()
-    if int(mask.sum()) != nnz:
-        raise WireError(f"{name}: the mask has {int(mask.sum())} positions, {nnz} values were announced")
-    values = torch.zeros(numel, dtype=dtype)
-    values[mask] = read.values(nnz, dtype, name)
+    if (count := int(mask.count_nonzero())) != nnz:  # `sum` would make 64-bit numbers of them first
+        raise WireError(f"{told}: the mask has {count} positions, {nnz} values were announced")
+    sent = read.values(nnz, dtype, told)
+    values = torch.zeros(numel, dtype=dtype).masked_scatter_(mask, sent)
     return Masked(values.view(shape), mask.view(shape), encoding == _KNOWN)
 
 
 class _Reader:
-    def __init__(self, blob: bytes) -> None:
-        self.blob, self.at = memoryview(blob), 0
+    """The body of a message from its front to its end, and how many numbers it may still claim."""
+
+    def __init__(self, body: memoryview, limit: int) -> None:
+        self.body, self.at, self.limit, self.claimed = body, 0, limit, 0
 
     @property
     def left(self) -> int:
-        return len(self.blob) - self.at
+        return len(self.body) - self.at
 
     def check(self, count: int, what: str) -> None:
         if count > self.left:
             raise WireError(f"{what}: {count} bytes expected, {self.left} are left")
 
-    def take(self, count: int, what: str) -> bytes:
+    def claim(self, shape: tuple[int, ...], name: str) -> int:
+        """How many numbers a tensor has, if there may be so many in all."""
+        self.claimed += (numel := math.prod(shape))
+        if max(self.claimed, math.prod(d for d in shape if d)) > self.limit:  # PyTorch multiplies around a zero, too
+            before = f" behind {self.claimed - numel} others" if self.claimed > numel else ""
+            raise WireError(f"{name}: shape {shape}{before} is over the limit of {self.limit} numbers in a message")
+        return numel
+
+    def take(self, count: int, what: str) -> memoryview:
         self.check(count, what)
         self.at += count
-        return bytes(self.blob[self.at - count : self.at])
+        return self.body[self.at - count : self.at]
 
     def number(self, form: str, what: str) -> int:
         return int(struct.unpack(form, self.take(struct.calcsize(form), what))[0])
 
     def values(self, count: int, dtype: torch.dtype, name: str) -> Tensor:
-        raw = self.take(_length(count, dtype), f"{name}: values")
+        raw = np.frombuffer(self.take(_length(count, dtype), f"{name}: values"), np.uint8)
         if dtype == torch.bool:
-            bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")
+            bits = np.unpackbits(raw, bitorder="little")
             if bits[count:].any():
                 raise WireError(f"{name}: bits are set behind the last truth value")
-            return torch.from_numpy(bits[:count].astype(bool))
+            return torch.from_numpy(bits[:count].view(np.bool_))
         out = torch.empty(count, dtype=dtype)  # PyTorch's own memory: products may depend on how factors are aligned
-        out.view(torch.uint8).numpy()[:] = np.frombuffer(raw, np.uint8)
+        out.view(torch.uint8).numpy()[:] = raw
         if dtype.is_floating_point and not torch.isfinite(out).all():
             raise WireError(f"{name}: not all values are finite")
         return out
@@ -234,7 +286,8 @@ def _length(count: int, dtype: torch.dtype) -> int:
     return -(-count // 8) if dtype == torch.bool else count * dtype.itemsize
 
 
-def _raw(values: Tensor) -> bytes:
+def _raw(values: Tensor) -> memoryview:
+    """The bytes of dense values, in place where they lie in order."""
     if values.dtype == torch.bool:
-        return np.packbits(values.reshape(-1).numpy(), bitorder="little").tobytes()
-    return values.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        return np.packbits(values.reshape(-1).numpy(), bitorder="little").data
+    return values.reshape(-1).contiguous().view(torch.uint8).numpy().data

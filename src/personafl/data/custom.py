@@ -5,6 +5,7 @@ Clients are numbered in the order they are given. Bytes are pixels and are scale
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -262,10 +263,14 @@ def _client_parts(
 
 def _pt(path: Path) -> tuple[Array, Array]:
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            archive = file.read(4) == b"PK\x03\x04"
+        # In the older form lengths are read from the file itself, which would make room for whatever they say.
+        found = path if archive else io.BytesIO(path.read_bytes())
+        held = torch.load(found, map_location="cpu", weights_only=True)
     except Exception as e:  # a damaged file may raise anything
         why = (str(e).splitlines() or ["it ends too early"])[0]
-        raise UserError(f"{path}: not a readable file of tensors: {why}") from None
+        raise UserError(f"{path}: not a readable file of tensors: {why[:300]}") from None
     return _tensors(path, held)
 
 
@@ -278,11 +283,28 @@ def _safetensors(path: Path) -> tuple[Array, Array]:
 
 def _tensors(path: Path, held: object) -> tuple[Array, Array]:
     if not isinstance(held, Mapping) or not all(isinstance(held.get(n), Tensor) for n in "xy"):
-        there = ", ".join(map(str, held)) if isinstance(held, Mapping) else type(held).__name__
+        names = [k[:40] if isinstance(k, str) else type(k).__name__ for k in held] if isinstance(held, Mapping) else []
+        there = ", ".join(names[:20]) if isinstance(held, Mapping) else type(held).__name__
         raise UserError(f"{path}: must hold tensors x and y; it has {there}")
-    x, y = (held[n].detach() for n in "xy")
-    x, y = (t.float() if t.is_floating_point() else t for t in (x, y))
-    return x.numpy(), y.numpy()
+    x, y = (_plain(path, n, held[n]) for n in "xy")
+    return x, y
+
+
+def _plain(path: Path, name: str, t: Tensor) -> Array:
+    """A tensor as an array: floats in single precision; one that is no row of numbers in memory is refused."""
+    kind = str(t.dtype).removeprefix("torch.")
+    why = ""
+    if t.layout != torch.strided or t.is_quantized or t.is_complex() or t.device.type != "cpu":
+        device = "" if t.device.type == "cpu" else f", {t.device.type}"
+        why = f"it is {'sparse' if t.layout != torch.strided else kind}{device}, not an ordinary tensor of numbers"
+    elif t.numel() * t.element_size() > t.untyped_storage().nbytes():
+        why = f"its shape {tuple(t.shape)} repeats the few numbers that are in the file; save {name}.contiguous()"
+    if why:
+        raise UserError(f"{path}: {name}: {why}")
+    try:
+        return (t.detach().float() if t.is_floating_point() else t.detach()).numpy()
+    except (TypeError, RuntimeError):  # a type that NumPy has not
+        raise UserError(f"{path}: {name}: numbers of type {kind} cannot be read") from None
 
 
 _READERS: dict[str, Callable[[Path], tuple[Array, Array]]] = {

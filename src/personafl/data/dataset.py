@@ -174,6 +174,8 @@ def prepared(
         xs, ys = torch.as_tensor(x), torch.as_tensor(numbers)
     except (TypeError, ValueError) as e:
         raise UserError(f"{name}: examples and targets must be numbers: {e}") from None
+    if xs.is_complex() or ys.is_complex():
+        raise UserError(f"{name}: examples and targets must be real numbers, they are complex")
     if xs.is_floating_point():
         xs = torch.from_numpy(fill_missing(name, [("", xs.float().numpy())], missing)[0])
     if ys.dim() == 2 and ys.shape[1] == 1 and not ys.is_floating_point() and ys.dtype != torch.bool:
@@ -181,12 +183,12 @@ def prepared(
     try:
         kind = tasks.infer_task(ys) if task == "auto" else task
         ys = tasks.as_targets(ys, kind)
+        count = len(class_names) if class_names else tasks.count_outputs(ys, kind)
+        tokens = kind == "sequence" and not xs.is_floating_point()
+        if tokens:  # examples and targets have one vocabulary
+            count = max(count, tasks.count_classes(xs))
     except UserError as e:
         raise UserError(f"{name}: {e}") from None
-    count = len(class_names) if class_names else tasks.count_outputs(ys, kind)
-    tokens = kind == "sequence" and not xs.is_floating_point()
-    if tokens and xs.numel():  # examples and targets have one vocabulary
-        count = max(count, int(xs.max()) + 1)
     if kind in ("classification", "sequence"):
         count = classes or count
     model = "token-lstm" if tokens else ""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from personafl.core import npz
+from personafl.core.errors import UserError
 from personafl.data.checksums import DataError
 from personafl.data.dataset import Array
+from personafl.data.image_folder import check_pixels
 from personafl.data.locate import DatasetFiles
-from personafl.data.unpickle import unpickle, unwrap
+from personafl.data.unpickle import numbers, unpickle, unwrap
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -67,17 +70,13 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """The dictionary of a CIFAR batch for Python, its keys as text."""
     try:
         with path.open("rb") as f:
-            held = unpickle(f, encoding="latin1")
-    except EOFError:
-        raise DataError(f"{path} is truncated; delete it and get it again") from None
+            held = unpickle(f)
+        if not isinstance(held, dict):
+            raise pickle.UnpicklingError(f"it holds a {type(held).__name__}, not a dictionary")
+        return {k.decode("latin1") if isinstance(k, bytes) else str(k): unwrap(v) for k, v in held.items()}
     except pickle.UnpicklingError as e:
         word = "truncated" if "truncated" in str(e) else "not a data batch"
         raise DataError(f"{path} is {word}: {e}") from None
-    except Exception as e:  # a damaged pickle raises whatever its damage leads to
-        raise DataError(f"{path} is corrupted: {type(e).__name__}: {e}") from None
-    if not isinstance(held, dict):
-        raise DataError(f"{path} is not a data batch: it holds a {type(held).__name__}, not a dictionary")
-    return {k.decode("latin1") if isinstance(k, bytes) else str(k): unwrap(v) for k, v in held.items()}
 
 
 def read_cifar_python(path: Path, key: str, classes: int) -> tuple[Array, Array]:
@@ -85,7 +84,10 @@ def read_cifar_python(path: Path, key: str, classes: int) -> tuple[Array, Array]
     held = read_pickle(path)
     if "data" not in held or key not in held:
         raise DataError(f"{path} is not a data batch with data and {key}: it has {', '.join(sorted(held))}")
-    x, y = np.asarray(held["data"]), np.asarray(held[key])
+    try:
+        x, y = numbers(held["data"], "data"), numbers(held[key], key)
+    except pickle.UnpicklingError as e:
+        raise DataError(f"{path} is corrupted: {e}") from None
     if x.ndim != 2 or x.shape[1] != 3072 or x.dtype != np.uint8 or y.shape != (len(x),) or y.dtype.kind not in "iu":
         raise DataError(f"{path} is corrupted: data {x.dtype} {x.shape}, {key} {y.dtype} {y.shape}")
     if len(y) and (y.min() < 0 or y.max() >= classes):
@@ -95,15 +97,16 @@ def read_cifar_python(path: Path, key: str, classes: int) -> tuple[Array, Array]
 
 def read_pictures(paths: list[Path], size: int) -> Array:
     """Picture files as bytes `[N, 3, size, size]`; those of another size are resized."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     out = np.empty((len(paths), 3, size, size), np.uint8)
     for i, path in enumerate(paths):
         try:
-            with Image.open(path) as picture:
+            with Image.open(io.BytesIO(path.read_bytes())) as picture:  # lengths within a file may say anything
+                check_pixels(picture.size)
                 rgb = picture.convert("RGB")
-        except (UnidentifiedImageError, OSError, SyntaxError) as e:
-            raise DataError(f"{path} is truncated or corrupted: {e}; get it again") from None
+        except Exception as e:  # a damaged file may raise anything
+            raise DataError(f"{path} is truncated or corrupted: {npz.told(e)}; get it again") from None
         if rgb.size != (size, size):
             rgb = rgb.resize((size, size), Image.Resampling.BILINEAR)
         out[i] = np.asarray(rgb).transpose(2, 0, 1)
@@ -146,17 +149,15 @@ def leaf_inputs(found: DatasetFiles) -> list[Path]:
 def read_npz(path: Path) -> dict[str, Array]:
     """All arrays of an npz file, without pickles."""
     try:
-        with path.open("rb") as f, np.load(f, allow_pickle=False) as held:
-            return {n: held[n] for n in held.files}
-    except (zipfile.BadZipFile, EOFError, OSError) as e:
-        raise DataError(f"{path} is truncated or corrupted ({e}); delete it and get it again") from None
-    except ValueError as e:
-        raise DataError(f"{path} is not an npz file of plain arrays: {e}") from None
+        return npz.read_npz(path)
+    except UserError as e:
+        why = str(e).removeprefix(f"{path}: ")
+        raise DataError(f"{path} is truncated or corrupted: {why}; delete it and get it again") from None
 
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds."""
     try:
         return json.loads(path.read_bytes())
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"{path} is truncated or corrupted: {e}; get it again") from None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from personafl.core.errors import UserError
+from personafl.core.npz import told
 from personafl.data.client_data import ClientData
 from personafl.data.client_files import PICTURES, ClientFiles, listed
 from personafl.data.dataset import Array
 
+MOST_PIXELS = 2**25  # of a picture; cameras make fewer
 _GREY = ("1", "L", "LA")  # modes that become one channel of bytes
 _COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")  # those that become three
 
@@ -55,17 +58,26 @@ def _pictures(home: Path) -> list[Path]:
     return [p for p in there if p.suffix.lower() in PICTURES]
 
 
+def check_pixels(size: tuple[int, int]) -> None:
+    """Refuse a picture so large that it is damaged, before it is decoded."""
+    if size[0] * size[1] > MOST_PIXELS:
+        raise ValueError(f"{size[0]} x {size[1]} pixels, more than {MOST_PIXELS:,}")
+
+
 def _pixels(path: Path, size: int) -> Array:
     """A picture as bytes with channels first."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
-        with Image.open(path) as picture:
+        with Image.open(io.BytesIO(path.read_bytes())) as picture:  # lengths within a file may say anything
+            check_pixels(picture.size)
             if picture.mode not in (*_GREY, *_COLOUR):
                 raise UserError(f"{path}: its pixels are {picture.mode}, not bytes; save it with 8 bits per channel")
             plain = picture.convert("L" if picture.mode in _GREY else "RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as e:
-        raise UserError(f"{path}: not a readable picture: {e}") from None
+    except UserError:
+        raise
+    except Exception as e:  # a damaged file may raise anything
+        raise UserError(f"{path}: not a readable picture: {told(e)}") from None
     if size and plain.size != (size, size):
         plain = plain.resize((size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(plain)

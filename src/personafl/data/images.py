@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from personafl.core import rng
 from personafl.core.errors import UserError
+from personafl.core.npz import read_npy
 from personafl.data.checksums import DataError
 from personafl.data.dataset import Array, Source, from_arrays, official_test_mask
 from personafl.data.formats import (
@@ -88,9 +89,9 @@ def _writers(found: DatasetFiles, split: str, count: int, y: Array) -> NDArray[n
         ids, path = rows[:, 2], official
     elif ready.exists():
         try:
-            ids, path = np.load(ready, allow_pickle=False), ready
-        except (ValueError, EOFError) as e:
-            raise DataError(f"{ready} is truncated or corrupted: {e}") from None
+            ids, path = read_npy(ready), ready
+        except UserError as e:
+            raise DataError(f"{e}; delete it and get it again") from None
     else:
         return None
     if len(ids) != count:

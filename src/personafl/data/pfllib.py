@@ -16,11 +16,13 @@ import torch
 
 from personafl.core import batches
 from personafl.core.errors import UserError
+from personafl.core.npz import check_member, read_member, told
+from personafl.core.tasks import MOST_CLASSES
 from personafl.data.client_data import ClientData, concatenate
 from personafl.data.dataset import Array, Source
 from personafl.data.federated import Federation, Split
 from personafl.data.missing import Missing
-from personafl.data.unpickle import unpickle, unwrap
+from personafl.data.unpickle import numbers, unpickle, unwrap
 
 
 def is_pfllib(path: str | Path) -> bool:
@@ -51,7 +53,7 @@ def _classes(path: Path) -> int:
         found = json.loads(path.read_text()).get("num_classes", 0) if path.is_file() else 0
     except (OSError, ValueError, AttributeError, RecursionError):
         raise UserError(f"{path}: not a readable configuration") from None
-    return found if type(found) is int and 0 < found < 2**31 else 0
+    return found if type(found) is int and 0 < found <= MOST_CLASSES else 0
 
 
 def read_client_npz(path: Path) -> tuple[Array, Array]:
@@ -60,25 +62,20 @@ def read_client_npz(path: Path) -> tuple[Array, Array]:
         with zipfile.ZipFile(path) as archive:
             names = {n.removesuffix(".npy") for n in archive.namelist()}
             if {"x", "y"} <= names:
-                x, y = (_plain(archive, n) for n in ("x", "y"))
+                x, y = (read_member(archive, f"{n}.npy") for n in ("x", "y"))
             elif "data" in names:
                 x, y = _dict(archive)
             else:
                 raise UserError(f"it must hold arrays x and y, or PFLlib's data; it has {', '.join(sorted(names))}")
-    except ValueError as e:
+    except UserError as e:
         raise UserError(f"{path}: {e}") from None
     except Exception as e:  # a damaged file may raise anything
-        raise UserError(f"{path}: not a readable .npz file: {e}") from None
+        raise UserError(f"{path}: not a readable .npz file: {told(e)}") from None
     return x, y
 
 
-def _plain(archive: zipfile.ZipFile, name: str) -> Array:
-    with archive.open(f"{name}.npy") as file:
-        found: Array = np.lib.format.read_array(file, allow_pickle=False)
-    return found
-
-
 def _dict(archive: zipfile.ZipFile) -> tuple[Array, Array]:
+    check_member(archive, "data.npy")
     with archive.open("data.npy") as file:
         version = np.lib.format.read_magic(file)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -89,18 +86,8 @@ def _dict(archive: zipfile.ZipFile) -> tuple[Array, Array]:
     inside = held.item() if isinstance(held, np.ndarray) and held.shape == () else None
     if not isinstance(inside, dict) or not {"x", "y"} <= inside.keys():
         raise UserError("data must be a dict of x and y")
-    x, y = (_numbers(inside[n], n) for n in ("x", "y"))
+    x, y = (numbers(inside[n], n) for n in ("x", "y"))
     return x, y
-
-
-def _numbers(value: object, name: str) -> Array:
-    """An array, or a list of arrays or numbers, as one array."""
-    value = unwrap(value)
-    if isinstance(value, list):
-        value = np.stack([np.asarray(unwrap(v)) for v in value]) if value else None
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise UserError(f"{name} must be an array of numbers")
-    return value
 
 
 # Out again

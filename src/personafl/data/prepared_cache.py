@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from personafl.core.errors import UserError
+from personafl.core.npz import read_npz
 from personafl.data.dataset import Array
 from personafl.data.locate import user_cache
 
@@ -47,10 +48,9 @@ def _read(path: Path, stamp: str) -> dict[str, Array] | None:
     if not path.exists():
         return None
     try:
-        with path.open("rb") as f, np.load(f, allow_pickle=False) as held:
-            if str(held["stamp"]) == stamp:
-                return {n: held[n] for n in held.files if n != "stamp"}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        if str(read_npz(path, ("stamp",)).get("stamp")) == stamp:
+            return {n: a for n, a in read_npz(path).items() if n != "stamp"}
+    except UserError:
         return None
     return None
 

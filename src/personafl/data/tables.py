@@ -343,4 +343,5 @@ def _labels(table: Table, names: Sequence[str], text: set[str]) -> Array:
     if name in text and len(values):
         return values.astype(np.str_)
     whole = values.dtype.kind == "f" and bool((values == np.round(values)).all())  # text has no types
+    whole = whole and bool((np.abs(values) < 2**63).all())
     return values.astype(np.int64) if whole else values

@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.errors import UserError
+from personafl.core.npz import read_npz
 from personafl.core.types import Metric
 from personafl.data import client_corruption
 from personafl.data.federated import Federation
@@ -237,11 +238,7 @@ def packed(found: Arrays) -> bytes:
 
 def load(path: Path, names: Sequence[str] = ()) -> Arrays:
     """The arrays of a file, or those of these names it has; `ids`, `edges` and `scores` are among them."""
-    try:
-        with path.open("rb") as held, np.load(held, allow_pickle=False) as file:
-            found = {n: file[n] for n in file.files if not names or n in names}
-    except Exception as e:  # a damaged file may raise anything
-        raise UserError(f"{path}: not a readable file of evaluations: {e or type(e).__name__}") from None
+    found = read_npz(path, names)
     if gone := {"ids", "edges", "scores"} - found.keys():
         raise UserError(f"{path}: not a file of evaluations: it has no {', '.join(sorted(gone))}")
     return found

@@ -1,7 +1,9 @@
-"""The records of a run, `summary.json` and `metrics.jsonl`, read back; what is damaged is refused by name."""
+"""The records of a run (`summary.json`, `metrics.jsonl`, `clients.csv`), read back; what is damaged is named."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from personafl.core.errors import UserError
 from personafl.core.plain_text import harmless
+from personafl.evaluation import final
 
 _NUMBER = (int, float)
 _MEAN = {"mean": _NUMBER}
@@ -52,6 +55,27 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
     """The rows of a `metrics.jsonl`."""
     lines = _read(path).splitlines()
     return [_record(path, f"line {i} is not of a run", line, _ROW) for i, line in enumerate(lines, 1)]
+
+
+def read_clients(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `clients.csv`."""
+    try:
+        held = list(csv.DictReader(io.StringIO(_read(path), newline="")))
+    except csv.Error as e:
+        raise UserError(f"{path}: not a table of clients: {e}") from None
+    return [_client(path, number, row) for number, row in enumerate(held, 1)]
+
+
+def _client(path: Path, number: int, row: Mapping[Any, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in row.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UserError(f"{path}: client {number} has more or fewer cells than there are columns")
+        try:
+            out[name] = value if name in final.TOLD else int(value) if value.isdecimal() else float(value)
+        except ValueError:
+            raise UserError(f"{path}: client {number}, column {name[:40]}: {value[:40]!r} is no number") from None
+    return out
 
 
 def _read(path: Path) -> str:

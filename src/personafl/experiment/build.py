@@ -18,6 +18,7 @@ from personafl import config
 from personafl.config import Method, Recipe, defaults
 from personafl.core import batches, rng
 from personafl.core.errors import Note, UserError
+from personafl.core.npz import read_npz
 from personafl.core.types import LOSSES, Metric, TaskName
 from personafl.data import DATASETS, PARTITIONS, Federation, Source, arrays, custom, normalize, partition_file
 from personafl.data.client_corruption import corrupt_federation, corrupt_source
@@ -93,10 +94,9 @@ def _npz(path: Path, missing: Missing) -> Source:
     if not path.is_file():
         raise UserError(f"data.dataset={str(path)!r}: no such file")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            held = {n: file[n] for n in file.files}
-    except Exception as e:  # a damaged file may raise anything
-        raise UserError(f"data.dataset={str(path)!r}: not a readable .npz file: {e}") from None
+        held = read_npz(path)
+    except UserError as e:
+        raise UserError(f"data.dataset={str(path)!r}: {e}") from None
     if not {"x", "y"} <= held.keys():
         raise UserError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")
     return arrays(held["x"], held["y"], held.get("clients"), name=path.stem, missing=missing)

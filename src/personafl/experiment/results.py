@@ -31,7 +31,7 @@ from personafl.core.types import Params
 from personafl.data import Federation, Source
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
-from personafl.evaluation.run_records import read_summary
+from personafl.evaluation.run_records import read_clients, read_summary
 from personafl.evaluation.shown import Shown
 from personafl.experiment import checkpoint, run_folder
 from personafl.experiment.build import SPLIT, federation, model, simulation, source
@@ -421,8 +421,7 @@ def loaded(
             store.load(path / checkpoint.FINAL / f"{name}.safetensors")
         setattr(sim, "store" if name == "clients" else name, store)
     sim.resume(saved.state(0, sim.device))
-    with (path / "clients.csv").open(newline="") as f:
-        clients = [{k: v if k in final.TOLD else _number(v) for k, v in r.items()} for r in csv.DictReader(f)]
+    clients = read_clients(path / "clients.csv")
     scored = final.load(path / "evaluations.npz")
     return MethodResult(method.label, summary["seed"], summary, sim.rows, clients, sim, scored)
 
@@ -466,7 +465,3 @@ def divisions(recipe: Recipe, split: Path) -> Callable[[int], Federation]:
         return corrupt_source(source(recipe), recipe.data.corruption, recipe.data.corruption_severity)
 
     return functools.cache(lambda seed: federation(recipe.with_seed(seed), data()))
-
-
-def _number(text: str) -> float | int:
-    return int(text) if text.isdecimal() else float(text)

@@ -11,7 +11,7 @@ from personafl.core.types import Download, Masked, Payload
 
 def delivered(down: Download, count: int, device: torch.device) -> Download:
     """A download after it went through the codec."""
-    shared = tree.moved(wire.unpack(wire.pack(down.shared)), device)
+    shared = tree.moved(_sent(down.shared, {}), device)
     return Download(shared, _rows(down.own, count, {}, device))
 
 
@@ -26,7 +26,7 @@ def _rows(payload: Payload, count: int, known: dict[str, Tensor], device: torch.
         row: Payload = {}
         for n, t in payload.items():
             row[n] = Masked(t.values[c], t.mask[c], t.known) if isinstance(t, Masked) else t[c]
-        sent.append(wire.unpack(wire.pack(row), {n: m[c] for n, m in known.items()}))
+        sent.append(_sent(row, {n: m[c] for n, m in known.items()}))
     out: Payload = {}
     for n, first in sent[0].items() if sent else ():
         column = [s[n] for s in sent]
@@ -36,3 +36,8 @@ def _rows(payload: Payload, count: int, known: dict[str, Tensor], device: torch.
         else:
             out[n] = torch.stack([t for t in column if isinstance(t, Tensor)])
     return tree.moved(out, device)
+
+
+def _sent(payload: Payload, known: dict[str, Tensor]) -> Payload:
+    """One message; whoever receives it knows how large the model is."""
+    return wire.unpack(wire.pack(payload), known, limit=wire.numbers(payload))
