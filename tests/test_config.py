@@ -128,6 +128,9 @@ def test_settings_a_partition_does_not_use_are_dropped() -> None:
             ["data.dataset=mine.npz", "data.label=y", "data.image_size=8", "data.missing=mean"],
             r"data.label \(goes with a folder of one's own\), data.image_size \(goes with a folder of one's own\)",
         ),
+        (["faults.late=stale"], r"faults.late \(faults.straggler_ratio=0\)"),
+        (["faults.fault=nan", "faults.strength=2"], r"faults.fault \(faults.faulty_ratio=0\), faults.strength .*"),
+        (["faults.faulty_ratio=0.1", "faults.strength=2"], r"faults.strength \(faults.fault=nan\)"),
         (["evaluation.severities=3"], r"evaluation.severities \(no evaluation.corruptions\)"),
     ],
 )
@@ -172,6 +175,8 @@ def test_what_has_no_effect_is_said(overrides: list[str], message: str) -> None:
         ("data.image_size=-1", "data.image_size=-1: must be a number of pixels, or 0"),
         ("evaluation.degrees=0,2", "must be shares in"),
         ("evaluation.clients=some", "possible are all, selected, a whole number"),
+        ("faults.fault=lie", "faults.fault='lie': possible are nan, inf, .*, sign-flip, noise"),
+        ("faults.drop_rate=2", r"faults.drop_rate=2.0: must be in \[0, 1\]"),
         ("dm-pfl.sparsity=1", r"dm-pfl: sparsity=1.0: must be in \[0, 1\)"),
         ("dm-pfl.sparcity=0.5", "did you mean sparsity?"),
         ("algorithms=dmpfl", "did you mean dm-pfl?"),

@@ -33,6 +33,7 @@ from personafl.algorithms import (
 from personafl.config import Data, ModelChoice
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.faults import Faults
 from personafl.core.types import Metric, Training
 from personafl.data import Federation, Source, arrays
 from personafl.evaluation.settings import Evaluation
@@ -56,6 +57,7 @@ __all__ = [
     "Data",
     "Ditto",
     "Evaluation",
+    "Faults",
     "FedAvg",
     "FedAvgFT",
     "FedDST",

@@ -126,16 +126,18 @@ def test_an_interrupted_run_says_that_it_is_partial(tmp_path: Path, stop_at: str
 def test_a_run_that_diverged_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
     made = run(SMALL | {"training": SMALL["training"] | {"lr": 1e20}}, out=tmp_path / "run")
     told = made["fedavg"].summary["diverged"]
-    assert (told["clients"], told["of"], told["final"], told["last_round"]) == (4, 4, 4, 2)
+    left_out = made["fedavg"].summary["faults"]["quarantined"]
+    assert (told["clients"], told["of"], told["final"]) == (len(left_out["clients"]), 4, 0)
+    assert left_out["clients"] and list(left_out["why"]) == ["its loss is not finite"]
     assert json.loads((tmp_path / "run" / "fedavg" / "seed-0" / "summary.json").read_text())["diverged"] == told
-    assert made["fedavg"].summary["accuracy"]["personal"]["mean"] == 0
     for text in (
         made.table(),
         (tmp_path / "run" / "table.md").read_text(),
         (tmp_path / "run" / "report.html").read_text(),
     ):
-        assert "0.0 ± 0.0 (diverged)" in text
-        assert "fedavg diverged: loss or model of 4 of 4 clients was not finite" in text
+        assert "(diverged)" in text
+        assert f"fedavg diverged: loss or model of {told['clients']} of 4 clients was not finite" in text
+        assert f"fedavg: {left_out['updates']} updates of {told['clients']} clients were left out" in text
         assert "Partial" not in text
 
 

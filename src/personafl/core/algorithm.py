@@ -8,6 +8,7 @@ A round, and the hooks in its order:
     turns       local work: which loss, which positions move, for how long
     upload      what travels back
     keep        what the client stores until it is next asked
+    screen      what the server uses of them, where it compares them
     weigh       what each client counts in the server's sums
     summands    the named sums over clients that the server needs
     remember    what the server knows of each client until it is next asked
@@ -362,6 +363,13 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """What the client stores until it is next asked, under the names it had before."""
         return kept | tree.select(local.params, kept)
 
+    def screen(self, server: Params, upload: Payload, rnd: Round) -> tuple[Tensor | None, Payload]:
+        """The uploads as the server will use them, and the rows they are of, None for all; by default as they came.
+
+        Asked where `needs_uploads`.
+        """
+        return None, upload
+
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
         """What each client counts, `[C]`; by default its number of examples, or one."""
         return torch.ones_like(examples) if self.weights == "uniform" else examples
@@ -387,6 +395,10 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""
         return {n: self.approach(old, (sums[n] / sums["aux/weight"]).to(old.dtype)) for n, old in server.items()}
+
+    def without_uploads(self, server: Params, rnd: Round) -> Params:
+        """The server's new state after a round that brought no update: the old one."""
+        return server
 
     def coverage(self, sums: Params) -> Params:
         """How much of all clients' weight stands behind each position of the means just taken, in [0, 1].

@@ -308,6 +308,7 @@ class Result(Displayed):
         algorithms: Any = None,
         training: Any = None,
         evaluation: Any = None,
+        faults: Any = None,
     ) -> Self:
         """Read a run folder back, with every client ready to predict.
 
@@ -327,6 +328,7 @@ class Result(Displayed):
                 "algorithms": algorithms,
                 "training": training,
                 "evaluation": evaluation,
+                "faults": faults,
             },
         )
         divided = _divisions(recipe, out / SPLIT)

@@ -14,6 +14,7 @@ import torch
 from personafl import config
 from personafl.config import Method, Recipe
 from personafl.core.errors import UserError
+from personafl.core.faults import Faults
 from personafl.core.settings import shortened, typed
 from personafl.core.types import Metric, Training
 from personafl.data import Federation
@@ -45,6 +46,7 @@ def run(
     algorithms: Any = None,
     training: Training | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
+    faults: Faults | Mapping[str, Any] | None = None,
     seeds: Sequence[int] = (),
     device: str = "auto",
     out: str | Path | None = None,
@@ -67,6 +69,7 @@ def run(
         algorithms   names, dicts, Algorithm objects, or a dict of them by label
         training     a dict of settings or Training(...)
         evaluation   a dict of settings or Evaluation(...)
+        faults       a dict of settings or Faults(...)
 
     Without a recipe and on other data than the demo's, settings that are not given go by the data.
 
@@ -88,6 +91,7 @@ def run(
         raise UserError(f"--threads {threads}: must be at least 1 and at most {MOST_THREADS}")
     numbers = _seeds(seeds)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
+    given |= {"faults": faults}
     recipe = _recipe(recipe, overrides, given)
     place = ranks.device_of(chosen_device(device))
     with execution_plan.threads(threads or torch.get_num_threads()), ranks.process_group(place) as world:
@@ -251,6 +255,7 @@ def _of_rounds(sim: Simulation) -> dict[str, Any]:
     stopped = next((r["stopped"] for r in sim.rows if "stopped" in r), None)
     which = sim.task.metric.better
     found = {
+        "faults": rounds.faults(sim.rows, sim.faulty.nonzero().flatten().tolist()),
         "diverged": rounds.divergence(sim.rows, len(sim.state.diverged), sim.federation.num_clients),
         "validation": rounds.by_validation(sim.rows, which),
         "stopped": stopped and {"by": stopped, "on": rounds.judged_by(sim.rows), "rounds": sim.rounds},
