@@ -41,7 +41,7 @@ from personafl.experiment import Result, run
 from personafl.models import StackedModel
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Simulation
-from personafl.slots import Inherit
+from personafl.slots import Inherit, Robust
 from personafl.version import __version__
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "Metric",
     "ModelChoice",
     "Result",
+    "Robust",
     "Scaffold",
     "Simulation",
     "Source",

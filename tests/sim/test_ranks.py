@@ -31,6 +31,7 @@ from personafl import (
     FedAvg,
     FedPAC,
     Machine,
+    Robust,
     Simulation,
 )
 from personafl.core.types import Params
@@ -210,7 +211,7 @@ def test_evaluation_is_that_of_one_rank(algorithm: Algorithm, evaluation: Evalua
         assert all(np.array_equal(found[n], expected[n]) for n in expected)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(), FedPAC()])
+@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(), FedPAC(), FedAvg(robust=Robust(rule="krum", share=0.3))])
 @pytest.mark.parametrize(
     "faults",
     [

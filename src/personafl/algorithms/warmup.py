@@ -58,6 +58,8 @@ class WarmUp(MethodWrapper):
             raise UserError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
         if isinstance(self.base, WarmUp):
             raise UserError("base: a warm-up cannot warm up another warm-up")
+        if self.robust is not None:
+            raise UserError("robust: a warm-up has no robust mean; set it on the base, whose rounds have one")
         if self.inherit is not None:
             if self.base.inherit is not None:
                 raise UserError("inherit: set it here or on the base, not on both")

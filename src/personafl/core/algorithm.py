@@ -39,7 +39,7 @@ from personafl.core.errors import UserError
 from personafl.core.optim import Optimizer
 from personafl.core.settings import BOUNDS, SettingsMeta, hints, typed
 from personafl.core.settings import setting as setting
-from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Filling, Inference
+from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS, Filling, Inference
 from personafl.core.types import (
     Batch,
     Download,
@@ -165,6 +165,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     )
     weights: str = setting("examples", "what a client counts in the server's mean", WEIGHTS)
     inherit: Filling | None = setting(None, "a private model inherited from session to session", fillings=INHERIT)
+    robust: Filling | None = setting(None, "how the server's mean is made robust", fillings=ROBUST)
     inference: str = setting("own", "which of a client's models answers", INFERENCE)
     bound: Setup | None = field(default=None, repr=False, compare=False)
 
@@ -260,6 +261,10 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     def needs_uploads(self) -> bool:
         """Whether `weigh` and `remember` must see the uploads of the whole cohort as one stack."""
         return False
+
+    def not_averaged(self) -> str:
+        """Why the server's model is no weighted mean of uploads that could be made robust; empty where it is one."""
+        return ""
 
     def needs_all_rounds(self) -> str:
         """What of this method goes by the number of rounds, so that training cannot stop early; empty for nothing."""

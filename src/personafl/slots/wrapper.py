@@ -53,6 +53,9 @@ class MethodWrapper(Algorithm):
     def needs_uploads(self) -> bool:
         return self.base.needs_uploads()
 
+    def not_averaged(self) -> str:
+        return self.base.not_averaged()
+
     def needs_all_rounds(self) -> str:
         return self.base.needs_all_rounds()
 
