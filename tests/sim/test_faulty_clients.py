@@ -109,6 +109,15 @@ def test_who_is_scored_after_training_that_failed_has_what_it_came_with() -> Non
     assert not torch.equal(models["head.weight"][other], sim.model.initial["head.weight"])
 
 
+def test_a_newcomer_whose_session_failed_has_what_it_was_given() -> None:
+    fed = dataclasses.replace(poisoned(4, 1e200), num_clients=4, unseen=2)
+    sim = simulated(Ditto(), fed=fed, num_rounds=1)
+    sim.run()
+    models = sim.newcomer_models(sim.model, torch.tensor([5, 4]))
+    assert all(torch.equal(models[n][1], sim.server[n]) for n in sim.server)
+    assert not torch.equal(models["head.weight"][0], sim.server["head.weight"])
+
+
 def test_a_new_model_that_is_not_finite_is_not_taken() -> None:
     class Overflows(FedAvg):
         def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:

@@ -500,9 +500,12 @@ class Simulation(Displayed):
                 own = self.algorithm.after_training(done.kept, done.local, payload, rnd)
                 trained = deployed(self.algorithm, task, own, payload, lambda: data)
                 if rows is not None:  # whose session does not count has what it came with
-                    counts = torch.zeros(len(ids), dtype=torch.bool, device=self.device).index_fill(0, rows, True)
-                    trained |= choose(counts, tree.select(trained, came), tree.select(came, trained))
+                    trained |= choose(self._among(ids, rows), tree.select(trained, came), tree.select(came, trained))
         return Stack(ids, traffic, done.work, senders, upload, refused, late, before, trained)
+
+    def _among(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Which of these clients have these rows: `[C]` bool on the device."""
+        return torch.zeros(len(ids), dtype=torch.bool, device=self.device).index_fill(0, rows, True)
 
     def _attacked(self, ids: Tensor, done: Outcome, kept: Params, received: Download, rnd: Round) -> Payload:
         """What the clients of a stack send, those that attack in the same form as the others."""
@@ -598,7 +601,10 @@ class Simulation(Displayed):
         if phase := self.algorithm.welcome():
             stage = Stage(number=self.schedule[-1].number + 1, phase=phase, who="all", up=False)
             rnd = Round(stage, self.algorithm.rate(self.schedule[-1]))
-            kept = client_round(self.algorithm, task, data, kept, down, rnd).kept
+            done = client_round(self.algorithm, task, data, kept, down, rnd)
+            kept, before = done.kept, kept
+            if broken := admission.not_finite(done.work.loss, {}, kept):  # then it has what it was given
+                kept = choose(~self._among(ids, torch.tensor(list(broken), device=self.device)), kept, before)
         received = tree.received(down, len(ids))
         return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, lambda: data)
 
