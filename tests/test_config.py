@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from personafl import DMPFL, Ditto, config
+from personafl import DMPFL, Ditto, Robust, config
 from personafl.core.errors import UserError
 
 
@@ -49,6 +49,20 @@ def _demo(label: str, *but: str) -> dict[str, object]:
     raw = tomllib.loads(config.recipes()["demo"])["algorithms"]
     mine = next(m for m in raw if m.get("label", m["name"]) == label)
     return {k: v for k, v in mine.items() if k not in ("name", "label", *but)}
+
+
+def test_a_robust_mean_is_a_name_or_a_table() -> None:
+    chosen = [
+        config.load(None, ["algorithms=ditto", *overrides]).algorithms[0].algorithm.robust
+        for overrides in (
+            [],
+            ["ditto.robust=krum"],
+            ["ditto.robust=krum", "ditto.robust.share=0.3"],
+            ["ditto.robust.bound=2"],
+            ["ditto.robust=none"],
+        )
+    ]
+    assert chosen == [None, Robust(rule="krum"), Robust(rule="krum", share=0.3), Robust(bound=2.0), None]
 
 
 def test_algorithms_chooses_exactly_those_and_keeps_their_settings() -> None:
@@ -128,6 +142,9 @@ def test_settings_a_partition_does_not_use_are_dropped() -> None:
             ["data.dataset=mine.npz", "data.label=y", "data.image_size=8", "data.missing=mean"],
             r"data.label \(goes with a folder of one's own\), data.image_size \(goes with a folder of one's own\)",
         ),
+        (["faults.late=stale"], r"faults.late \(faults.straggler_ratio=0\)"),
+        (["faults.fault=nan", "faults.strength=2"], r"faults.fault \(faults.faulty_ratio=0\), faults.strength .*"),
+        (["faults.faulty_ratio=0.1", "faults.strength=2"], r"faults.strength \(faults.fault=nan\)"),
         (["evaluation.severities=3"], r"evaluation.severities \(no evaluation.corruptions\)"),
     ],
 )
@@ -172,6 +189,11 @@ def test_what_has_no_effect_is_said(overrides: list[str], message: str) -> None:
         ("data.image_size=-1", "data.image_size=-1: must be a number of pixels, or 0"),
         ("evaluation.degrees=0,2", "must be shares in"),
         ("evaluation.clients=some", "possible are all, selected, a whole number"),
+        ("faults.fault=lie", "faults.fault='lie': possible are nan, inf, .*, sign-flip, noise"),
+        ("faults.drop_rate=2", r"faults.drop_rate=2.0: must be in \[0, 1\]"),
+        ("ditto.robust=mean", "ditto.robust: rule='mean': possible are clip, median, trimmed-mean, krum"),
+        ("ditto.robust.share=0.5", r"share=0.5: must be in \[0, 0.5\)"),
+        ("ditto.robust.trim=0.1", "ditto.robust.trim=0.1: no such setting of"),
         ("dm-pfl.sparsity=1", r"dm-pfl: sparsity=1.0: must be in \[0, 1\)"),
         ("dm-pfl.sparcity=0.5", "did you mean sparsity?"),
         ("algorithms=dmpfl", "did you mean dm-pfl?"),

@@ -50,8 +50,8 @@ def training(**changes: object) -> Training:
 
 
 def simulation(algorithm: Algorithm, kind: str = "mlp", fed: Federation | None = None, **options: object) -> Simulation:
-    """A quiet float64 simulation; fields of `Training` and of `Machine` may be changed, and the loss and the metric."""
-    own = {k: options.pop(k) for k in ("criterion", "metric") if k in options}
+    """A quiet float64 simulation; fields of `Training` and of `Machine` may be changed, and loss, metric and faults."""
+    own = {k: options.pop(k) for k in ("criterion", "metric", "faults") if k in options}
     where = {f.name: options.pop(f.name) for f in dataclasses.fields(Machine) if f.name in options}
     evaluation = options.pop("evaluation", QUIET)
     chosen = options.pop("model", None) or stacked(kind)

@@ -33,6 +33,7 @@ from personafl.algorithms import (
 from personafl.config import Data, ModelChoice
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.faults import Faults
 from personafl.core.types import Metric, Training
 from personafl.data import Federation, Source, arrays
 from personafl.evaluation.settings import Evaluation
@@ -40,7 +41,7 @@ from personafl.experiment import Result, resume, run
 from personafl.models import StackedModel
 from personafl.sim.machine import Machine
 from personafl.sim.simulator import Simulation
-from personafl.slots import Inherit
+from personafl.slots import Inherit, Robust
 from personafl.version import __version__
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "Data",
     "Ditto",
     "Evaluation",
+    "Faults",
     "FedAvg",
     "FedAvgFT",
     "FedDST",
@@ -78,6 +80,7 @@ __all__ = [
     "Metric",
     "ModelChoice",
     "Result",
+    "Robust",
     "Scaffold",
     "Simulation",
     "Source",

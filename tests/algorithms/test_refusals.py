@@ -193,10 +193,10 @@ def test_clients_that_diverge_are_counted() -> None:
     calm.run()
     wild.run()
     assert not any("diverged" in r for r in calm.rows)
-    assert wild.rows[-1]["diverged"] == wild.rows[-1]["clients"]
-    assert wild.rows[-1]["nonfinite_models"] == 6  # one model for all
-    assert wild.rows[-1]["personal"]["mean"] == 0
-    assert (calm.state.diverged, wild.state.diverged) == (set(), set(range(6)))
+    assert all(r["diverged"] == len(r["quarantined"]) > 0 for r in wild.rows)
+    assert "nonfinite_models" not in wild.rows[-1]  # none of it reached the server
+    found = {q["client"] for r in wild.rows for q in r["quarantined"]}
+    assert (calm.state.diverged, wild.state.diverged) == (set(), found)
 
 
 STOPS = [

@@ -62,7 +62,7 @@ def test_sections_come_first_and_settings_stand_in_their_order() -> None:
     recipe = dataclasses.replace(config.load("inherited-model"), model=ModelChoice(head="fc.*"))
     text = config.dump(recipe)
     heads = [line for line in text.splitlines() if line.startswith("[")]
-    wanted = ["[data]", "[model]", "[training]", "[evaluation]"]
+    wanted = ["[data]", "[model]", "[training]", "[evaluation]", "[faults]"]
     for m in recipe.algorithms:
         wanted += ["[[algorithms]]", *(["[algorithms.inherit]"] if m.algorithm.inherit else [])]
     assert heads == wanted

@@ -95,6 +95,32 @@ def test_what_diverged_is_marked_and_explained() -> None:
     assert told.endswith("The final models of up to 1 clients are not finite and count as wrong.")
 
 
+LEFT_OUT = {"updates": 3, "clients": [1, 4], "first_round": 2, "last_round": 5, "why": {"an empty update": 2, "w": 1}}
+
+
+def test_updates_that_were_left_out_are_told() -> None:
+    kept = [{"round": 3, "why": "no update was left"}]
+    runs = [summary("ditto", 0, 0.9, 0.5, faults={"quarantined": LEFT_OUT, "kept_model": kept, "late": 4, "stale": 3})]
+    line = (
+        "ditto: 3 updates of 2 clients were left out, first in round 2 (an empty update, 2 times; w); after 1 rounds "
+        "the server's model was what it had been before."
+    )
+    assert report.alerts(runs) == [line]
+    assert line in report.markdown(runs) and f"% {line}" in report.latex(runs)
+    runs.append(summary("ditto", 1, 0.9, 0.5, faults={"quarantined": LEFT_OUT | {"clients": [2]}, "dropped": 5}))
+    (told,) = report.alerts(runs)
+    assert told.startswith(
+        "ditto: 6 updates of up to 2 clients were left out, first in round 2 (an empty update, 4 times"
+    )
+    line = "Results of clients: ditto: 5 vanished, 4 came late, 3 of these were used a round later."
+    assert line in report.remarks(runs)
+    many = {"quarantined": LEFT_OUT | {"why": {"a": 1, "b": 1, "c": 1, "d": 1}}}
+    assert "(a; b; c; 1 other reasons)" in report.alerts([summary("ditto", 0, 0.9, 0.5, faults=many)])[0]
+    nobody = summary("ditto", 0, 0.9, 0.5, faults={"kept_model": kept})
+    assert report.alerts([nobody]) == ["ditto: after 1 rounds the server's model was what it had been before."]
+    assert not report.alerts([summary("ditto", 0, 0.9, 0.5, faults={"dropped": 2})])
+
+
 def test_what_is_missing_is_said_with_every_form_of_the_table() -> None:
     done, gone = [summary("local", 0, 0.9, 0.5)], [("local", 1), ("ditto", 0), ("ditto", 1)]
     line = "Partial: 3 of 4 runs are not finished: local (seed 1), ditto (seeds 0, 1)."

@@ -64,6 +64,28 @@ def test_a_target_is_judged_by_validation_data_where_there_are_some(target: floa
     assert (rounds.judged_by(FIVE), rounds.judged_by(plain)) == ("validation", "test")
 
 
+def test_what_went_wrong_with_clients() -> None:
+    assert rounds.faults(FIVE) == {}
+    wrong = [dict(r) for r in FIVE]
+    wrong[1] |= {"quarantined": [{"client": 4, "why": "a"}, {"client": 1, "why": "b"}], "dropped": 2}
+    wrong[3] |= {
+        "quarantined": [{"client": 4, "why": "b"}],
+        "kept_model": "no update was left",
+        "late": 1,
+        "dropped": 1,
+    }
+    wrong[4] |= {"busy": 1, "stale": 1}
+    assert rounds.faults(wrong, [4]) == {
+        "faulty_clients": [4],
+        "quarantined": {"updates": 3, "clients": [1, 4], "first_round": 2, "last_round": 4, "why": {"b": 2, "a": 1}},
+        "dropped": 3,
+        "busy": 1,
+        "late": 1,
+        "stale": 1,
+        "kept_model": [{"round": 4, "why": "no update was left"}],
+    }
+
+
 def test_where_clients_diverged() -> None:
     assert rounds.divergence(FIVE, 0, 9) is None
     wild = [r | ({"diverged": 2} if r["round"] in (1, 2) else {}) for r in FIVE]

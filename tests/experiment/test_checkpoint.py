@@ -54,7 +54,7 @@ def cut_at(stage: int) -> Callable[..., None]:
 def run(out: Path, *methods: object, cut: int = 0, **settings: Any) -> personafl.Result | None:
     """A quick run, saved after every round; cut behind a stage where that is asked."""
     recipe = QUICK | {"algorithms": list(methods)}
-    sections = {k: QUICK[k] | settings.pop(k) for k in list(settings) if k in QUICK}
+    sections = {k: QUICK.get(k, {}) | settings.pop(k) for k in list(settings) if k in (*QUICK, "faults")}
     words: dict[str, Any] = {"out": out, "quiet": True, "checkpoint_every": 1, "threads": 1} | settings
     if not cut:
         return personafl.run(recipe | sections, **words)
@@ -91,6 +91,16 @@ def test_what_is_scored_before_aggregation_goes_on_too(tmp_path: Path) -> None:
     settings = {"evaluation": {"when": "after_local", "eval_every": 2}}
     run(tmp_path / "whole", "fedphp", **settings)
     run(tmp_path / "cut", "fedphp", cut=3, **settings)
+    personafl.resume(tmp_path / "cut", quiet=True)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+
+
+def test_results_that_are_on_their_way_arrive_in_the_run_that_goes_on(tmp_path: Path) -> None:
+    """Late results of the round before the cut are used in the one behind it."""
+    settings = {"faults": {"straggler_ratio": 0.5, "late": "stale", "drop_rate": 0.2}}
+    whole = run(tmp_path / "whole", "ditto", **settings)
+    assert whole is not None and any(r.get("stale") for r in whole["ditto"].rows)
+    run(tmp_path / "cut", "ditto", cut=3, **settings)
     personafl.resume(tmp_path / "cut", quiet=True)
     assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
 

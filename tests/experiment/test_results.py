@@ -140,16 +140,18 @@ def test_a_damaged_run_folder_is_refused_by_the_name_of_the_file(tmp_path: Path)
 def test_a_run_that_diverged_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
     made = run(SMALL | {"training": SMALL["training"] | {"lr": 1e20}}, out=tmp_path / "run")
     told = made["fedavg"].summary["diverged"]
-    assert (told["clients"], told["of"], told["final"], told["last_round"]) == (4, 4, 4, 2)
+    left_out = made["fedavg"].summary["faults"]["quarantined"]
+    assert (told["clients"], told["of"], told["final"]) == (len(left_out["clients"]), 4, 0)
+    assert left_out["clients"] and list(left_out["why"]) == ["its loss is not finite"]
     assert json.loads((tmp_path / "run" / "fedavg" / "seed-0" / "summary.json").read_text())["diverged"] == told
-    assert made["fedavg"].summary["accuracy"]["personal"]["mean"] == 0
     for text in (
         made.table(),
         (tmp_path / "run" / "table.md").read_text(),
         (tmp_path / "run" / "report.html").read_text(),
     ):
-        assert "0.0 ± 0.0 (diverged)" in text
-        assert "fedavg diverged: loss or model of 4 of 4 clients was not finite" in text
+        assert "(diverged)" in text
+        assert f"fedavg diverged: loss or model of {told['clients']} of 4 clients was not finite" in text
+        assert f"fedavg: {left_out['updates']} updates of {told['clients']} clients were left out" in text
         assert "Partial" not in text
 
 

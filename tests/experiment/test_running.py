@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import personafl
-from personafl import FedAvg, Result, UserError, cli, config
+from personafl import Faults, FedAvg, Result, UserError, cli, config
 from personafl.core.errors import Note
 from tests import worlds
 
@@ -205,6 +205,30 @@ def test_a_shipped_recipe_on_other_data_leaves_its_rates_behind() -> None:
 def test_impossible_homes_and_limits_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         personafl.run(None, "training.num_rounds=1", "algorithms=fedavg", **options)  # type: ignore[arg-type]
+
+
+def test_faults_are_a_section_like_the_others(tmp_path: Path) -> None:
+    words = ("algorithms=fedavg", "training.num_rounds=2", "data.num_clients=5", "evaluation.shift=none")
+    faults = {"faulty_ratio": 0.2, "fault": "empty", "drop_rate": 0.3}
+    given = [
+        personafl.run(None, *words, faults=faults, out=tmp_path / "run"),
+        personafl.run(None, *words, faults=Faults(**faults)),  # type: ignore[arg-type]
+        personafl.run(None, *words, *(f"faults.{k}={v}" for k, v in faults.items())),
+    ]
+    told, *others = ([{k: v for k, v in r.items() if k != "seconds"} for r in g["fedavg"].rows] for g in given)
+    assert all(other == told for other in others)
+    (faulty,) = given[0]["fedavg"].summary["faults"]["faulty_clients"]
+    assert any({"client": faulty, "why": "an empty update"} in r.get("quarantined", []) for r in told)
+    again = Result.load(tmp_path / "run")
+    assert again.recipe.faults == Faults(**faults)  # type: ignore[arg-type]
+    assert again["fedavg"].summary["faults"] == given[0]["fedavg"].summary["faults"]
+    assert "an empty update" in (tmp_path / "run" / "table.md").read_text()
+    with pytest.raises(UserError, match=r"faults=0.5: must be a dict of settings or Faults\(...\)"):
+        personafl.run(None, faults=0.5)  # type: ignore[arg-type]
+    plain = personafl.run(None, *words)["fedavg"]
+    assert "faults" not in plain.summary and not any(
+        {"quarantined", "dropped", "kept_model"} & r.keys() for r in plain.rows
+    )
 
 
 def test_a_run_that_stopped_is_told_and_found_again(tmp_path: Path) -> None:

@@ -21,7 +21,19 @@ import pytest
 import torch
 
 import personafl
-from personafl import ALGORITHMS, DMPFL, Algorithm, Ditto, Evaluation, FedAvg, FedPAC, Machine, Simulation
+from personafl import (
+    ALGORITHMS,
+    DMPFL,
+    Algorithm,
+    Ditto,
+    Evaluation,
+    Faults,
+    FedAvg,
+    FedPAC,
+    Machine,
+    Robust,
+    Simulation,
+)
 from personafl.core.types import Params
 from personafl.sim import ranks
 from personafl.sim.ranks import SingleProcess, balanced
@@ -88,8 +100,10 @@ def simulated(algorithm: Algorithm, world: SingleProcess | None = None, **option
     evaluation = options.pop("evaluation", Evaluation(eval_every=2, draws=2, degrees=(0.5, 1.0)))
     fed = options.pop("fed", FEDERATION)
     rounds = 8 if isinstance(algorithm, DMPFL) else 4
+    faults = options.pop("faults", None)
     own = worlds.training(**({"num_rounds": rounds, "local_epochs": 1} | options))
-    sim = Simulation(fed, MODEL, algorithm, own, evaluation, machine=Machine(ranks=world or SingleProcess()))
+    machine = Machine(ranks=world or SingleProcess())
+    sim = Simulation(fed, MODEL, algorithm, own, evaluation, machine=machine, faults=faults)
     sim.run()
     return sim
 
@@ -195,6 +209,30 @@ def test_evaluation_is_that_of_one_rank(algorithm: Algorithm, evaluation: Evalua
         assert_same(sim.rows, alone.rows)
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[n], expected[n]) for n in expected)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(), FedPAC(), FedAvg(robust=Robust(rule="krum", share=0.3))])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(drop_rate=0.2, straggler_ratio=0.4, late="stale", faulty_ratio=0.2, fault="shape"),
+        Faults(faulty_ratio=1.0, fault="duplicate"),
+        Faults(faulty_ratio=1.0, fault="empty"),
+    ],
+    ids=["some", "twice", "nobody"],
+)
+def test_faults_are_those_of_one_rank(algorithm: Algorithm, faults: Faults) -> None:
+    options = {"faults": faults, "join_ratio": 1.0}
+    alone = simulated(algorithm, **options)
+    assert any("quarantined" in r for r in alone.rows)
+
+    def work(world: SingleProcess) -> Simulation:
+        sim = simulated(algorithm, world, **options)
+        sim.collect()
+        return sim
+
+    for sim in together(2, work):
+        assert_same_run(sim, alone)
 
 
 def test_newcomers_are_those_of_one_rank() -> None:

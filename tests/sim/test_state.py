@@ -6,7 +6,9 @@ import json
 
 import torch
 
+from personafl.core.types import Masked
 from personafl.sim.accounting import Totals
+from personafl.sim.late_results import LateResults
 from personafl.sim.state import RunState
 
 
@@ -21,6 +23,16 @@ def test_a_state_comes_back_from_json_and_tensors_as_it_was() -> None:
         left={9: 0.1 + 0.2, 3: 1 / 3},
         diverged={4, 2},
         trained_cohort=(torch.tensor([3, 1]), {"fc/w": torch.rand(2, 2, 2)}),
+        late=LateResults(
+            4,
+            "masks",
+            torch.tensor([5, 2]),
+            {
+                "fc/w": Masked(torch.rand(2, 3), torch.tensor([[True, False, True], [True, True, False]]), known=True),
+                "mask/fc": torch.tensor([[True], [False]]),
+            },
+            {"own/w": torch.rand(2, 2, dtype=torch.float64)},
+        ),
     )
     numbers, tensors = state.packed()
     again = RunState.unpacked(json.loads(json.dumps(numbers)), tensors, rows, torch.device("cpu"))
@@ -32,8 +44,16 @@ def test_a_state_comes_back_from_json_and_tensors_as_it_was() -> None:
     assert again.trained_cohort is not None and state.trained_cohort is not None
     assert again.trained_cohort[0].tolist() == [3, 1]
     assert torch.equal(again.trained_cohort[1]["fc/w"], state.trained_cohort[1]["fc/w"])
+    assert again.late is not None and state.late is not None
+    assert (again.late.round, again.late.phase, again.late.ids.tolist()) == (4, "masks", [5, 2])
+    was, now = state.late.upload["fc/w"], again.late.upload["fc/w"]
+    assert isinstance(was, Masked) and isinstance(now, Masked) and now.known
+    assert torch.equal(was.values, now.values) and torch.equal(was.mask, now.mask)
+    assert again.late.upload["mask/fc"].tolist() == [[True], [False]]  # type: ignore[union-attr]
+    assert torch.equal(again.late.kept["own/w"], state.late.kept["own/w"])
 
 
 def test_a_state_without_a_cohort_has_none() -> None:
     numbers, tensors = RunState({"w": torch.ones(2)}, 3).packed()
-    assert RunState.unpacked(numbers, tensors, [], torch.device("cpu")).trained_cohort is None
+    again = RunState.unpacked(numbers, tensors, [], torch.device("cpu"))
+    assert (again.trained_cohort, again.late) == (None, None)

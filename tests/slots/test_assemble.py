@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import COPFL, DMPFL, Algorithm, Ditto, FedAvg, FedPeWS, FedPeWSFixed, FedRep, Inherit
+from personafl import COPFL, DMPFL, Algorithm, Ditto, FedAvg, FedPeWS, FedPeWSFixed, FedRep, Inherit, Robust
 from personafl.core import tree
 from personafl.core.algorithm import ClientState
 from personafl.core.types import Download, Params, Payload, Round, Setup
@@ -27,6 +27,7 @@ TOGETHER: dict[str, Algorithm] = {
     "fedpews before dm-pfl, inherited, adaptive": FedPeWS(
         base=DMPFL(inherit=Inherit(weight=0.2), inference="adaptive", **DM), warmup_share=0.25
     ),
+    "fedrep, inherited, robust": FedRep(inherit=Inherit(transfer="l2"), robust=Robust(rule="trimmed-mean", share=0.34)),
     "fedpews before dm-pfl by contribution": FedPeWS(base=DMPFL(weights="cowa", **DM), warmup_share=0.25),
     "fedpews-fixed before fedavg by contribution": FedPeWSFixed(base=FedAvg(weights="cowa"), warmup_share=0.3),
 }

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from personafl import Ditto, FedAvg, Inherit, config
+from personafl import Algorithm, Ditto, FedAvg, Inherit, config
 from personafl.cli import app
+from personafl.core import tree
 from personafl.core.errors import UserError
-from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Answers
+from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS, Answers
 from personafl.core.types import Model, Params, Payload, Round, Sweep
 from personafl.slots.wrapper import MethodWrapper
-from tests import worlds
+from tests import checks, worlds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,37 @@ def test_weights_of_ones_own_reach_the_mean() -> None:
         sim.run()
         uploads.append(sim.server["head.weight"])
     assert not torch.equal(*uploads)
+
+
+@dataclass(frozen=True)
+class FirstOnly:
+    """A filling of `robust`: the server takes the first upload alone."""
+
+    def around(self, method: Algorithm) -> Algorithm:
+        return TakesFirst.around(method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakesFirst(MethodWrapper):
+    prefix: ClassVar[str] = "first"
+
+    def needs_uploads(self) -> bool:
+        return True
+
+    def screen(self, server: Params, upload: Payload, rnd: Round) -> tuple[Tensor | None, Payload]:
+        return torch.tensor([0]), tree.rows_of(upload, torch.tensor([0]))
+
+
+def test_a_robust_mean_of_ones_own_sees_all_uploads_and_leaves_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROBUST, "first", FirstOnly)
+    method = config.method({"name": "fedavg", "robust": {"name": "first"}}).algorithm
+    assert method == FedAvg(robust=FirstOnly())
+    sim, alone = (worlds.simulation(m, num_rounds=1, join_ratio=1.0) for m in (method, FedAvg()))
+    largest = alone.cohort(alone.schedule[0])[:1]
+    monkeypatch.setattr(alone, "cohort", lambda stage: largest)
+    sim.run()
+    alone.run()
+    checks.assert_agree(sim.server, alone.server, 1e-12)
 
 
 def test_a_recipe_names_a_filling_and_the_resolved_one_keeps_the_name() -> None:

@@ -58,6 +58,9 @@ class FedPAC(Algorithm):
     def needs_uploads(self) -> bool:
         return True
 
+    def not_averaged(self) -> str:
+        return "its server mixes the heads for each client"
+
     # State
 
     def init_server(self, params: Params) -> Params:

@@ -58,6 +58,8 @@ class WarmUp(MethodWrapper):
             raise UserError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
         if isinstance(self.base, WarmUp):
             raise UserError("base: a warm-up cannot warm up another warm-up")
+        if self.robust is not None:
+            raise UserError("robust: a warm-up has no robust mean; set it on the base, whose rounds have one")
         if self.inherit is not None:
             if self.base.inherit is not None:
                 raise UserError("inherit: set it here or on the base, not on both")
@@ -216,6 +218,9 @@ class WarmUp(MethodWrapper):
             return kept | self.base.init_clients(received, local.ids)
         return super().keep(kept, local, self._later(rnd))
 
+    def screen(self, server: Params, upload: Payload, rnd: Round) -> tuple[Tensor | None, Payload]:
+        return (None, upload) if rnd.phase == "warm-up" else super().screen(server, upload, self._later(rnd))
+
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
         if rnd.phase == "warm-up":
             return Algorithm.weigh(self, server, known, upload, examples, rnd)
@@ -239,8 +244,17 @@ class WarmUp(MethodWrapper):
                 new[n] = torch.where(held, self.approach(x, mean), x)  # a unit off everywhere keeps its weights
             else:
                 new[n] = self.approach(x, (sums[n] / sums["aux/weight"]).to(x.dtype))
+        return self._handed_over(server | self.own(tree.prefixed(new, "x")), rnd)
+
+    def without_uploads(self, server: Params, rnd: Round) -> Params:
+        if rnd.phase != "warm-up":
+            return super().without_uploads(server, self._later(rnd))
+        return self._handed_over(server, rnd)
+
+    def _handed_over(self, server: Params, rnd: Round) -> Params:
+        """After the last round of the warm-up the base begins with its model."""
         over = rnd.number == self.warmup - 1
-        return server | self.own(tree.prefixed(new, "x")) | (self.base.init_server(new) if over else {})
+        return server | (self.base.init_server(tree.under(self.mine(server), "x")) if over else {})
 
     # Prediction
 

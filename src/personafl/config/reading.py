@@ -216,7 +216,8 @@ def _opened(entry: Any, slot: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise UserError(f"{_called(entry)}.{slot}: the method was given as an object, which has its own settings")
     held = entry.get(slot, {"name": "fedavg", "weights": "uniform"} if slot == "base" else {})  # a warm-up's default
-    entry[slot] = dict(held) if isinstance(held, Mapping) else {"name" if slot == "base" else "transfer": held}
+    first = {"inherit": "transfer", "robust": "rule"}.get(slot, "name")  # the setting a bare value is
+    entry[slot] = dict(held) if isinstance(held, Mapping) else {first: held}
     opened: dict[str, Any] = entry[slot]
     return opened
 

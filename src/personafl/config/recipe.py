@@ -13,6 +13,7 @@ from torch import nn
 from personafl.config.names import described, given_again
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.faults import Faults
 from personafl.core.plain_text import is_text
 from personafl.core.settings import Section, setting, shortened, typed, unknown
 from personafl.core.types import BufferPolicy, Training
@@ -206,6 +207,7 @@ class Recipe:
     model: ModelChoice = field(default_factory=ModelChoice)
     training: Training = field(default_factory=Training)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    faults: Faults = field(default_factory=Faults)
     algorithms: tuple[Method, ...] = ()
     open: frozenset[str] = frozenset()  # settings, as `training.lr`, that the data decide when they are there
 
@@ -213,7 +215,13 @@ class Recipe:
         return dataclasses.replace(self, training=dataclasses.replace(self.training, seed=seed))
 
 
-SECTIONS: dict[str, type[Any]] = {"data": Data, "model": ModelChoice, "training": Training, "evaluation": Evaluation}
+SECTIONS: dict[str, type[Any]] = {
+    "data": Data,
+    "model": ModelChoice,
+    "training": Training,
+    "evaluation": Evaluation,
+    "faults": Faults,
+}
 
 
 def is_function(dataset: str) -> bool:
@@ -269,4 +277,11 @@ def unused(recipe: Recipe) -> dict[str, str]:
         out["data.corruption_severity"] = "data.corruption=none"
     if not recipe.evaluation.corruptions:
         out["evaluation.severities"] = "no evaluation.corruptions"
+    faults = recipe.faults
+    if not faults.straggler_ratio:
+        out["faults.late"] = "faults.straggler_ratio=0"
+    if not faults.faulty_ratio:
+        out |= {f"faults.{n}": "faults.faulty_ratio=0" for n in ("fault", "strength")}
+    elif not faults.attack:
+        out["faults.strength"] = f"faults.fault={faults.fault}"
     return out

@@ -8,6 +8,7 @@ A round, and the hooks in its order:
     turns       local work: which loss, which positions move, for how long
     upload      what travels back
     keep        what the client stores until it is next asked
+    screen      what the server uses of them, where it compares them
     weigh       what each client counts in the server's sums
     summands    the named sums over clients that the server needs
     remember    what the server knows of each client until it is next asked
@@ -38,7 +39,7 @@ from personafl.core.errors import UserError
 from personafl.core.optim import Optimizer
 from personafl.core.settings import BOUNDS, SettingsMeta, hints, typed
 from personafl.core.settings import setting as setting
-from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS, Filling, Inference
+from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS, Filling, Inference
 from personafl.core.types import (
     Batch,
     Download,
@@ -164,6 +165,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     )
     weights: str = setting("examples", "what a client counts in the server's mean", WEIGHTS)
     inherit: Filling | None = setting(None, "a private model inherited from session to session", fillings=INHERIT)
+    robust: Filling | None = setting(None, "how the server's mean is made robust", fillings=ROBUST)
     inference: str = setting("own", "which of a client's models answers", INFERENCE)
     bound: Setup | None = field(default=None, repr=False, compare=False)
 
@@ -259,6 +261,10 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     def needs_uploads(self) -> bool:
         """Whether `weigh` and `remember` must see the uploads of the whole cohort as one stack."""
         return False
+
+    def not_averaged(self) -> str:
+        """Why the server's model is no weighted mean of uploads that could be made robust; empty where it is one."""
+        return ""
 
     def needs_all_rounds(self) -> str:
         """What of this method goes by the number of rounds, so that training cannot stop early; empty for nothing."""
@@ -362,6 +368,13 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """What the client stores until it is next asked, under the names it had before."""
         return kept | tree.select(local.params, kept)
 
+    def screen(self, server: Params, upload: Payload, rnd: Round) -> tuple[Tensor | None, Payload]:
+        """The uploads as the server will use them, and the rows they are of, None for all; by default as they came.
+
+        Asked where `needs_uploads`.
+        """
+        return None, upload
+
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
         """What each client counts, `[C]`; by default its number of examples, or one."""
         return torch.ones_like(examples) if self.weights == "uniform" else examples
@@ -387,6 +400,10 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""
         return {n: self.approach(old, (sums[n] / sums["aux/weight"]).to(old.dtype)) for n, old in server.items()}
+
+    def without_uploads(self, server: Params, rnd: Round) -> Params:
+        """The server's new state after a round that brought no update: the old one."""
+        return server
 
     def coverage(self, sums: Params) -> Params:
         """How much of all clients' weight stands behind each position of the means just taken, in [0, 1].

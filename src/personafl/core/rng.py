@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,6 +83,12 @@ def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Ten
     """Uniform in [0, 1): `[..., count]`."""
     resolution = 24 if dtype == torch.float32 else 53
     return _shift(bits(keys, count), 64 - resolution).to(dtype) * 2.0**-resolution
+
+
+def normal(keys: Tensor, count: int) -> Tensor:
+    """Standard normal by Box and Muller's transform: `[..., count]` float64."""
+    a, b = uniform(keys, 2 * count).view(*keys.shape, 2, count).unbind(-2)
+    return (-2 * torch.log1p(-a)).sqrt() * (2 * math.pi * b).cos()
 
 
 def order(keys: Tensor, counts: Tensor, width: int) -> Tensor:

@@ -1,8 +1,9 @@
 """The slots every method has, and the registries of what may fill them.
 
 A slot is a setting of every method: `weights` says what a client counts, `inherit` gives it a model that outlives
-rounds, `inference` says which of its models answers. Nothing here knows a filling; `personafl.slots` registers those
-that are shipped, and anybody may add one, in a line: `WEIGHTS["mine"] = ...`.
+rounds, `robust` protects the server's mean from some of the clients, `inference` says which of a client's models
+answers. Nothing here knows a filling; `personafl.slots` registers those that are shipped, and anybody may add one, in a
+line: `WEIGHTS["mine"] = ...`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Wrap = Callable[[Any], Any]
 
 
 class Filling(Protocol):
-    """Settings of what fills the `inherit` slot: a frozen dataclass, written as a table in a recipe."""
+    """Settings of what fills the `inherit` or `robust` slot: a frozen dataclass, written as a table in a recipe."""
 
     def around(self, method: Any) -> Any:
         """The bound method with this filling around it."""
@@ -49,6 +50,9 @@ WEIGHTS: dict[str, Wrap | None] = {"examples": None, "uniform": None}
 
 INHERIT: dict[str, type[Filling]] = {}
 """A model a client inherits from session to session, by name; the first is meant where a recipe gives no name."""
+
+ROBUST: dict[str, type[Filling]] = {}
+"""How the server's mean is made robust, by name; the first is meant where a recipe gives no name."""
 
 INFERENCE: dict[str, Inference | None] = {"own": None}
 """Which of a client's models answers: its own, or what a rule makes of that and the global one."""

@@ -104,6 +104,13 @@ def rows_of(payload: Payload, rows: Tensor) -> Payload:
     }
 
 
+def row_of(payload: Payload, row: int) -> Payload:
+    """One client's row of a stacked payload, without the client axis."""
+    return {
+        n: view(t.values[row], t.mask[row], t.known) if isinstance(t, Masked) else t[row] for n, t in payload.items()
+    }
+
+
 def values(payload: Payload) -> Params:
     """The tensors of a payload, masked ones with zeros outside their mask."""
     return {n: t.values if isinstance(t, Masked) else t for n, t in payload.items()}

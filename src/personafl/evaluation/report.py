@@ -5,6 +5,7 @@ from __future__ import annotations
 import html as escaping
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,7 @@ def markdown(summaries: Sequence[Summary], missing: Missing = (), spread: str | 
 
 
 def alerts(summaries: Sequence[Summary], missing: Missing = ()) -> list[str]:
-    """Why the table is not what it looks like: runs that are missing, and runs that diverged."""
+    """Why the table is not what it looks like: runs that are missing, that diverged, or that left updates out."""
     found = []
     if missing:
         by_label: dict[str, list[int]] = {}
@@ -181,6 +182,7 @@ def alerts(summaries: Sequence[Summary], missing: Missing = ()) -> list[str]:
     for seeds in groups(summaries).values():
         if wild := [s for s in seeds if "diverged" in s]:
             found.append(_diverged(wild, len(seeds)))
+        found += _quarantined([s for s in seeds if "faults" in s])
     return found
 
 
@@ -196,6 +198,29 @@ def _diverged(wild: Sequence[Summary], seeds: int) -> str:
         f"{wild[0]['lr']:g}, or grad_clip."
     )
     return f"{line} The final models of {most}{final} clients are not finite and count as wrong." if final else line
+
+
+def _quarantined(failed: Sequence[Summary]) -> list[str]:
+    """A line about the updates of a method that were not taken, over its seeds."""
+    told = [s["faults"]["quarantined"] for s in failed if "quarantined" in s["faults"]]
+    kept = sum(len(s["faults"].get("kept_model", ())) for s in failed)
+    if not told and not kept:
+        return []
+    why: Counter[str] = Counter()
+    for t in told:
+        why.update(t["why"])
+    reasons = "; ".join(f"{text}, {n} times" if n > 1 else text for text, n in why.most_common(3))
+    more = f"; {len(why) - 3} other reasons" if len(why) > 3 else ""
+    clients = max((len(t["clients"]) for t in told), default=0)
+    most = "up to " if len(told) > 1 else ""
+    line = (
+        f"{sum(why.values())} updates of {most}{clients} clients were left out, first in round "
+        f"{min(t['first_round'] for t in told)} ({reasons}{more})"
+        if told
+        else ""
+    )
+    same = f"after {kept} rounds the server's model was what it had been before" if kept else ""
+    return [f"{failed[0]['label']}: {'; '.join(filter(None, (line, same)))}."]
 
 
 def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str]:
@@ -216,6 +241,7 @@ def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str
     which = f"corruptions and severities all have ({len(cells)})" if differ else "corruptions and severities"
     return [
         *_stopped(summaries),
+        *_absent(summaries),
         *_targets(summaries),
         *([f"Mean over {which}: {', '.join(corrupted)}."] if corrupted else []),
         *([f"Full donor shift, expected over all donors: {', '.join(expected)}."] if expected else []),
@@ -232,6 +258,19 @@ def _stopped(summaries: Sequence[Summary]) -> list[str]:
             some = "" if len(ends) == len(seeds) else f" ({len(ends)} of {len(seeds)} seeds)"
             told.setdefault(f"training.{by} on {on} data", []).append(f"{label} after {when} rounds{some}")
     return [f"Stopped by {why}: {', '.join(who)}." for why, who in told.items()]
+
+
+_ABSENT = {"dropped": "vanished", "late": "came late", "stale": "of these were used a round later"}
+
+
+def _absent(summaries: Sequence[Summary]) -> list[str]:
+    """How many results did not arrive in time, by method."""
+    out = []
+    for label, seeds in groups(summaries).items():
+        counts = {words: sum(s.get("faults", {}).get(k, 0) for s in seeds) for k, words in _ABSENT.items()}
+        if any(counts.values()):
+            out.append(f"{label}: " + ", ".join(f"{n} {words}" for words, n in counts.items() if n))
+    return [f"Results of clients: {'; '.join(out)}."] if out else []
 
 
 def _targets(summaries: Sequence[Summary]) -> list[str]:

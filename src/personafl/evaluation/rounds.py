@@ -1,10 +1,11 @@
-"""What the rows of `metrics.jsonl` come to: where clients diverged, which round is best, when a target was reached.
+"""What the rows of `metrics.jsonl` come to: where clients failed, which round is best, when a target was reached.
 
 Rounds are counted from 1 here, as on the screen; a closing stage, such as fine-tuning, counts as one more.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,26 @@ def divergence(rows: Sequence[Row], clients: int, of: int) -> dict[str, int] | N
         "last_round": found[-1],
         "final": last.get("nonfinite_models", 0),
     }
+
+
+def faults(rows: Sequence[Row], faulty: Sequence[int] = ()) -> dict[str, Any]:
+    """What went wrong with clients, as far as anything did; `faulty` are the clients a simulation made so.
+
+    `quarantined` counts updates that were not taken, `kept_model` lists the rounds after which the server's model was
+    what it had been before, and why.
+    """
+    refused = [(r["round"] + 1, q) for r in rows for q in r.get("quarantined", ())]
+    quarantined = refused and {
+        "updates": len(refused),
+        "clients": sorted({q["client"] for _, q in refused}),
+        "first_round": refused[0][0],
+        "last_round": refused[-1][0],
+        "why": dict(Counter(q["why"] for _, q in refused).most_common()),
+    }
+    kept = [{"round": r["round"] + 1, "why": r["kept_model"]} for r in rows if "kept_model" in r]
+    counted = {name: sum(r.get(name, 0) for r in rows) for name in ("dropped", "busy", "late", "stale")}
+    found = {"faulty_clients": list(faulty), "quarantined": quarantined, **counted, "kept_model": kept}
+    return {k: v for k, v in found.items() if v}
 
 
 def by_validation(rows: Sequence[Row], which: Better = "higher") -> dict[str, Any] | None:

@@ -288,6 +288,7 @@ def simulation(
         metric=metric(recipe, fed.source.task),
         machine=machine,
         shift=shift,
+        faults=recipe.faults,
     )
 
 

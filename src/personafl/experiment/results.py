@@ -311,6 +311,7 @@ class Result(Displayed):
         algorithms: Any = None,
         training: Any = None,
         evaluation: Any = None,
+        faults: Any = None,
         trust: bool = False,
     ) -> Self:
         """Read a run folder back, with every client ready to predict.
@@ -332,6 +333,7 @@ class Result(Displayed):
                 "algorithms": algorithms,
                 "training": training,
                 "evaluation": evaluation,
+                "faults": faults,
             },
             trust=trust,
         )

@@ -15,6 +15,7 @@ import torch
 from personafl import config
 from personafl.config import Method, Recipe
 from personafl.core.errors import UserError
+from personafl.core.faults import Faults
 from personafl.core.files import full_disk_told, remove
 from personafl.core.settings import shortened, typed
 from personafl.core.types import Metric, Training
@@ -49,6 +50,7 @@ def run(
     algorithms: Any = None,
     training: Training | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
+    faults: Faults | Mapping[str, Any] | None = None,
     seeds: Sequence[int] = (),
     device: str = "auto",
     out: str | Path | None = None,
@@ -73,6 +75,7 @@ def run(
         algorithms   names, dicts, Algorithm objects, or a dict of them by label
         training     a dict of settings or Training(...)
         evaluation   a dict of settings or Evaluation(...)
+        faults       a dict of settings or Faults(...)
 
     Without a recipe and on other data than the demo's, settings that are not given go by the data.
 
@@ -99,6 +102,7 @@ def run(
     checkpoint.every(checkpoint_every)
     numbers = _seeds(seeds)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
+    given |= {"faults": faults}
     recipe = _recipe(recipe, overrides, given)
     place = ranks.device_of(chosen_device(device))
     with execution_plan.threads(threads or torch.get_num_threads()), ranks.process_group(place) as world:
@@ -133,6 +137,7 @@ def resume(
     algorithms: Any = None,
     training: Training | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
+    faults: Faults | Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     quiet: bool | None = None,
 ) -> Result:
@@ -145,6 +150,7 @@ def resume(
     out = run_folder.root(Path(folder))
     told = run_folder.read(out)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
+    given |= {"faults": faults}
     recipe = extension.recipe(config.load(out / "recipe.toml", given=given), overrides)
     conditions = told.conditions
     place = ranks.device_of(chosen_device(conditions.device))
@@ -432,6 +438,7 @@ def _of_rounds(sim: Simulation) -> dict[str, Any]:
     stopped = next((r["stopped"] for r in sim.rows if "stopped" in r), None)
     which = sim.task.metric.better
     found = {
+        "faults": rounds.faults(sim.rows, sim.faulty.nonzero().flatten().tolist()),
         "diverged": rounds.divergence(sim.rows, len(sim.state.diverged), sim.federation.num_clients),
         "validation": rounds.by_validation(sim.rows, which),
         "stopped": stopped and {"by": stopped, "on": rounds.judged_by(sim.rows), "rounds": sim.rounds},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from personafl.core import cost
 from personafl.core.local import Work
 from personafl.core.types import Params, Payload
+from personafl.sim.late_results import LateResults
 
 
 @dataclass
@@ -24,6 +26,15 @@ class Totals:
     dense_flops: float = 0.0
 
 
+class Refused(NamedTuple):
+    """A client with an update that is not taken."""
+
+    client: int
+    why: str
+    diverged: bool = False  # whether training itself gave numbers that are not finite
+    counts: bool = False  # whether another update of it was taken
+
+
 @dataclass(frozen=True)
 class Stack:
     """What a stack of clients came to in its part of a round."""
@@ -31,7 +42,10 @@ class Stack:
     ids: Tensor
     traffic: cost.Traffic
     work: Work
-    upload: Payload
+    senders: Tensor  # the clients whose update the server takes
+    upload: Payload  # theirs
+    refused: list[Refused]
+    late: LateResults | None  # what comes a stage later
     before: list[Tensor]  # scores of what the clients came with, where they are judged right after training
     trained: Params  # and what they then predict with
 
@@ -40,11 +54,12 @@ class Stack:
 class Spent:
     """What the stacks of a round cost so far."""
 
-    ids: Tensor  # the clients of the round
     totals: Totals
     losses: Tensor  # [clients of the round], summed over steps, on the device
     steps: Tensor  # [clients of the round]
     clients: int = 0
+    refused: list[Refused] = field(default_factory=list)
+    late: list[LateResults] = field(default_factory=list)
 
     def add(self, stack: Stack) -> None:
         self.totals.up_bytes += stack.traffic.up
@@ -55,11 +70,12 @@ class Spent:
         here = slice(self.clients, self.clients + len(stack.ids))
         self.losses[here], self.steps[here] = stack.work.loss, stack.work.steps
         self.clients = here.stop
+        self.refused += stack.refused
+        self.late += [] if stack.late is None else [stack.late]
 
-    def means(self) -> tuple[Tensor, Tensor]:
-        """The clients that trained, and the mean loss of each."""
-        trained = self.steps > 0
-        return self.ids[trained], (self.losses.cpu() / self.steps)[trained]
+    def means(self) -> Tensor:
+        """The mean loss of each client that trained."""
+        return (self.losses.cpu() / self.steps)[self.steps > 0]
 
 
 def total(t: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 from personafl.core import batches
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.faults import Faults
 from personafl.core.settings import shortened
 from personafl.core.types import Training
 from personafl.data.federated import Federation
@@ -44,7 +45,7 @@ def check_stopping(federation: Federation, training: Training, evaluation: Evalu
 
 
 def checked_parts(
-    federation: object, model: object, algorithm: object, training: object, evaluation: object
+    federation: object, model: object, algorithm: object, training: object, evaluation: object, faults: object
 ) -> tuple[StackedModel, Algorithm]:
     """What a simulation is made of, or one line about what is in the wrong place."""
     if torch.is_inference_mode_enabled():
@@ -60,6 +61,7 @@ def checked_parts(
         ("algorithm", algorithm, Algorithm),
         ("training", training, Training),
         ("evaluation", evaluation or Evaluation(), Evaluation),
+        ("faults", faults or Faults(), Faults),
     )
     for name, value, kind in wanted:
         if not isinstance(value, kind):

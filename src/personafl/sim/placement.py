@@ -46,14 +46,21 @@ class Placement:
             parts = [iter(part) for part in self.ranks.gather(found)]
         return [next(parts[r]) for r in self.places(ids).tolist()]
 
-    def stacked(self, ids: Tensor, mine: Payload, device: torch.device) -> Payload:
-        """The payloads of a whole cohort as one stack, in its order, from those of each rank's clients."""
+    def stacked(self, ids: Tensor, senders: Tensor, mine: Payload, device: torch.device) -> tuple[Tensor, Payload]:
+        """Those of a cohort whose payload there is, in its order, and their payloads as one stack.
+
+        From this rank's `senders` with theirs, and those of the others.
+        """
         if self.ranks.size == 1:
-            return mine
+            return senders, mine
         with self.clock("waiting"):
-            found = [p for p in self.ranks.gather(tree.moved(mine, HOST)) if p]
-        order = self.places(ids).argsort(stable=True).argsort()
-        return tree.moved(tree.rows_of(tree.gathered(found), order), device)
+            found = [part for part in self.ranks.gather((senders, tree.moved(mine, HOST))) if len(part[0])]
+        row = {c: i for i, c in enumerate(c for part, _ in found for c in part.tolist())}
+        came = torch.tensor([c for c in ids.tolist() if c in row], dtype=torch.int64)
+        if not found:
+            return came, {}
+        order = torch.tensor([row[c] for c in came.tolist()])
+        return came, tree.moved(tree.rows_of(tree.gathered(p for _, p in found), order), device)
 
     def weigh(self, ids: Tensor) -> None:
         """Note how the work of a cohort lies over the ranks."""

@@ -14,14 +14,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from personafl.core import cost, tree
-from personafl.core.algorithm import Algorithm
+from personafl.core import admission, cost, rng, tree, wire
+from personafl.core.admission import Schema, Update
+from personafl.core.algorithm import Algorithm, choose
 from personafl.core.batches import steps_per_epoch
 from personafl.core.cuda_graphs import GraphCache
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
-from personafl.core.local import client_round
-from personafl.core.store import Store, row_bytes
+from personafl.core.faults import Faults
+from personafl.core.local import Outcome, client_round
+from personafl.core.store import HOST, Store, row_bytes
 from personafl.core.types import (
     Criterion,
     Download,
@@ -41,10 +43,11 @@ from personafl.evaluation import final, masks, metrics, rounds
 from personafl.evaluation.evaluate import deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
-from personafl.sim import execution_plan, sampling, wire_transfer
-from personafl.sim.accounting import Spent, Stack, Totals, add, finite_mean, total
+from personafl.sim import execution_plan, faulty_clients, sampling, wire_transfer
+from personafl.sim.accounting import Refused, Spent, Stack, Totals, add, finite_mean, total
 from personafl.sim.checks import check_data, checked_parts
 from personafl.sim.evaluator import Evaluator, since_left
+from personafl.sim.late_results import LateResults, joined_results
 from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.placement import Placement
 from personafl.sim.profile import NoClock
@@ -71,15 +74,18 @@ class Simulation(Displayed):
         metric: Criterion | Metric | None = None,
         machine: Machine | None = None,
         shift: Shift | None = None,
+        faults: Faults | None = None,
     ) -> None:
         """`criterion` and `metric` are one's own, or None for what the sections and the data's task say.
 
-        `machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed.
+        `machine` is what it runs on; `shift` what was drawn for another method of the same federation and seed;
+        `faults` what goes wrong with clients, by default nothing.
         """
-        model, algorithm = checked_parts(federation, model, algorithm, training, evaluation)
+        model, algorithm = checked_parts(federation, model, algorithm, training, evaluation, faults)
         self.machine = machine or Machine()
         self.threads = torch.get_num_threads()  # as many as PyTorch had when the simulation was made
         self.evaluation = evaluation or Evaluation()
+        self.faults = faults or Faults()
         check_data(federation, training, self.evaluation)
         self.device = torch.device(chosen_device(self.machine.device))
         dtype = torch.float64 if training.precision == "float64" else torch.float32
@@ -99,6 +105,7 @@ class Simulation(Displayed):
         examples = int(federation.sizes("train")[: federation.num_clients].sum())
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
+        self.faulty = self.faults.faulty(self.training.seed, federation.num_clients)  # [clients] bool
         captures = self.machine.capture and self.device.type == "cuda" and self.model.capturable
         self.graph_cache = GraphCache() if captures else None
 
@@ -259,32 +266,36 @@ class Simulation(Displayed):
         begun = time.perf_counter()
         stage = self.schedule[self.played]
         rnd = Round(stage, self.algorithm.rate(stage))
-        ids = self.cohort(stage)
+        arrived, refused = self._arrived(rnd)
+        ids, gone, absent = self._present(rnd, arrived)
         parts: list[Stack] = []
         sums: Params = {}
         self.placement.weigh(ids)
         mine = self.placement.mine(ids)
         none = torch.zeros(len(mine), dtype=torch.float64)
-        spent = Spent(mine, Totals(), torch.zeros_like(none, device=self.device), none)
+        spent = Spent(Totals(), torch.zeros_like(none, device=self.device), none)
+        self._charge_dropped(self.placement.mine(gone), rnd, spent.totals)
         together = self.algorithm.needs_uploads()
+        wanted = self._schema(rnd) if stage.up and self.faults.damage else {}
 
         def prepare(chunk: Tensor) -> tuple[Tensor, Download]:
             with self.clock("wire"):
                 return chunk, self.download(chunk, rnd) if rnd.stage.down else Download()
 
         def work(model: StackedModel, given: tuple[Tensor, Download]) -> Stack:
-            return self._client_side(model, *given, rnd)
+            return self._client_side(model, *given, rnd, wanted)
 
         for part in self._stacks(self.plan.threads, mine, work, prepare):
             spent.add(part)
             if stage.up and not together:
-                with self.clock("aggregation"):
-                    add(sums, self._server_side(part.ids, part.upload, rnd))
+                if len(part.senders):
+                    with self.clock("aggregation"):
+                        add(sums, self._server_side(part.senders, part.upload, rnd))
                 part = dataclasses.replace(part, upload={})
             if part.upload or part.before or part.trained:  # nothing else outlives its stack
                 parts.append(part)
-        if stage.up and len(ids):
-            self._aggregate(ids, parts, sums, rnd)
+        kept_model = self._aggregate(ids, parts, sums, arrived, rnd) if stage.up and stage.who != "nobody" else ""
+        self._put_off(spent.late)
         judged = len(ids) > 0 and self._evaluated_next()
         if judged:
             self.state.trained_cohort = ids, tree.join(p.trained for p in parts) if parts else {}
@@ -294,16 +305,23 @@ class Simulation(Displayed):
             with self.clock("evaluation"):
                 before = [s for p in parts for s in p.before]
                 found = self._evaluated(self.placement.together(ids, before) if judged else [])
-        trained, losses = self._count(spent)  # waits for the device, so it comes last
-        diverged = trained[~losses.isfinite()].tolist()
-        self.state.diverged.update(diverged)
+        losses, more = self._count(spent)  # waits for the device, so it comes last
+        diverged = {r.client for r in more if r.diverged}
+        self.state.diverged |= diverged
+        refused = sorted([*refused, *more], key=lambda r: r.client)
+        told = {
+            "diverged": len(diverged),
+            **absent,
+            "quarantined": [{"client": r.client, "why": r.why} for r in refused],
+            "kept_model": kept_model,
+        }
         row: Row = {
             "round": stage.number,
             "phase": stage.phase,
             "clients": len(ids),
             "lr": rnd.lr,
             "loss": finite_mean(losses),
-            **({"diverged": len(diverged)} if diverged else {}),
+            **{k: v for k, v in told.items() if v},
             "up_bytes": self.totals.up_bytes,
             "down_bytes": self.totals.down_bytes,
             "gflop": self.totals.flops / 1e9,
@@ -315,6 +333,62 @@ class Simulation(Displayed):
         self._stop(row)
         self.clock.lap(row)
         return row
+
+    # Who is there, and whose update is taken
+
+    def _schema(self, rnd: Round) -> Schema:
+        """What an upload of this round must be."""
+        return admission.expected(self.algorithm, self.task, self.model.initial, self.server, rnd)
+
+    def _arrived(self, rnd: Round) -> tuple[LateResults | None, list[Refused]]:
+        """The late results of the stage before that can be used in this one, and those that cannot."""
+        late, self.state.late = self.state.late, None
+        if late is None:
+            return None, []
+        if not rnd.stage.up or late.phase != rnd.phase:
+            why = f"a late update of phase {late.phase} in phase {rnd.phase}"
+            return None, [Refused(c, why) for c in late.ids.tolist()]
+        wanted, taken, refused = self._schema(rnd), [], []
+        for row, client in enumerate(late.ids.tolist()):
+            update = Update(client, late.round, tree.row_of(late.upload, row))
+            if why := admission.refusal(update, wanted, rnd.number, oldest=late.round):
+                refused.append(Refused(client, f"late: {why}"))
+            else:
+                taken.append(row)
+        return (late.rows(torch.tensor(taken)) if taken else None), refused
+
+    def _present(self, rnd: Round, arrived: LateResults | None) -> tuple[Tensor, Tensor, Row]:
+        """The clients of a stage that train, those that vanish once they have received something, and their numbers.
+
+        Whose result of the stage before arrives in this one was still busy with it when this one began.
+        """
+        ids = self.cohort(rnd.stage)
+        if not rnd.stage.up or not (self.faults.drop_rate or self.faults.straggler_ratio):
+            return ids, ids[:0], {}
+        stale = torch.zeros(0, dtype=torch.int64) if arrived is None else arrived.ids
+        busy = torch.isin(ids, stale)
+        dropped = self.faults.dropped(self.training.seed, rnd.number, ids) & ~busy
+        ids, gone = ids[~busy & ~dropped], ids[dropped]
+        late = self.faults.straggling(self.training.seed, rnd.number, ids)
+        counts = {"dropped": dropped, "busy": busy, "late": late}
+        return ids, gone, {k: int(v.sum()) for k, v in counts.items()} | {"stale": len(stale)}
+
+    def _charge_dropped(self, gone: Tensor, rnd: Round, totals: Totals) -> None:
+        """Count what clients received that then vanished."""
+        if len(gone) and rnd.stage.down:
+            lost = cost.traffic(rnd.stage, self.download(gone, rnd), {}, len(gone))
+            totals.down_bytes += lost.down
+            totals.paper_bytes += lost.paper
+
+    def _put_off(self, late: list[LateResults]) -> None:
+        """Keep late results for the next stage, on every rank those of all."""
+        if self.faults.late != "stale" or not self.faults.straggler_ratio:
+            return
+        mine = joined_results(late)
+        if self.ranks.size > 1:
+            found = self.ranks.gather(None if mine is None else mine.moved(HOST))
+            mine = joined_results([part for part in found if part is not None])
+        self.state.late = None if mine is None else mine.moved(self.device)
 
     def _stop(self, row: Row) -> None:
         """End training after this row if it is time to, and say so in it."""
@@ -335,26 +409,46 @@ class Simulation(Displayed):
         self.end_after(state.rounds)
         self.state = state
 
-    def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, rnd: Round) -> None:
-        """The server's new state, from what came from each chunk."""
+    def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, arrived: LateResults | None, rnd: Round) -> str:
+        """The server's new state, from what came from each chunk; why it stayed as it was, or nothing."""
         with self.clock("aggregation"):
+            if arrived is not None:
+                own = torch.isin(arrived.ids, self.placement.mine(arrived.ids)).nonzero().flatten()
+                mine = arrived.rows(own)
+                if len(own):
+                    self.store.scatter(mine.ids, mine.kept)
             if self.algorithm.needs_uploads():
-                mine = tree.gathered(p.upload for p in parts) if parts else {}
-                add(sums, self._server_side(ids, self.placement.stacked(ids, mine, self.device), rnd))
+                senders = torch.cat([p.senders for p in parts]) if parts else ids[:0]
+                upload = tree.gathered(p.upload for p in parts) if parts else {}
+                senders, upload = self.placement.stacked(ids, senders, upload, self.device)
+                if arrived is not None:
+                    upload = tree.gathered([*([upload] if len(senders) else []), arrived.upload])
+                    senders = torch.cat([senders, arrived.ids])
+                if len(senders):
+                    add(sums, self._server_side(senders, upload, rnd))
             else:
+                if arrived is not None and len(own):
+                    add(sums, self._server_side(mine.ids, mine.upload, rnd))
                 with self.clock("waiting"):
                     sums = self.ranks.sum(sums)
-            self.state.server = self.algorithm.aggregate(self.server, sums, rnd)
+            if not sums:
+                self.state.server = self.algorithm.without_uploads(self.server, rnd)
+                return "no update was left"
+            new = self.algorithm.aggregate(self.server, sums, rnd)
+            if not admission.all_finite(new.values()):
+                self.state.server = self.algorithm.without_uploads(self.server, rnd)
+                return "the new one was not finite"
+            self.state.server = new
+            return ""
 
-    def _count(self, spent: Spent) -> tuple[Tensor, Tensor]:
-        """Add up what a round cost; the clients that trained, and their losses."""
+    def _count(self, spent: Spent) -> tuple[Tensor, list[Refused]]:
+        """Add up what a round cost; the losses of clients that trained, and whose updates were not taken."""
         with self.clock("waiting"):
-            found = self.ranks.gather((spent.totals, spent.means()))
-        for totals, _ in found:
+            found = self.ranks.gather((spent.totals, spent.means(), spent.refused))
+        for totals, _, _ in found:
             for f in dataclasses.fields(Totals):
                 setattr(self.totals, f.name, getattr(self.totals, f.name) + getattr(totals, f.name))
-        ids, losses = zip(*(part for _, part in found), strict=True)
-        return torch.cat(ids), torch.cat(losses)
+        return torch.cat([losses for _, losses, _ in found]), [r for _, _, refused in found for r in refused]
 
     def _due(self, place: int) -> bool:
         """Whether the stage at this place of the schedule is followed by an evaluation."""
@@ -371,27 +465,36 @@ class Simulation(Displayed):
             place += 1
         return self._due(place)
 
-    def _client_side(self, model: StackedModel, ids: Tensor, down: Download, rnd: Round) -> Stack:
-        """What a stack of clients does in a round: nothing here is the server's."""
+    def _client_side(self, model: StackedModel, ids: Tensor, down: Download, rnd: Round, wanted: Schema) -> Stack:
+        """What a stack of clients does in a round, and whose session counts: nothing here is the server's."""
         task, clock = dataclasses.replace(self.task, model=model), self.clock
         with clock("data"):
             data = self._training_data(ids)
-        wire = self.machine.through_wire
+        through = self.machine.through_wire
         with clock("wire"):
-            received = wire_transfer.delivered(down, len(ids), self.device) if wire else down
+            received = wire_transfer.delivered(down, len(ids), self.device) if through else down
         with clock("store"):
             kept = self.store.gather(ids)
         with clock("training"):
             done = client_round(
                 self.algorithm, task, data, kept, received, rnd, graph_cache=self.graph_cache, clock=clock
             )
+            upload = self._attacked(ids, done, kept, received, rnd)
         with clock("wire"):
-            upload = done.upload
-            if wire and rnd.stage.up:
-                upload = wire_transfer.returned(upload, received, len(ids), self.device)
             traffic = cost.traffic(rnd.stage, down, upload, len(ids))
+            new = {n: t for n, t in done.kept.items() if t is not kept.get(n)}
+            refused, more = self._refused(ids, done.work.loss, upload, new, rnd, wanted)
+            traffic = dataclasses.replace(traffic, up=traffic.up + more)
+            rows, late = self._in_time(ids, refused, upload, done.kept, rnd)
+            took = done.kept
+            if rows is not None:
+                upload, took = tree.rows_of(upload, rows), tree.take(took, rows)
+            if through and rnd.stage.up:
+                upload = wire_transfer.returned(upload, received, rows, len(ids), self.device)
+        senders = ids if rows is None else ids[rows.cpu()]
         with clock("store"):
-            self.store.scatter(ids, done.kept)
+            if len(senders):
+                self.store.scatter(senders, took)
         before: list[Tensor] = []
         trained: Params = {}
         if self._evaluated_next():
@@ -401,13 +504,68 @@ class Simulation(Displayed):
                 before = self.evaluator.on_test(model, came, ids)
                 own = self.algorithm.after_training(done.kept, done.local, payload, rnd)
                 trained = deployed(self.algorithm, task, own, payload, lambda: data)
-        return Stack(ids, traffic, done.work, upload, before, trained)
+                if rows is not None:  # whose session does not count has what it came with
+                    trained |= choose(self._among(ids, rows), tree.select(trained, came), tree.select(came, trained))
+        return Stack(ids, traffic, done.work, senders, upload, refused, late, before, trained)
+
+    def _among(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Which of these clients have these rows: `[C]` bool on the device."""
+        return torch.zeros(len(ids), dtype=torch.bool, device=self.device).index_fill(0, rows, True)
+
+    def _attacked(self, ids: Tensor, done: Outcome, kept: Params, received: Download, rnd: Round) -> Payload:
+        """What the clients of a stack send, those that attack in the same form as the others."""
+        if not (rnd.stage.up and self.faults.attack and (which := self.faulty[ids]).any()):
+            return done.upload
+        begun = self.algorithm.start(kept, tree.received(received, len(ids)), rnd).params
+        begun = {n: t for n, t in begun.items() if n in self.algorithm.info.parameters}
+        keys = rng.key(self.training.seed, "attack", rnd.number, ids)
+        which, keys = which.to(self.device), keys.to(self.device)
+        return self.algorithm.upload(faulty_clients.attacking(self.faults, begun, done.local, which, keys), rnd)
+
+    def _refused(
+        self, ids: Tensor, loss: Tensor, upload: Payload, kept: Params, rnd: Round, wanted: Schema
+    ) -> tuple[list[Refused], int]:
+        """Whose updates are not taken, and how many bytes more than their uploads all clients sent."""
+        found = admission.not_finite(loss, upload, kept)
+        refused, more = [Refused(int(ids[row]), why, diverged=True) for row, why in found.items()], 0
+        damaged = self.faulty[ids].nonzero().flatten().tolist() if rnd.stage.up and self.faults.damage else []
+        for row in damaged:
+            if row in found:
+                continue
+            honest = Update(int(ids[row]), rnd.number, tree.row_of(upload, row))
+            taken: list[int] = []
+            for update in faulty_clients.sent(self.faults.fault, honest):
+                more += wire.size(update.payload)
+                if why := admission.refusal(update, wanted, rnd.number, taken=taken):
+                    refused.append(Refused(update.client, why, counts=bool(taken)))
+                else:
+                    assert update.payload is honest.payload
+                    taken.append(update.client)
+            more -= wire.size(honest.payload)
+        return refused, more
+
+    def _in_time(
+        self, ids: Tensor, refused: list[Refused], upload: Payload, kept: Params, rnd: Round
+    ) -> tuple[Tensor | None, LateResults | None]:
+        """The rows of a stack whose session counts now, None for all, on the device; and what comes a stage later."""
+        if not refused and not (rnd.stage.up and self.faults.straggler_ratio):
+            return None, None
+        late = self.faults.straggling(self.training.seed, rnd.number, ids) & rnd.stage.up
+        out = torch.isin(ids, torch.tensor([r.client for r in refused if not r.counts], dtype=torch.int64))
+        rows = (~out & ~late).nonzero().flatten()
+        if self.faults.late != "stale" or not (put_off := (~out & late).nonzero().flatten()).numel():
+            return rows.to(self.device), None
+        all_of_them = LateResults(rnd.number, rnd.phase, ids, upload, kept)
+        return rows.to(self.device), all_of_them.rows(put_off)
 
     def _training_data(self, ids: Tensor) -> Examples:
         return dataclasses.replace(self.federation.examples("train", ids), augment=self.training.augment != "none")
 
     def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
         """The sums over these clients that the server works with; what it will know of them."""
+        if self.algorithm.needs_uploads():
+            rows, upload = self.algorithm.screen(self.server, upload, rnd)
+            ids = ids if rows is None else ids[rows.cpu()]
         examples = tree.sent(self.federation.splits["train"].lengths(ids).double(), self.device)
         known = self.known.gather(ids)
         weights = self.algorithm.weigh(self.server, known, upload, examples, rnd)
@@ -448,7 +606,10 @@ class Simulation(Displayed):
         if phase := self.algorithm.welcome():
             stage = Stage(number=self.schedule[-1].number + 1, phase=phase, who="all", up=False)
             rnd = Round(stage, self.algorithm.rate(self.schedule[-1]))
-            kept = client_round(self.algorithm, task, data, kept, down, rnd).kept
+            done = client_round(self.algorithm, task, data, kept, down, rnd)
+            kept, before = done.kept, kept
+            if broken := admission.not_finite(done.work.loss, {}, kept):  # then it has what it was given
+                kept = choose(~self._among(ids, torch.tensor(list(broken), device=self.device)), kept, before)
         received = tree.received(down, len(ids))
         return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, lambda: data)
 

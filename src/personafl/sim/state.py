@@ -16,6 +16,7 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.types import Params
 from personafl.sim.accounting import Totals
+from personafl.sim.late_results import LateResults
 
 Row = dict[str, Any]
 
@@ -33,6 +34,7 @@ class RunState:
     diverged: set[int] = field(default_factory=set)  # clients whose loss or evaluated model was not finite at some time
     trained_cohort: tuple[Tensor, Params] | None = None
     """The last cohort before aggregation, where that is scored: its clients, and the rows of those of this rank."""
+    late: LateResults | None = None  # those of all ranks
 
     def packed(self) -> tuple[Row, Params]:
         """The same but for `rows` as what JSON takes and as named tensors on the host."""
@@ -48,6 +50,9 @@ class RunState:
         if self.trained_cohort is not None:
             ids, models = self.trained_cohort
             tensors |= {"cohort/ids": ids} | tree.prefixed(models, "cohort/models")
+        if self.late is not None:
+            numbers["late"], late = self.late.packed()
+            tensors |= tree.prefixed(late, "late")
         return numbers, {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
 
     @classmethod
@@ -64,6 +69,9 @@ class RunState:
             left=dict(scores),
             diverged=set(numbers["diverged"]),
             trained_cohort=(cohort["ids"], _placed(tree.under(cohort, "models"), device)) if cohort else None,
+            late=LateResults.unpacked(numbers["late"], tree.under(tensors, "late"), device)
+            if "late" in numbers
+            else None,
         )
 
 

@@ -15,9 +15,15 @@ def delivered(down: Download, count: int, device: torch.device) -> Download:
     return Download(shared, _rows(down.own, count, {}, device))
 
 
-def returned(upload: Payload, received: Download, count: int, device: torch.device) -> Payload:
-    """Uploads after each client's went through the codec; the server knows the masks it sent."""
-    return _rows(upload, count, tree.masks(tree.received(received, count)), device)
+def returned(upload: Payload, received: Download, rows: Tensor | None, count: int, device: torch.device) -> Payload:
+    """Uploads after each client's went through the codec; the server knows the masks it sent.
+
+    `received` is what a stack of `count` clients got, and `rows` are those of it that sent something; None for all.
+    """
+    known = tree.masks(tree.received(received, count))
+    if rows is None:
+        return _rows(upload, count, known, device)
+    return _rows(upload, len(rows), {n: m[rows] for n, m in known.items()}, device)
 
 
 def _rows(payload: Payload, count: int, known: dict[str, Tensor], device: torch.device) -> Payload:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from personafl.core.slots import INFERENCE, INHERIT, WEIGHTS
+from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS
 from personafl.slots.adaptive import Adaptive
 from personafl.slots.contribution import Contribution
 from personafl.slots.inherited import Inherit
+from personafl.slots.robust import Robust
 
-__all__ = ["INFERENCE", "INHERIT", "WEIGHTS", "Adaptive", "Contribution", "Inherit"]
+__all__ = ["INFERENCE", "INHERIT", "ROBUST", "WEIGHTS", "Adaptive", "Contribution", "Inherit", "Robust"]
 
 WEIGHTS["cowa"] = Contribution.around
 WEIGHTS["cowa-gradient"] = partial(Contribution.around, prediction=False)
@@ -17,4 +18,5 @@ WEIGHTS["cowa-prediction"] = partial(Contribution.around, gradient=False)
 WEIGHTS["cowa-server"] = partial(Contribution.around, at_server=True)
 WEIGHTS["cowa-literal"] = partial(Contribution.around, literal=True)
 INHERIT["hpm"] = Inherit
+ROBUST["rule"] = Robust
 INFERENCE["adaptive"] = Adaptive()

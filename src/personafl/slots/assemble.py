@@ -16,6 +16,8 @@ def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
     method: Algorithm = algorithm.bind(setup)
     if (wrap := WEIGHTS[algorithm.weights]) is not None:
         method = wrap(method)
+    if algorithm.robust is not None:
+        method = algorithm.robust.around(method)
     if algorithm.inherit is not None:
         method = algorithm.inherit.around(method)
     require_common(method, method.inference)

@@ -59,6 +59,9 @@ class Contribution(MethodWrapper):
     def needs_uploads(self) -> bool:
         return self.at_server or super().needs_uploads()
 
+    def not_averaged(self) -> str:
+        return "weights by contribution compare a client with the mean of the others' uploads as they came"
+
     @cached_property
     def _averaged(self) -> list[str]:
         held = self.base.init_server({n: torch.zeros(s) for n, s in self.info.shapes.items()})

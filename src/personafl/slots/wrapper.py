@@ -53,6 +53,9 @@ class MethodWrapper(Algorithm):
     def needs_uploads(self) -> bool:
         return self.base.needs_uploads()
 
+    def not_averaged(self) -> str:
+        return self.base.not_averaged()
+
     def needs_all_rounds(self) -> str:
         return self.base.needs_all_rounds()
 
@@ -104,6 +107,11 @@ class MethodWrapper(Algorithm):
     def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         return kept | self.base.keep(self.theirs(kept), local, rnd)
 
+    def screen(self, server: Params, upload: Payload, rnd: Round) -> tuple[Tensor | None, Payload]:
+        mine = tree.exclude(upload, self.theirs_of(upload))
+        rows, used = self.base.screen(self.theirs(server), self.theirs_of(upload), rnd)
+        return rows, used | (mine if rows is None else tree.rows_of(mine, rows))
+
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
         return self.base.weigh(self.theirs(server), self.theirs(known), self.theirs_of(upload), examples, rnd)
 
@@ -118,6 +126,9 @@ class MethodWrapper(Algorithm):
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         return server | self.base.aggregate(self.theirs(server), self.theirs(sums), rnd)
+
+    def without_uploads(self, server: Params, rnd: Round) -> Params:
+        return server | self.base.without_uploads(self.theirs(server), rnd)
 
     def coverage(self, sums: Params) -> Params:
         return self.base.coverage(self.theirs(sums))

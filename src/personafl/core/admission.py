@@ -1,0 +1,125 @@
+"""Which uploads a server takes: one rule for simulated and for deployed clients.
+
+A client's session counts as a whole or not at all. An upload that is refused reaches neither `weigh` nor the sums, and
+what the client keeps and what the server knows of it stay as they were, so that both sides still agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm
+from personafl.core.local import client_round
+from personafl.core.types import Download, Examples, Masked, Params, Payload, Round, Task
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one tensor of a client's upload must be."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    masked: bool = False
+    known: bool = False  # whether the server has its mask already
+
+    @property
+    def form(self) -> str:
+        return "dense" if not self.masked else "under a known mask" if self.known else "with its mask"
+
+
+Schema = Mapping[str, Entry]
+"""What a client's upload must be, by name."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """An upload as a server receives it: decoded, without a client axis."""
+
+    client: int
+    round: int
+    payload: Payload
+
+
+def schema(upload: Payload) -> Schema:
+    """What each client of a stack sent."""
+    return {n: _entry(t, tree.values({n: t})[n].shape[1:]) for n, t in upload.items()}
+
+
+def _entry(t: Tensor | Masked, shape: torch.Size) -> Entry:
+    if isinstance(t, Masked):
+        return Entry(tuple(shape), t.values.dtype, masked=True, known=t.known)
+    return Entry(tuple(shape), t.dtype)
+
+
+def expected(algorithm: Algorithm, task: Task, initial: Params, server: Params, rnd: Round) -> Schema:
+    """What the method's hooks make a client send in a round: a session of one client, without training.
+
+    `initial` is the model all clients began with.
+    """
+    device, ids = next(iter(initial.values())).device, torch.zeros(1, dtype=torch.int64)
+    nothing, rows = torch.zeros(0, device=device), torch.zeros(1, 2, dtype=torch.int64, device=device)
+    data = Examples(nothing, nothing, rows, torch.tensor([2]), ids)
+    kept, known = algorithm.init_clients(initial, ids), algorithm.init_known(initial, ids)
+    down = algorithm.download(server, known, rnd) if rnd.stage.down else Download()
+    return schema(client_round(algorithm, task, data, kept, down, rnd, train=False).upload)
+
+
+def refusal(update: Update, wanted: Schema, rnd: int, *, taken: Collection[int] = (), oldest: int | None = None) -> str:
+    """Why an update is not taken in a round, in words; empty where it is.
+
+    `taken` are the clients an update was taken from already; updates of rounds from `oldest` on are in time, by default
+    those of this round alone.
+    """
+    if not (rnd if oldest is None else oldest) <= update.round <= rnd:
+        return f"an update of round {update.round + 1} in round {rnd + 1}"
+    if update.client in taken:
+        return "a second update in the same round"
+    sent = update.payload
+    if wanted and not sent:
+        return "an empty update"
+    if missing := [n for n in wanted if n not in sent]:
+        return f"{missing[0]} is missing"
+    if more := [n for n in sent if n not in wanted]:
+        return f"{more[0]!r} is not asked for"
+    for n, t in sent.items():
+        if why := _unlike(t, wanted[n]):
+            return f"{n} is {why}"
+    return ""
+
+
+def _unlike(t: Tensor | Masked, wanted: Entry) -> str:
+    values = t.values if isinstance(t, Masked) else t
+    found = _entry(t, values.shape)
+    if found.form != wanted.form:
+        return f"{found.form}, not {wanted.form}"
+    if found.dtype != wanted.dtype:
+        return f"of type {found.dtype}, not {wanted.dtype}".replace("torch.", "")
+    if found.shape != wanted.shape:
+        return f"of shape {found.shape}, not {wanted.shape}"
+    return "" if not values.is_floating_point() or bool(values.isfinite().all()) else "not finite"
+
+
+def not_finite(loss: Tensor, upload: Payload, kept: Params) -> dict[int, str]:
+    """The rows of a stack with a number that is not finite, and where it is."""
+    held = {"its loss": loss} | tree.values(upload) | {f"its own {n}": t for n, t in kept.items()}
+    named = {n: t for n, t in held.items() if t.is_floating_point()}
+    if all_finite(named.values()):
+        return {}
+    found: dict[int, str] = {}
+    for n, t in named.items():
+        for row in (~tree.flat(t).isfinite().all(1)).nonzero().flatten().tolist():
+            found.setdefault(row, f"{n} is not finite")
+    return dict(sorted(found.items()))
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all numbers of these tensors are finite: one pass over them and one small copy to the host."""
+    each = {id(t): t for t in tensors if t.is_floating_point()}.values()  # what is kept is often what was sent
+    # A sum is finite only if all its terms are. One that overflowed is looked at more closely.
+    return math.isfinite(float(sum(t.sum() for t in each))) or all(bool(t.isfinite().all()) for t in each)
