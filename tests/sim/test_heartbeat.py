@@ -215,7 +215,7 @@ def test_ranks_end_with_torchrun_and_with_a_rank_that_is_stopped(tmp_path: Path)
     """The ranks hold the launcher's pipes: they are closed when the last process is gone, and not before."""
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    with torchrun(script) as killed, torchrun(script, PERSONAFL_HEARTBEAT_TIMEOUT="6") as launcher:
+    with torchrun(script) as killed, torchrun(script, PERSONAFL_HEARTBEAT_TIMEOUT="10") as launcher:
         assert playing(killed).keys() == {"0", "1"}
         killed.send_signal(signal.SIGKILL)
         _, said = killed.communicate(timeout=HANGS)
@@ -225,7 +225,7 @@ def test_ranks_end_with_torchrun_and_with_a_rank_that_is_stopped(tmp_path: Path)
         os.kill(playing(launcher)["1"], signal.SIGSTOP)
         assert launcher.stderr is not None
         line = next(text for text in iter(launcher.stderr.readline, "") if text.startswith("personafl:"))
-        about = "no sign of life for 6 seconds (PERSONAFL_HEARTBEAT_TIMEOUT)"
+        about = "no sign of life for 10 seconds (PERSONAFL_HEARTBEAT_TIMEOUT)"
         assert line == f"personafl: rank 0 of 2: rank 1 is silent: {about}\n"
 
         # torchrun has asked the stopped rank to end, and would kill it in half a minute.
