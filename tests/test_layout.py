@@ -34,6 +34,8 @@ ACROSS = {
     "test_mistakes.py": "what users do wrong, in Python and on the command line",
     "test_machine.py": "the same numbers whatever the machine, its threads and its memory",
     "test_reference_states.py": "FedAvg and DM-PFL, all weights and masks, against tests/reference.py",
+    "test_same_numbers.py": "what may change around a run without changing its numbers",
+    "test_soak.py": "benchmarks/soak.py",
     "test_tasks.py": "every method on every task, from targets to tables",
     "test_references.py": "every method against tests/references/",
 }

@@ -1,4 +1,4 @@
-"""Several processes give the numbers of one."""
+"""Several processes give the numbers of one, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation runs on: none of it is part of the method, and none of it changes what is computed."""
+"""What a simulation runs on: none of it is part of the method, nor changes results but by rounding."""
 
 from __future__ import annotations
 

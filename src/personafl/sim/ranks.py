@@ -21,9 +21,10 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.errors import UserError
 from personafl.core.types import Params
+from personafl.sim import heartbeat
 
 T = TypeVar("T")
-PATIENCE = datetime.timedelta(minutes=30)  # how long a rank waits for the others
+PATIENCE = datetime.timedelta(minutes=30)  # how long a rank waits for the work of others that give signs of life
 
 
 class LostError(ConnectionError):
@@ -90,6 +91,14 @@ class Ranks(SingleProcess):
         parts = torch.split(flat, [s.numel() for s in shapes.values()])
         return tree.copied({n: t.view(s) for (n, s), t in zip(shapes.items(), parts, strict=True)})
 
+    def store(self) -> heartbeat.Store:
+        """A store that rank 0 holds; the one the group was joined by may be the launcher's."""
+        host, made = os.environ["MASTER_ADDR"], dist.TCPStore  # type: ignore[attr-defined]
+        with self._watched():
+            mine = None if self.rank else made(host, 0, is_master=True, wait_for_workers=False)
+            (port, *_) = self.gather(0 if mine is None else mine.port)
+            return mine or made(host, port, is_master=False)
+
     @contextmanager
     def _watched(self) -> Iterator[None]:
         try:
@@ -132,11 +141,14 @@ def device_of(name: str) -> str:
 def process_group(device: str, patience: datetime.timedelta = PATIENCE) -> Iterator[SingleProcess]:
     """The ranks `torchrun` started, joined while this lasts; one alone without it.
 
-    They speak over gloo, and over NCCL where each has a GPU of its own.
+    They speak over gloo, and over NCCL where each has a GPU of its own. They end with their launcher, and when one of
+    them gives no sign of life (`sim/heartbeat.py`).
     """
     if launched() == 1 or not dist.is_available():
         yield SingleProcess()
         return
+    silence = heartbeat.timeout()
+    heartbeat.die_with_launcher()
     place = torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
@@ -144,6 +156,12 @@ def process_group(device: str, patience: datetime.timedelta = PATIENCE) -> Itera
     backend = "gloo" if place.type == "cpu" or shared else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=patience)
     try:
-        yield Ranks(place)
+        world = Ranks(place)
+        signs = heartbeat.Heartbeat(world.store(), world.rank, world.size, silence)
+        signs.start()
+        try:
+            yield world
+        finally:
+            signs.stop()
     finally:
         dist.destroy_process_group()
