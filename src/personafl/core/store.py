@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from personafl.core import files, store_files, tree
@@ -329,14 +329,32 @@ class Store:
 
     def load(self, path: Path) -> None:
         """Store all rows of a file that `save` wrote, a part at a time."""
-        with safe_open(path, "pt") as file:
-            ids = file.get_tensor("ids")
-            held = {n: file.get_slice(n) for n in file.keys() if n != "ids"}  # noqa: SIM118
-            each = sum(math.prod(t.get_shape()[1:]) * 8 for t in held.values())
-            size = max(1, PART // max(each, 1))
-            for a in range(0, len(ids), size):
-                rows = {n: t[a : a + size].to(self._device) for n, t in held.items()}
-                self.scatter(ids[a : a + size], rows)
+        try:
+            with safe_open(path, "pt") as file:
+                ids = file.get_tensor("ids")
+                held = {n: file.get_slice(n) for n in file.keys() if n != "ids"}  # noqa: SIM118
+                self._check_saved(path, ids, {n: tuple(t.get_shape()) for n, t in held.items()})
+                each = sum(math.prod(t.get_shape()[1:]) * 8 for t in held.values())
+                size = max(1, PART // max(each, 1))
+                for a in range(0, len(ids), size):
+                    rows = {n: t[a : a + size].to(self._device) for n, t in held.items()}
+                    self.scatter(ids[a : a + size], rows)
+        except (OSError, SafetensorError) as e:
+            raise UserError(f"{path}: cannot be read: {e}") from None
+
+    def _check_saved(self, path: Path, ids: Tensor, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Refuse rows of no clients, or of another method and model."""
+        if ids.dtype != torch.int64 or ids.dim() != 1 or len(torch.unique(ids)) < len(ids):
+            raise UserError(f"{path}: ids are not of clients, each with one row")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < MOST_CLIENTS:
+            raise UserError(f"{path}: a client is not in 0..{MOST_CLIENTS - 1}")
+        wanted = {n: (len(ids), *t.shape[1:]) for n, t in self.fresh(torch.zeros(1, dtype=torch.int64)).items()}
+        if len(ids) and shapes != wanted:
+            at = next(n for n in shapes | wanted if shapes.get(n) != wanted.get(n))
+            raise UserError(
+                f"{path}: not the rows of this model: {at} has shape {wanted.get(at, 'none')} here and "
+                f"{shapes.get(at, 'none')} there"
+            )
 
     def _one(self, name: str, ids: Tensor) -> Tensor:
         """One tensor of these clients."""

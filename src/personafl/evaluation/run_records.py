@@ -16,8 +16,7 @@ from personafl.evaluation import final
 _NUMBER = (int, float)
 _MEAN = {"mean": _NUMBER}
 _ROUND = (int, type(None))
-# What must be there and of which type, as far as a table or a figure looks at it. `?` marks what may be missing,
-# `~` what may be null; `*` stands for any key, `#` for any number as a key.
+# What must be there and of which type, as far as a table or a figure looks at it.
 _SUMMARY: dict[str, Any] = {
     "label": str,
     "algorithm": str,
@@ -51,9 +50,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     return _record(path, "not a summary of a run", _read(path), _SUMMARY)
 
 
-def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`."""
-    lines = _read(path).splitlines()
+def read_rounds(path: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`, or those in so many bytes it begins with."""
+    lines = _read(path, size).splitlines()
     return [_record(path, f"line {i} is not of a run", line, _ROW) for i, line in enumerate(lines, 1)]
 
 
@@ -78,9 +77,10 @@ def _client(path: Path, number: int, row: Mapping[Any, Any]) -> dict[str, Any]:
     return out
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, size: int | None = None) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            return file.read(-1 if size is None else size).decode()
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
 
@@ -92,7 +92,7 @@ def _record(path: Path, what: str, text: str, wanted: Mapping[str, Any]) -> dict
         raise UserError(f"{path}: {what}: nested too deeply") from None
     except ValueError as e:
         raise UserError(f"{path}: {what}: {e}") from None
-    if wrong := _wrong(found, wanted):
+    if wrong := misfit(found, wanted):
         raise UserError(f"{path}: {what}: {wrong}")
     return found
 
@@ -106,8 +106,11 @@ def _spelt(value: Any) -> Any:
     return harmless(value) if isinstance(value, str) else value
 
 
-def _wrong(found: Any, wanted: Any, place: str = "") -> str:
-    """What is missing or of another type, and where; nothing where all is well."""
+def misfit(found: Any, wanted: Any, place: str = "") -> str:
+    """What is missing or of another type, and where; nothing where all is well.
+
+    `?` behind a key marks what may be missing, `~` what may be null; `*` stands for any key, `#` for any number.
+    """
     if not isinstance(wanted, Mapping):
         fine = isinstance(found, wanted) and not isinstance(found, bool)
         return "" if fine else f"{place} is {_kind(found)}"
@@ -116,7 +119,7 @@ def _wrong(found: Any, wanted: Any, place: str = "") -> str:
     for key, inner in wanted.items():
         name = key.rstrip("?~")
         if key in "*#":
-            told = next((w for k, v in found.items() if (w := _wrong(v, inner, _join(place, k)))), "")
+            told = next((w for k, v in found.items() if (w := misfit(v, inner, _join(place, k)))), "")
             told = told or next(
                 (f"{_join(place, k)} is no number" for k in found if key == "#" and not _numeric(k)), ""
             )
@@ -125,7 +128,7 @@ def _wrong(found: Any, wanted: Any, place: str = "") -> str:
         elif found[name] is None and key.endswith("~"):
             told = ""
         else:
-            told = _wrong(found[name], inner, _join(place, name))
+            told = misfit(found[name], inner, _join(place, name))
         if told:
             return told
     return ""

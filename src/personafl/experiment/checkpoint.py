@@ -27,13 +27,16 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from personafl.core import files, tree
 from personafl.core.errors import Note, UserError
 from personafl.core.files import Stamp
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
+from personafl.evaluation.run_records import misfit, read_rounds
 from personafl.experiment.environment import environment
+from personafl.sim.accounting import Totals
 from personafl.sim.execution_plan import ExecutionPlan
 from personafl.sim.ranks import SingleProcess
 from personafl.sim.simulator import Simulation
@@ -322,14 +325,58 @@ class Saved:
 
     def table(self) -> list[Row]:
         """The rows of the stages behind it."""
-        with (self.home / ROWS).open("rb") as file:
-            return [json.loads(line) for line in file.read(self.rows.bytes).splitlines()]
+        return read_rounds(self.home / ROWS, self.rows.bytes)
 
     def state(self, rank: int, device: torch.device) -> RunState:
         tensors = _load_tensors(self.folder / _file("state", rank))
         if self.folder.name == FINAL:
             tensors |= tree.prefixed(_load_tensors(self.folder / "server.safetensors"), "server")
-        return RunState.unpacked(self.manifest["state"], tensors, self.table(), device)
+        try:
+            return RunState.unpacked(self.manifest["state"], tensors, self.table(), device)
+        except (KeyError, ValueError, TypeError, RuntimeError) as e:
+            raise UserError(f"{self.folder}: not the state of a run: {e}") from None
+
+
+_WHOLE, _NUMBER, _TEXT = int, (int, float), (str, type(None))
+_MANIFEST: Row = {
+    "number": _WHOLE,
+    "ranks": _WHOLE,
+    "played_by": _WHOLE,
+    "state": {
+        "rounds": _WHOLE,
+        "played": _WHOLE,
+        "totals": {f.name: _NUMBER for f in dataclasses.fields(Totals)},
+        "diverged": list,
+    },
+    "asked": _WHOLE,
+    "seconds": _NUMBER,
+    "rows": list,
+    "files": {"*": list},
+    "store": str,
+    "plan": {f.name: _NUMBER for f in dataclasses.fields(ExecutionPlan)},
+    "environment": {"hardware": str, "torch": str, "version": str},
+    "hashes": {"data": _TEXT, "split": _TEXT, "init": _TEXT},
+}
+
+
+def _checked_manifest(path: Path, told: Row) -> Row:
+    """Refuse what no run has written, also under a checksum of its own."""
+    wrong = misfit(told, _MANIFEST)
+    try:
+        stamps = {n: Stamp.read(s) for n, s in told["files"].items()} if not wrong else {}
+        far = [n for n in stamps if Path(n).is_absolute() or ".." in Path(n).parts]
+        plan = told["plan"] if not wrong else {}
+        least = {"chunk": 1, "workers": 1, "threads": 1, "sweep_threads": 1, "operations": 1, "activations": 0}
+        fine = not far and all(n in least and least[n] <= plan[n] < 2**62 for n in plan)
+        state = told["state"]
+        fine = fine and state["played"] >= 0 and 1 <= state["rounds"] <= told["asked"] and 1 <= told["ranks"] < 2**16
+        fine = fine and all(type(c) is int and c >= 0 for c in state["diverged"])
+        fine = fine and told["store"] in ("device", "host", "disk") and Stamp.read(told["rows"]).bytes >= 0
+    except (TypeError, ValueError, KeyError, AttributeError):
+        fine = False
+    if wrong or not fine:
+        raise UserError(f"{path}: not the manifest of a checkpoint{f': {wrong}' if wrong else ''}")
+    return told
 
 
 def read(folder: Path, home: Path, rank: int = 0) -> Saved:
@@ -340,12 +387,13 @@ def read(folder: Path, home: Path, rank: int = 0) -> Saved:
         known = told.pop("sha256")
     except FileNotFoundError:
         raise UserError(f"{path}: is missing") from None
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{path}: is damaged") from None
     if told.get("format") != FORMAT:
         raise UserError(f"{path}: format {told.get('format')}, this version reads format {FORMAT}")
     if known != _digest(told):
         raise UserError(f"{path}: is damaged, its SHA-256 differs")
+    _checked_manifest(path, told)
     saved = Saved(home, told["number"], folder, told)
     stamps = {n: Stamp.read(s) for n, s in told["files"].items()}
     own = {n: s for n, s in stamps.items() if _of_rank(n, told["ranks"]) in (rank, None)}
@@ -403,11 +451,22 @@ def restore(sim: Simulation, choices: Sequence[Saved]) -> Saved | None:
         sim.store, sim.known = stores
         _note_environment(saved, sim)
         state = saved.state(world.rank, sim.device)
+        fits(saved, state, sim)
         if state.rounds == saved.manifest["asked"]:  # it was not stopped, and may be asked for more by now
             state.rounds = sim.training.num_rounds
         sim.resume(state)
         return saved
     return None
+
+
+def fits(saved: Saved, state: RunState, sim: Simulation) -> None:
+    """Refuse the state of another model, method or schedule."""
+    mine, there = ({n: (t.shape, t.dtype) for n, t in of.items()} for of in (sim.server, state.server))
+    for n in mine:  # a method may have names of its own for a while
+        if mine[n] != there.get(n, mine[n] if n not in sim.model.info.shapes else None):
+            raise UserError(f"{saved.folder}: not the state of this model and method: {n} differs")
+    if not len(state.rows) == state.played <= len(sim.schedule):
+        raise UserError(f"{saved.folder}: {state.played} stages with {len(state.rows)} rows are not of this run")
 
 
 def _note_environment(saved: Saved, sim: Simulation) -> None:
@@ -453,4 +512,7 @@ def tidy(home: Path) -> None:
 
 
 def _load_tensors(path: Path) -> Params:
-    return dict(safetensors.torch.load_file(path))
+    try:
+        return dict(safetensors.torch.load_file(path))
+    except (OSError, SafetensorError, ValueError, KeyError) as e:
+        raise UserError(f"{path}: cannot be read: {e}") from None

@@ -422,7 +422,9 @@ def loaded(
         else:
             store.load(path / checkpoint.FINAL / f"{name}.safetensors")
         setattr(sim, "store" if name == "clients" else name, store)
-    sim.resume(saved.state(0, sim.device))
+    state = saved.state(0, sim.device)
+    checkpoint.fits(saved, state, sim)
+    sim.resume(state)
     clients = read_clients(path / "clients.csv")
     scored = final.load(path / "evaluations.npz")
     return MethodResult(method.label, summary["seed"], summary, sim.rows, clients, sim, scored)
