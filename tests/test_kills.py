@@ -15,7 +15,7 @@ from personafl import config
 from personafl.experiment import run_folder
 from tests import kills
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 
 
 def recipe(folder: Path, method: str, rounds: int = 40) -> Path:
@@ -38,7 +38,7 @@ def until(rows: int, folder: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"the run ended before: {process.communicate()}")
 
 
-@pytest.mark.parametrize(("store", "step"), [("disk", 47), pytest.param("host", 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("store", "step"), [("disk", 29), ("host", 29)])
 def test_a_run_killed_at_some_of_its_writes_goes_on_as_if_it_had_not_been(store: str, step: int) -> None:
     """Some of about 300 and 200 points; in a process of its own, which forks before it has computed anything."""
     chosen = ["--methods", "ditto", "--stores", store, "--step", str(step), "--seed", "5"]
@@ -48,9 +48,7 @@ def test_a_run_killed_at_some_of_its_writes_goes_on_as_if_it_had_not_been(store:
     assert found.stdout.endswith("no run differs\n")
 
 
-@pytest.mark.parametrize(
-    ("method", "store", "ranks"), [("ditto", "host", 2), pytest.param("dm-pfl", "disk", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("method", "store", "ranks"), [("ditto", "host", 2), ("dm-pfl", "disk", 1)])
 def test_a_command_that_was_killed_goes_on(method: str, store: str, ranks: int, tmp_path: Path) -> None:
     path, cut, whole = recipe(tmp_path, method, rounds=60), tmp_path / "cut", tmp_path / "whole"
     running = started(kills.command(path, cut, store, ranks))
@@ -63,7 +61,7 @@ def test_a_command_that_was_killed_goes_on(method: str, store: str, ranks: int, 
     assert kills.differences(cut, whole) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
     words = kills.command(recipe(tmp_path, "ditto", rounds=5000), tmp_path / "a", "host", 1)
     words[-1] = "1h"  # by itself it would not save
@@ -81,7 +79,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number: signal.
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
-@pytest.mark.parametrize("store", ["disk", pytest.param("host", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("store", ["disk", "host"])
 def test_a_full_disk_ends_a_run_in_one_line_and_it_goes_on_once_there_is_room(store: str, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()

@@ -340,7 +340,7 @@ def test_a_tensor_that_is_no_row_of_numbers_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ["npz", "pt", "safetensors", "csv"])
-@pytest.mark.parametrize("label", [10**9, 2**20, 2**62])
+@pytest.mark.parametrize("label", [10**9, 10**6, 2**62])
 def test_a_label_that_is_no_class_is_refused_before_there_are_so_many(tmp_path: Path, kind: str, label: int) -> None:
     x, y = np.ones((3, 2), np.float32), np.array([0, 1, label])
     path = tmp_path / f"a.{kind}"
@@ -352,7 +352,7 @@ def test_a_label_that_is_no_class_is_refused_before_there_are_so_many(tmp_path: 
         save_file({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, path)
     else:
         path.write_text("a,b,y\n" + "".join(f"1,1,{k}\n" for k in y))
-    with pytest.raises(UserError, match=rf"{label} is no class: they are numbered from 0, and there may be 1,048,576"):
+    with pytest.raises(UserError, match=rf"{label} is no class: they are numbered from 0, and there may be 1,000,000"):
         custom.folder(tmp_path)
 
 

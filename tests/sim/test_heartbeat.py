@@ -211,6 +211,7 @@ def playing(launcher: subprocess.Popen[str]) -> dict[str, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the ranks themselves look for their launcher")
+@pytest.mark.slow
 def test_ranks_end_with_torchrun_and_with_a_rank_that_is_stopped(tmp_path: Path) -> None:
     """The ranks hold the launcher's pipes: they are closed when the last process is gone, and not before."""
     script = tmp_path / "rank.py"

@@ -57,7 +57,7 @@ _ENTRY: Final = struct.Struct("<4sIQI")  # of an undo file: magic, rows, bytes b
 _MAGIC: Final = b"undo"
 
 Form = tuple[tuple[int, ...], torch.dtype]
-Rows = NDArray[np.int64]
+Places = NDArray[np.int64]
 
 
 class StoreFiles:
@@ -188,7 +188,7 @@ class StoreFiles:
         self._undone = np.zeros(rows, bool)
         self._changed = False
 
-    def note(self, rows: Rows, sums: Tensor, columns: Sequence[Tensor]) -> None:
+    def note(self, rows: Places, sums: Tensor, columns: Sequence[Tensor]) -> None:
         """Before these rows are written: put what they were on the disk, where that is not there yet."""
         if self._undo is None:
             return
@@ -204,7 +204,7 @@ class StoreFiles:
         self._undone[old] = True
         self._changed = True
 
-    def entries(self, number: int, each: Sequence[int]) -> Iterator[tuple[Rows, NDArray[np.int64], list[bytes]]]:
+    def entries(self, number: int, each: Sequence[int]) -> Iterator[tuple[Places, NDArray[np.int64], list[bytes]]]:
         """What rows were at a commit, with their sums and bytes by tensor, where they have been written since."""
         path = self._undo_file(number)
         try:

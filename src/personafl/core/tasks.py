@@ -23,7 +23,7 @@ from personafl.core.errors import UserError
 from personafl.core.types import TaskName
 
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
-MOST_CLASSES = 2**20  # a label past this is an identifier or a number, not one of so many classes
+MOST_CLASSES = 10**6  # a label past this is an identifier or a number, not one of so many classes
 
 _WANTED: dict[TaskName, str] = {
     "classification": "one whole number per example",
@@ -31,9 +31,6 @@ _WANTED: dict[TaskName, str] = {
     "multilabel": "a row of 0 and 1 per example",
     "sequence": "a row of whole numbers per example",
 }
-
-
-MOST_CLASSES = 10**6
 
 Place = Callable[[int], str]
 _PLACE: Place = "example {}".format

@@ -9,12 +9,11 @@ from pathlib import Path
 from personafl.config import Method, Recipe
 from personafl.core.errors import UserError
 from personafl.core.settings import typed
-from personafl.core.types import Setup
 from personafl.data import Federation
 from personafl.experiment import build, checkpoint, run_folder
 from personafl.experiment.run_folder import Asked
+from personafl.sim import dry_run
 from personafl.sim.ranks import SingleProcess
-from personafl.slots.assemble import assembled
 
 KEY = "training.num_rounds"
 
@@ -49,16 +48,21 @@ def _refused(longer: Recipe, rounds: int, method: Method, fed: Federation, saved
     state = saved.manifest["state"]
     if state["rounds"] < saved.manifest["asked"]:
         return f"its training was stopped after {state['rounds']} rounds"
-    info = build.model(longer, fed.source).info
-    examples = int(fed.sizes("train")[: fed.num_clients].sum())
-    before, after = (
-        assembled(method.algorithm, Setup(info, replace(longer.training, num_rounds=n), fed.num_clients, examples))
+    network, examples = build.model(longer, fed.source), int(fed.sizes("train")[: fed.num_clients].sum())
+    (before, _), (after, why) = (
+        dry_run.stages(
+            method.algorithm,
+            network,
+            replace(longer.training, num_rounds=n),
+            num_clients=fed.num_clients,
+            examples=examples,
+        )
         for n in (rounds, longer.training.num_rounds)
     )
-    if why := after.needs_all_rounds():
+    if why:
         return f"{why} by the number of rounds"
-    played = before.schedule()[: saved.played]
-    if played != after.schedule()[: saved.played]:
-        closing = next(s.phase for a, s in zip(after.schedule(), played, strict=False) if a != s)
+    played = before[: saved.played]
+    if played != after[: saved.played]:
+        closing = next(s.phase for a, s in zip(after, played, strict=False) if a != s)
         return f"it has played its stage {closing!r}, which comes behind the last round"
     return ""

@@ -126,7 +126,7 @@ def run(
         with claimed(folder) if folder is not None and not world.rank else nullcontext():
             if folder is not None and not world.rank:
                 begin(folder, recipe, next(iter(feds.values())), list(feds), conditions)
-            return _Comparison(recipe, feds, conditions, place, world, folder).play(watch, quiet)
+            return _Comparison(recipe, feds, conditions, place, world, folder).run(watch, quiet)
 
 
 def resume(
@@ -172,7 +172,7 @@ def resume(
                 if not world.rank:
                     run_folder.write_recipe(out, recipe, told.seeds, conditions)
             world.gather(None)
-            return _Comparison(recipe, feds, conditions, place, world, out, again=True).play(watch, quiet)
+            return _Comparison(recipe, feds, conditions, place, world, out, again=True).run(watch, quiet)
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
@@ -217,7 +217,7 @@ class _Comparison:
     folder: Path | None = None
     again: bool = False  # whether some of it may be there already
 
-    def play(self, watch: Watch | None, quiet: bool | None) -> Result:
+    def run(self, watch: Watch | None, quiet: bool | None) -> Result:
         recipe, world = self.recipe, self.world
         done: dict[tuple[str, int], MethodResult] = {}
         runs = len(self.feds) * len(recipe.algorithms)

@@ -77,6 +77,14 @@ def check(algorithm: Algorithm, model: StackedModel, training: Training, num_cli
     client.deploy(first)
 
 
+def stages(
+    algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int
+) -> tuple[list[Stage], str]:
+    """The schedule of a method, and what of it goes by the number of rounds; nothing where nothing does."""
+    bound = assembled(algorithm, Setup(model.info, training, num_clients, examples))
+    return bound.schedule(), bound.needs_all_rounds()
+
+
 def estimate_cost(
     algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int
 ) -> Cost:
