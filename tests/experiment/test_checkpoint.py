@@ -78,12 +78,20 @@ def run(out: Path, *methods: object, cut: int = 0, **settings: Any) -> personafl
     ],
 )
 def test_a_run_gone_on_with_is_the_run_that_was_not_interrupted(method: str, store: str, tmp_path: Path) -> None:
-    run(tmp_path / "whole", method, store=store)
+    whole = run(tmp_path / "whole", method, store=store)
     run(tmp_path / "cut", method, store=store, cut=3)
     assert run_folder.missing(tmp_path / "cut") == [(method, 0)]
     result = personafl.resume(tmp_path / "cut", quiet=True)
     assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
     assert [r["round"] for r in result[method].rows] == [0, 1, 2, 3]
+    assert whole is not None
+    mine, its = (r[method].simulation for r in (result, whole))
+    for get in (
+        lambda s: s.server,
+        lambda s: s.store.gather(torch.arange(6)),
+        lambda s: s.known.gather(torch.arange(6)),
+    ):
+        assert list(get(mine)) == list(get(its))  # sums over tensors go by the order of their names
 
 
 def test_what_is_scored_before_aggregation_goes_on_too(tmp_path: Path) -> None:

@@ -332,7 +332,11 @@ class Store:
         try:
             with safe_open(path, "pt") as file:
                 ids = file.get_tensor("ids")
-                held = {n: file.get_slice(n) for n in file.keys() if n != "ids"}  # noqa: SIM118
+                order = {
+                    n: i for i, n in enumerate(self.fresh(torch.zeros(1, dtype=torch.int64)))
+                }  # sums over tensors go by it
+                names = sorted((n for n in file.keys() if n != "ids"), key=lambda n: order.get(n, len(order)))  # noqa: SIM118
+                held = {n: file.get_slice(n) for n in names}
                 self._check_saved(path, ids, {n: tuple(t.get_shape()) for n, t in held.items()})
                 each = sum(math.prod(t.get_shape()[1:]) * 8 for t in held.values())
                 size = max(1, PART // max(each, 1))

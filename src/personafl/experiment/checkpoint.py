@@ -27,7 +27,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from personafl.core import files, tree
 from personafl.core.errors import Note, UserError
@@ -246,7 +246,9 @@ def store_folder(home: Path, rank: int) -> Path:
 
 def _save_tensors(path: Path, tensors: Params) -> Stamp:
     with files.Writer(path) as file:
-        file.write(safetensors.torch.save(tree.copied({n: t.detach().cpu() for n, t in tensors.items()})))
+        held = tree.copied({n: t.detach().cpu() for n, t in tensors.items()})
+        order = {"names": json.dumps(list(held))}  # sums over tensors go by it, and the format sorts them
+        file.write(safetensors.torch.save(held, order))
     return file.stamp
 
 
@@ -513,6 +515,8 @@ def tidy(home: Path) -> None:
 
 def _load_tensors(path: Path) -> Params:
     try:
-        return dict(safetensors.torch.load_file(path))
-    except (OSError, SafetensorError, ValueError, KeyError) as e:
+        with safe_open(path, "pt") as file:
+            names = json.loads(file.metadata()["names"])
+            return {n: file.get_tensor(n) for n in names}
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise UserError(f"{path}: cannot be read: {e}") from None
