@@ -87,6 +87,43 @@ def test_a_client_whose_training_is_not_finite_is_left_out_of_every_method(
         checks.assert_agree(sim.store.gather(torch.tensor([wild])), fresh, 0)  # what it keeps is what it began with
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedpac", "co-pfl", "scaffold", "fedpews"])
+@pytest.mark.filterwarnings("ignore:.*leave room", "ignore:.*units for")
+def test_a_stage_played_in_hope_is_played_again_where_that_was_wrong(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where numbers are looked at behind a stage: everything is what it is with a look at each."""
+    method = ALGORITHMS[name]()
+    careful, hopeful = (simulated(method, fed=poisoned(0, 1e200)) for _ in range(2))
+    calm = simulated(method)
+    careful.run()
+    monkeypatch.setattr(Simulation, "_may_hope", lambda self: True)
+    played: list[int] = []
+    real = Simulation._stage
+
+    def stage(sim: Simulation) -> dict[str, object]:
+        played.append(sim.played)
+        return real(sim)
+
+    monkeypatch.setattr(Simulation, "_stage", stage)
+    hopeful.run()
+    assert len(played) > len(set(played)) == len(hopeful.schedule)  # some twice
+    times = ("seconds",)
+    for one, other in zip(careful.rows, hopeful.rows, strict=True):
+        assert {k: v for k, v in one.items() if k not in times} == {k: v for k, v in other.items() if k not in times}
+    everybody = careful.everybody
+    for a, b in (
+        (careful.server, hopeful.server),
+        (careful.store.gather(everybody), hopeful.store.gather(everybody)),
+        (careful.known.gather(everybody), hopeful.known.gather(everybody)),
+    ):
+        checks.assert_agree(a, b, 0)
+    assert careful.state.diverged == hopeful.state.diverged == {0}
+    played.clear()
+    calm.run()
+    assert played == list(range(len(calm.schedule)))  # once where all is well
+
+
 def test_float32_and_1e30_as_well() -> None:
     fed = worlds.federation()
     fed.source.x[fed.splits["train"][2]] *= 1e30

@@ -118,8 +118,15 @@ def not_finite(loss: Tensor, upload: Payload, kept: Params) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
+def finite_sum(tensors: Iterable[Tensor]) -> Tensor:
+    """A number, on the device, that is finite only if all of these tensors are; one that overflowed is not either."""
+    each = {id(t): t for t in tensors if t.is_floating_point()}.values()  # what is kept is often what was sent
+    return sum((t.sum().double() for t in each), torch.zeros((), dtype=torch.float64))
+
+
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers of these tensors are finite: one pass over them and one small copy to the host."""
-    each = {id(t): t for t in tensors if t.is_floating_point()}.values()  # what is kept is often what was sent
-    # A sum is finite only if all its terms are. One that overflowed is looked at more closely.
-    return math.isfinite(float(sum(t.sum() for t in each))) or all(bool(t.isfinite().all()) for t in each)
+    held = list(tensors)
+    return math.isfinite(float(finite_sum(held))) or all(
+        bool(t.isfinite().all()) for t in held if t.is_floating_point()
+    )

@@ -43,6 +43,11 @@ class Faults(Section):
         )
 
     @property
+    def active(self) -> bool:
+        """Whether any client fails."""
+        return bool(self.drop_rate or self.straggler_ratio or self.faulty_ratio)
+
+    @property
     def damage(self) -> bool:
         """Whether there are faulty clients that send what a server can see to be no upload of this round."""
         return self.faulty_ratio > 0 and not self.attack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -123,6 +124,8 @@ class Simulation(Displayed):
             self.plan.activations,
         )
         self.shift = shift or self._shift()
+        self._hopes: list[Tensor] | None = None  # sums that are finite only if all numbers of a stage are
+        self._former: list[tuple[Store, Tensor, Params]] = []  # rows of stores before the stage
 
     def _facts(self) -> dict[str, object]:
         return {
@@ -262,6 +265,43 @@ class Simulation(Displayed):
             return self._step()
 
     def _step(self) -> Row:
+        """The next stage; on a GPU first in the hope that all numbers will be finite, which is known behind it.
+
+        To look at them earlier is to wait for the device in the middle of a round. What the hope was wrong about is
+        played again from the state before, and looked at where it comes up.
+        """
+        if not self._may_hope():
+            return self._stage()
+        state = self.state
+        before = dataclasses.replace(
+            state, totals=dataclasses.replace(state.totals), left=dict(state.left), diverged=set(state.diverged)
+        )
+        self._hopes, self._former = [], []
+        try:
+            return self._stage()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # numbers that are not finite may make hooks fail in ways of their own
+            former, self._hopes, self._former = self._former, None, []
+            for store, ids, rows in reversed(former):
+                store.scatter(ids, rows)
+            self.state = before
+            return self._stage()
+        finally:
+            self._hopes, self._former = None, []
+
+    def _may_hope(self) -> bool:
+        """Whether a stage is one stack of honest clients on a GPU."""
+        stage = self.schedule[self.played]
+        alone = self.ranks.size == 1 and not self.machine.through_wire and self.state.late is None
+        return self.device.type == "cuda" and alone and not self.faults.active and self._size(stage) <= self.plan.chunk
+
+    def _size(self, stage: Stage) -> int:
+        """How many clients a stage has."""
+        clients = self.federation.num_clients
+        return {"all": clients, "nobody": 0, "sampled": self.training.cohort(clients)}[stage.who]
+
+    def _stage(self) -> Row:
         self.clock.lap()
         begun = time.perf_counter()
         stage = self.schedule[self.played]
@@ -306,6 +346,8 @@ class Simulation(Displayed):
                 before = [s for p in parts for s in p.before]
                 found = self._evaluated(self.placement.together(ids, before) if judged else [])
         losses, more = self._count(spent)  # waits for the device, so it comes last
+        if self._hopes and not math.isfinite(float(sum(self._hopes))):
+            raise ArithmeticError("not all numbers are finite")
         diverged = {r.client for r in more if r.diverged}
         self.state.diverged |= diverged
         refused = sorted([*refused, *more], key=lambda r: r.client)
@@ -435,7 +477,9 @@ class Simulation(Displayed):
                 self.state.server = self.algorithm.without_uploads(self.server, rnd)
                 return "no update was left"
             new = self.algorithm.aggregate(self.server, sums, rnd)
-            if not admission.all_finite(new.values()):
+            if self._hopes is not None:
+                self._hopes.append(admission.finite_sum(new.values()))
+            elif not admission.all_finite(new.values()):
                 self.state.server = self.algorithm.without_uploads(self.server, rnd)
                 return "the new one was not finite"
             self.state.server = new
@@ -494,7 +538,7 @@ class Simulation(Displayed):
         senders = ids if rows is None else ids[rows.cpu()]
         with clock("store"):
             if len(senders):
-                self.store.scatter(senders, took)
+                self._scatter(self.store, senders, kept, took)
         before: list[Tensor] = []
         trained: Params = {}
         if self._evaluated_next():
@@ -507,6 +551,12 @@ class Simulation(Displayed):
                 if rows is not None:  # whose session does not count has what it came with
                     trained |= choose(self._among(ids, rows), tree.select(trained, came), tree.select(came, trained))
         return Stack(ids, traffic, done.work, senders, upload, refused, late, before, trained)
+
+    def _scatter(self, store: Store, ids: Tensor, former: Params, rows: Params) -> None:
+        """Store rows; what they were is held on to for as long as there is hope."""
+        if self._hopes is not None:
+            self._former.append((store, ids, former))
+        store.scatter(ids, rows)
 
     def _among(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Which of these clients have these rows: `[C]` bool on the device."""
@@ -526,6 +576,9 @@ class Simulation(Displayed):
         self, ids: Tensor, loss: Tensor, upload: Payload, kept: Params, rnd: Round, wanted: Schema
     ) -> tuple[list[Refused], int]:
         """Whose updates are not taken, and how many bytes more than their uploads all clients sent."""
+        if self._hopes is not None:
+            self._hopes.append(admission.finite_sum([loss, *tree.values(upload).values(), *kept.values()]))
+            return [], 0
         found = admission.not_finite(loss, upload, kept)
         refused, more = [Refused(int(ids[row]), why, diverged=True) for row, why in found.items()], 0
         damaged = self.faulty[ids].nonzero().flatten().tolist() if rnd.stage.up and self.faults.damage else []
@@ -569,7 +622,7 @@ class Simulation(Displayed):
         examples = tree.sent(self.federation.splits["train"].lengths(ids).double(), self.device)
         known = self.known.gather(ids)
         weights = self.algorithm.weigh(self.server, known, upload, examples, rnd)
-        self.known.scatter(ids, self.algorithm.remember(known, upload, weights, rnd))
+        self._scatter(self.known, ids, known, self.algorithm.remember(known, upload, weights, rnd))
         terms = self.algorithm.summands(upload, weights, rnd)
         return {n: total(t) for n, t in terms.items()}
 
