@@ -70,7 +70,7 @@ def test_what_is_not_finished_is_told_in_every_form(compare: Callable[..., Said]
     ran("three", {"local": []}, [0])
     code, _, err = compare("one", "three")
     assert code == 2 and err == (
-        "personafl: three: no finished run here (no summary.json); expected a run folder or <label>/seed-<n>"
+        "personafl: three: nothing in this run folder is finished; personafl resume goes on with it"
     )
 
 

@@ -50,8 +50,8 @@ def test_what_they_would_not_give_is_refused_in_words(how: str) -> None:
 
 
 def test_updates_of_another_round_and_second_ones_are_refused() -> None:
-    assert refusal(Update(3, 4, UPLOAD), WANTED, 5) == "an update of round 5 in round 6"
-    assert refusal(Update(3, 6, UPLOAD), WANTED, 5, oldest=4) == "an update of round 7 in round 6"
+    assert refusal(Update(3, 4, UPLOAD), WANTED, 5) == "an update of round 4 in round 5"
+    assert refusal(Update(3, 6, UPLOAD), WANTED, 5, oldest=4) == "an update of round 6 in round 5"
     assert refusal(Update(3, 5, UPLOAD), WANTED, 5, taken=[3]) == "a second update in the same round"
 
 

@@ -328,6 +328,8 @@ def test_a_longer_run_that_was_interrupted_too_is_not_taken_for_finished(tmp_pat
         ("fedavg-ft", {}, "fedavg-ft, seed 0 cannot go on, it has played its stage 'finetune'"),
         ("dm-pfl", {}, "dm-pfl, seed 0 cannot go on, .* by the number of rounds"),
         ("fedavg", {"training": {"target": 0.01}}, "its training was stopped after 1 rounds"),
+        ("co-pfl", {}, "co-pfl, seed 0 cannot go on, what it keeps goes by the number of rounds"),
+        ("fedselect", {}, "fedselect, seed 0 cannot go on, its stages go by the number of rounds"),
     ],
 )
 def test_methods_that_cannot_go_on_say_why(method: str, settings: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -350,6 +352,45 @@ def test_methods_that_cannot_go_on_say_why(method: str, settings: dict[str, Any]
 def test_other_overrides_are_refused(override: str, told: str, whole_and_cut: tuple[Path, Path]) -> None:
     with pytest.raises(UserError, match=told):
         personafl.resume(whole_and_cut[0], override)
+
+
+def test_the_recipe_of_a_run_is_spelt_as_it_was_when_rounds_are_added(tmp_path: Path) -> None:
+    run(tmp_path / "a", "ditto")
+    before = (tmp_path / "a" / "recipe.toml").read_text()
+    personafl.resume(tmp_path / "a", "training.num_rounds=5", quiet=True)
+    assert (tmp_path / "a" / "recipe.toml").read_text() == before.replace("num_rounds = 4", "num_rounds = 5")
+    personafl.resume(tmp_path / "a", quiet=True)  # and known as what it is now
+
+
+def test_a_recipe_that_was_changed_is_refused(tmp_path: Path, whole_and_cut: tuple[Path, Path]) -> None:
+    out = tmp_path / "cut"
+    shutil.copytree(whole_and_cut[1], out)
+    text = (out / "recipe.toml").read_text()
+    (out / "recipe.toml").write_text(text.replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(UserError, match=r"recipe.toml: was changed since the run began"):
+        personafl.resume(out)
+
+
+def test_what_is_no_run_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for name in ("nope", "empty", "a/nope", "."):
+        with pytest.raises(UserError, match=r"not a run folder, it has no run.json"):
+            personafl.resume(name)
+
+
+def test_a_method_and_seed_of_a_run_stands_for_the_run(whole_and_cut: tuple[Path, Path]) -> None:
+    assert personafl.resume(whole_and_cut[0] / "ditto" / "seed-0", quiet=True).labels == ("ditto",)
+
+
+def test_a_method_of_the_run_that_is_not_given_again_is_named(whole_and_cut: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match="the run has a method ditto, and algorithms has fedavg alone"):
+        personafl.Result.load(whole_and_cut[0], algorithms=["fedavg"])
+
+
+def test_the_command_to_go_on_is_that_of_as_many_processes() -> None:
+    assert run_folder.command(Path("runs/a b"), 1) == "personafl resume 'runs/a b'"
+    assert run_folder.command(Path("r"), 2) == "torchrun --nproc-per-node 2 -m personafl resume r"
 
 
 # When, and by whom

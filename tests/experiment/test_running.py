@@ -129,7 +129,7 @@ def test_what_was_given_as_an_object_is_asked_for_again(tmp_path: Path) -> None:
     made = personafl.run(
         data=(X, Y, WHO), model=Net((3,), 3), algorithms=[FedAvg()], training=QUICK, out=tmp_path / "run"
     )
-    again = r"this run was given an object; give it again, as in Result.load\(folder, data=\.\.\.\)"
+    again = r"this run was given an object; give it again in Python, as in Result.load\(folder, data=\.\.\.\)"
     with pytest.raises(UserError, match=again):
         Result.load(tmp_path / "run")
     with pytest.raises(UserError, match=r"Result.load\(folder, model=\.\.\.\)"):

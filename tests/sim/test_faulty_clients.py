@@ -220,7 +220,7 @@ def test_a_faulty_client_changes_nothing_but_the_record(
     seen = [(r["round"], q) for r in sim.rows for q in r.get("quarantined", [])]
     assert seen and all(q["client"] == faulty for _, q in seen)
     for t, q in seen:
-        assert q["why"] == WHY[fault].format(before=t, now=t + 1)
+        assert q["why"] == WHY[fault].format(before=t - 1, now=t)
     assert not any("diverged" in r for r in sim.rows)
     assert sim.totals.up_bytes > alone.totals.up_bytes  # what was sent counts
 

@@ -76,6 +76,8 @@ def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any
         if (folder / "summary.json").is_file()
         else sorted(p.parent for p in folder.glob("*/seed-*/summary.json"))
     )
+    if not homes and run_folder.asked(folder):
+        raise UserError(f"{folder}: nothing in this run folder is finished; personafl resume goes on with it")
     if not homes:
         raise UserError(f"{folder}: no finished run here (no summary.json); expected a run folder or <label>/seed-<n>")
     order = list(dict.fromkeys(label for label, _ in run_folder.asked(folder)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.table import Table
 from personafl import config
 from personafl.cli.terminal import console, errors, first, print_table, split
 from personafl.core.errors import UserError
+from personafl.sim.ranks import launched
 
 if TYPE_CHECKING:
     from personafl.experiment import Result
@@ -73,7 +73,12 @@ def resume(
     from personafl import experiment
     from personafl.experiment import run_folder
 
-    told = run_folder.read(run_folder.root(folder)).conditions
+    asked = run_folder.read(run_folder.root(folder))
+    told, gone = asked.conditions, run_folder.missing(run_folder.root(folder))
+    if first() and not (quiet or as_json):
+        names = ", ".join(f"{label} (seed {seed})" for label, seed in gone[:5]) + (", ..." if len(gone) > 5 else "")
+        done = f"{len(asked.runs) - len(gone)} of {len(asked.runs)} runs are finished"
+        console.print(f"{done}; going on with {names}" if gone else f"all {len(asked.runs)} runs are finished")
     try:
         result = experiment.resume(folder, *(overrides or ()), quiet=quiet or as_json)
     except KeyboardInterrupt as e:
@@ -110,7 +115,7 @@ def _stopped(folder: Path, by: KeyboardInterrupt) -> NoReturn:
 
     if first():
         begun = (folder / run_folder.RUN).is_file()
-        left = f"go on with: personafl resume {shlex.quote(str(folder))}" if begun else "nothing was written"
+        left = f"go on with: {run_folder.command(folder, launched())}" if begun else "nothing was written"
         errors.print(f"stopped; {left}", soft_wrap=True)
     sys.exit(getattr(by, "code", 130))
 

@@ -37,8 +37,8 @@ def given_again(key: str, name: str, keyword: str) -> None:
     """Refuse the name of an object that is not there."""
     if name.startswith(GIVEN):
         raise UserError(
-            f"{key}={name!r}: this run was given an object; give it again, as in "
-            f"Result.load(folder, {keyword}{': ...}' if '{' in keyword else '=...'})"
+            f"{key}={name!r}: this run was given an object; give it again in Python, as in "
+            f"Result.load(folder, {keyword}{': ...}' if '{' in keyword else '=...'}), or to personafl.resume"
         )
 
 

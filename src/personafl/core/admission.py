@@ -77,7 +77,7 @@ def refusal(update: Update, wanted: Schema, rnd: int, *, taken: Collection[int] 
     those of this round alone.
     """
     if not (rnd if oldest is None else oldest) <= update.round <= rnd:
-        return f"an update of round {update.round + 1} in round {rnd + 1}"
+        return f"an update of round {update.round} in round {rnd}"
     if update.client in taken:
         return "a second update in the same round"
     sent = update.payload

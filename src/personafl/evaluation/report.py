@@ -178,7 +178,8 @@ def alerts(summaries: Sequence[Summary], missing: Missing = ()) -> list[str]:
         for label, seed in missing:
             by_label.setdefault(label, []).append(seed)
         told = ", ".join(f"{n} (seed{'s' * (len(s) > 1)} {', '.join(map(str, s))})" for n, s in by_label.items())
-        found.append(f"Partial: {len(missing)} of {len(missing) + len(summaries)} runs are not finished: {told}.")
+        whole = len({*missing, *((s["label"], s["seed"]) for s in summaries)})
+        found.append(f"Partial: {len(missing)} of {whole} runs are not finished: {told}.")
     for seeds in groups(summaries).values():
         if wild := [s for s in seeds if "diverged" in s]:
             found.append(_diverged(wild, len(seeds)))

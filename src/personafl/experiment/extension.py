@@ -44,12 +44,12 @@ def check(longer: Recipe, folder: Path, told: Asked, feds: Mapping[int, Federati
 
 def _refused(longer: Recipe, rounds: int, method: Method, fed: Federation, saved: checkpoint.Saved) -> str:
     if saved.folder.name == checkpoint.FINAL and saved.manifest["played_by"] > 1:
-        return "once finished, what several processes played is with one of them"
+        return "it was played by several processes, and finished; such runs cannot be made longer"
     state = saved.manifest["state"]
     if state["rounds"] < saved.manifest["asked"]:
         return f"its training was stopped after {state['rounds']} rounds"
     network, examples = build.model(longer, fed.source), int(fed.sizes("train")[: fed.num_clients].sum())
-    (before, _), (after, why) = (
+    (before, _, small), (after, why, large) = (
         dry_run.stages(
             method.algorithm,
             network,
@@ -61,8 +61,12 @@ def _refused(longer: Recipe, rounds: int, method: Method, fed: Federation, saved
     )
     if why:
         return f"{why} by the number of rounds"
+    if small != large:
+        return "what it keeps goes by the number of rounds"
     played = before[: saved.played]
     if played != after[: saved.played]:
-        closing = next(s.phase for a, s in zip(after, played, strict=False) if a != s)
-        return f"it has played its stage {closing!r}, which comes behind the last round"
+        here, there = next((s, a) for a, s in zip(after, played, strict=False) if a != s)
+        if here.phase == there.phase:
+            return "its stages go by the number of rounds"
+        return f"it has played its stage {here.phase!r}, which comes behind the last round"
     return ""

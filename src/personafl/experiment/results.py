@@ -338,6 +338,9 @@ class Result(Displayed):
             trust=trust,
         )
         divided = divisions(recipe, out / SPLIT)
+        here = [m.label for m in recipe.algorithms]
+        if unknown := [label for label, _ in run_folder.asked(out) if label not in here]:
+            raise UserError(f"{out}: the run has a method {unknown[0]}, and algorithms has {', '.join(here)} alone")
         methods = {}
         for method in recipe.algorithms:
             homes = [p for p in (out / method.label).glob("seed-*") if p.name.removeprefix("seed-").isdecimal()]
@@ -346,7 +349,7 @@ class Result(Displayed):
                     found = loaded(recipe, method, path, device, divided)
                     methods[found.label, found.seed] = found
         if not methods:
-            raise UserError(f"{out}: nothing in this run folder is finished: no method and seed has a summary.json")
+            raise UserError(f"{out}: nothing in this run folder is finished; personafl resume goes on with it")
         return cls(recipe, methods, run_folder.missing(out))
 
 

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
+import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+RECIPE = "recipe.toml"
 RUN = "run.json"
 """Which methods and seeds a run folder is to have, and how they are run: what is interrupted goes on the same way."""
 
@@ -57,6 +60,7 @@ class Asked:
     seeds: list[int]
     rounds: int
     conditions: Conditions = field(default_factory=Conditions)
+    recipe: str = ""  # the SHA-256 of recipe.toml
 
     @property
     def runs(self) -> list[tuple[str, int]]:
@@ -71,7 +75,7 @@ def checked(folder: str | Path) -> Path:
     if out.exists() and not out.is_dir():
         raise UserError(f"run folder {out}: that is a file")
     if out.is_dir() and any(p.name != LOCK for p in out.iterdir()):
-        more = f", or go on with what is there: personafl resume {out}" if (out / RUN).is_file() else ""
+        more = f", or go on with what is there: {command(out, 1)}" if (out / RUN).is_file() else ""
         raise UserError(f"run folder {out}: the folder is not empty; choose another, or empty this one{more}")
     home = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
@@ -130,14 +134,29 @@ def begin(folder: Path, recipe: Recipe, fed: Federation | None, seeds: Sequence[
     """Write what a run folder begins with: the recipe, its seeds, and the partition where that came from a file."""
     if recipe.data.from_file and fed is not None:
         partition_file.save(fed, folder / SPLIT, {"partition": recipe.data.partition})
-    write_recipe(folder, recipe, seeds, with_)
-
-
-def write_recipe(folder: Path, recipe: Recipe, seeds: Sequence[int], with_: Conditions) -> None:
-    files.write(folder / "recipe.toml", config.dump(config.anchored(recipe)))
     methods = [m.label for m in recipe.algorithms]
     asked = Asked(methods, list(seeds), recipe.training.num_rounds, with_)
+    _write(folder, config.dump(config.anchored(recipe)), asked)
+
+
+def write_rounds(folder: Path, told: Asked, rounds: int) -> None:
+    """Ask for more rounds of a run; all else of its recipe stays as it is spelt."""
+    text = (folder / RECIPE).read_text(encoding="utf-8")
+    head, section, rest = text.partition("[training]\n")
+    longer = re.sub(r"(?m)^num_rounds = \d+$", f"num_rounds = {rounds}", rest, count=1)
+    _write(folder, head + section + longer, dataclasses.replace(told, rounds=rounds))
+
+
+def _write(folder: Path, recipe: str, asked: Asked) -> None:
+    stamp = files.write(folder / RECIPE, recipe)
+    asked = dataclasses.replace(asked, recipe=stamp.sha256)
     files.write(folder / RUN, json.dumps(dataclasses.asdict(asked), indent=1) + "\n")
+
+
+def check_recipe(folder: Path, told: Asked) -> None:
+    """Refuse to go on under another recipe than the run began with."""
+    if files.stamp(folder / RECIPE).sha256 != told.recipe:
+        raise UserError(f"{folder / RECIPE}: was changed since the run began; a run goes on as it began")
 
 
 def read(folder: Path) -> Asked:
@@ -145,7 +164,8 @@ def read(folder: Path) -> Asked:
     try:
         told: dict[str, Any] = json.loads((folder / RUN).read_text(encoding="utf-8"))
         conditions = Conditions(**told["conditions"])
-        return Asked([str(m) for m in told["methods"]], [int(s) for s in told["seeds"]], told["rounds"], conditions)
+        methods, seeds = [str(m) for m in told["methods"]], [int(s) for s in told["seeds"]]
+        return Asked(methods, seeds, told["rounds"], conditions, str(told.get("recipe", "")))
     except FileNotFoundError:
         raise UserError(f"{folder}: not a run folder, it has no {RUN}") from None
     except (OSError, KeyError, TypeError, ValueError, RecursionError):
@@ -154,7 +174,14 @@ def read(folder: Path) -> Asked:
 
 def root(folder: Path) -> Path:
     """The run folder a path is, or is a method and seed of."""
-    return folder.parents[1] if not (folder / RUN).is_file() and (folder.parents[1] / RUN).is_file() else folder
+    above = folder.parent.parent
+    return above if not (folder / RUN).is_file() and (above / RUN).is_file() else folder
+
+
+def command(folder: Path, ranks: int) -> str:
+    """The command line that goes on with a run of so many processes."""
+    start = "personafl" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m personafl"
+    return f"{start} resume {shlex.quote(str(folder))}"
 
 
 def asked(folder: Path) -> list[tuple[str, int]]:

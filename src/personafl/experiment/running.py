@@ -149,6 +149,7 @@ def resume(
     """
     out = run_folder.root(Path(folder))
     told = run_folder.read(out)
+    run_folder.check_recipe(out, told)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
     given |= {"faults": faults}
     recipe = extension.recipe(config.load(out / "recipe.toml", given=given), overrides)
@@ -157,20 +158,16 @@ def resume(
     with execution_plan.threads(conditions.threads), ranks.process_group(place) as world:
         if world.size != conditions.ranks:
             raise UserError(
-                f"{out}: the run is one of {conditions.ranks} processes, and here are {world.size}; "
-                + (
-                    f"torchrun --nproc-per-node {conditions.ranks} ..."
-                    if conditions.ranks > 1
-                    else "leave out torchrun"
-                )
+                f"{out}: the run is one of {conditions.ranks} processes, here are {world.size}; use "
+                f"{run_folder.command(out, conditions.ranks)}"
             )
-        with nullcontext() if world.rank else locked(out):
+        with full_disk_told(out), nullcontext() if world.rank else locked(out):
             divided = world.in_turn(lambda: divisions(recipe, out / SPLIT))
             feds = {seed: divided(seed) for seed in told.seeds}
             if recipe.training.num_rounds != told.rounds:
                 extension.check(recipe, out, told, feds)
                 if not world.rank:
-                    run_folder.write_recipe(out, recipe, told.seeds, conditions)
+                    run_folder.write_rounds(out, told, recipe.training.num_rounds)
             world.gather(None)
             return _Comparison(recipe, feds, conditions, place, world, out, again=True).run(watch, quiet)
 
@@ -240,7 +237,7 @@ class _Comparison:
                             self.conditions.spread,
                         )
                     if stop is not None and len(done) < runs and (number := max(world.gather(stop.signal))):
-                        raise Stopped(number)
+                        raise Stopped(number, self.folder)
         return Result(recipe, done)
 
 
@@ -355,7 +352,7 @@ class _Seed:
             with sim.clock("files"):
                 run.checkpoints.write()
         if number:
-            raise Stopped(number)
+            raise Stopped(number, self.whole.folder)
 
 
 class _Written:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -14,8 +15,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Stopped(KeyboardInterrupt):
     """A run that was asked to stop, and has saved where it was."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__("stopped")
+    def __init__(self, number: int, folder: Path | None = None) -> None:
+        super().__init__("stopped" if folder is None else f"stopped; personafl.resume({str(folder)!r}) goes on")
         self.code = 128 + number
 
 

@@ -79,10 +79,13 @@ def check(algorithm: Algorithm, model: StackedModel, training: Training, num_cli
 
 def stages(
     algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int
-) -> tuple[list[Stage], str]:
-    """The schedule of a method, and what of it goes by the number of rounds; nothing where nothing does."""
+) -> tuple[list[Stage], str, dict[str, torch.Size]]:
+    """The schedule of a method, what of it goes by the number of rounds (or nothing), and what shapes its state has."""
     bound = assembled(algorithm, Setup(model.info, training, num_clients, examples))
-    return bound.schedule(), bound.needs_all_rounds()
+    first, one = model.initial, torch.zeros(1, dtype=torch.int64)
+    held = bound.init_server(first), bound.init_clients(first, one), bound.init_known(first, one)
+    shapes = {f"{i}/{n}": t.shape for i, part in enumerate(held) for n, t in part.items()}
+    return bound.schedule(), bound.needs_all_rounds(), shapes
 
 
 def estimate_cost(
