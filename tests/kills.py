@@ -217,11 +217,13 @@ def launcher(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *many, "-m", "personafl"]
 
 
-def ended(words: list[str], after: float | None) -> int:
-    """Run a command, and kill all its processes after some time."""
+def ended(words: list[str], after: float | None, since: Path | None = None) -> int:
+    """Run a command, and kill all its processes some time after it began, or after a file was there."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(words, stdout=said, stderr=said, start_new_session=True)
         try:
+            while since is not None and not since.exists() and process.poll() is None:
+                time.sleep(0.005)
             return process.wait(after)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
@@ -233,7 +235,7 @@ def ended(words: list[str], after: float | None) -> int:
                 print(said.read().decode(), flush=True)
 
 
-def at_random(cases: Sequence[tuple[str, str, int]], times: int, seed: int, *, rounds: int = 12) -> list[str]:
+def at_random(cases: Sequence[tuple[str, str, int]], times: int, seed: int, *, rounds: int = 40) -> list[str]:
     """Kill commands at random moments, so many times over all cases (method, store, processes)."""
     from personafl import config
 
@@ -248,23 +250,21 @@ def at_random(cases: Sequence[tuple[str, str, int]], times: int, seed: int, *, r
             many = RECIPE | {"algorithms": [method], "training": RECIPE["training"] | {"num_rounds": rounds}}
             (out / "recipe.toml").write_text(config.dump(config.load(many)))
             whole = out / "-".join(map(str, case))
-            if case not in took:
-                begun = time.perf_counter()
-                assert ended(command(out / "recipe.toml", whole, store, ranks), None) == 0
-                took[case] = time.perf_counter() - begun
             cut = out / "cut"
             shutil.rmtree(cut, ignore_errors=True)
-            code = ended(command(out / "recipe.toml", cut, store, ranks), draw.uniform(0.3, 1.0) * took[case])
+            if case not in took:
+                assert ended(command(out / "recipe.toml", whole, store, ranks), None) == 0
+                took[case] = json.loads((whole / method / "seed-0" / "summary.json").read_text())["time"]["seconds"]
+            moment = draw.uniform(0.0, took[case])
+            code = ended(command(out / "recipe.toml", cut, store, ranks), moment, cut / "run.json")
             tries = 0
-            while (cut / "run.json").exists() and code != 0:
+            while (cut / "run.json").exists() and code != 0 and tries < 3:
                 words = [*launcher(ranks), "resume", str(cut), "--quiet"]
-                code = ended(words, draw.uniform(0.3, 1.0) * took[case] if tries == 0 and i % 2 else None)
+                code = ended(words, draw.uniform(1.0, 3.0) if tries == 0 and i % 2 else None)
                 tries += 1
-                if tries > 2:
-                    break
             found = differences(cut, whole) if (cut / "run.json").exists() else []
             wrong += [f"{case}: {text}" for text in found]
-            print(f"{case}: gone on {tries} times, {len(found)} differences", flush=True)
+            print(f"{case}: killed after {moment:.2f} s, gone on {tries} times, {len(found)} differences", flush=True)
     return wrong
 
 
