@@ -174,6 +174,16 @@ def test_a_store_is_written_as_safetensors_a_part_at_a_time(stored, tmp_path, mo
     assert load_file(tmp_path / "none.safetensors")["ids"].tolist() == []
 
 
+def test_rows_that_were_saved_come_back_in_the_order_of_their_tensors(tmp_path):
+    """Sums over tensors go by it, and the format sorts names."""
+    store = Store(fresh)
+    store.scatter(torch.tensor([4]), dict(reversed(rows([4], 1.0).items())))
+    store.save(tmp_path / "all.safetensors")
+    again = Store(fresh)
+    again.load(tmp_path / "all.safetensors")
+    assert list(again.gather(torch.tensor([4]))) == list(store.gather(torch.tensor([4]))) == ["mask", "w"]
+
+
 def test_expected_rows_are_made_room_for_at_once():
     store = Store(fresh, expected=50)
     store.scatter(torch.tensor([3]), rows([3], 1000.0))
@@ -317,6 +327,7 @@ DAMAGE = {
     "a negative shape": (lambda f: header(f, shape=[-2]), "'w' has no shape and type"),
     "a shape past counting": (lambda f: header(f, shape=[2**39, 2**39]), "'w' has no shape and type"),
     "another shape": (lambda f: header(f, shape=[2, 1]), r"w has shape \(2,\) here and \(2, 1\) there"),
+    "no undo file": (lambda f: (f / "undo-0.bin").unlink(), r"undo-0\.bin: No such file"),
     "no commits": (lambda f: (f / "commits.json").unlink(), "no store here, commits.json is missing"),
     "no numbers": (lambda f: commits(f, "many"), "commits.json: damaged"),
     "more rows than there are": (lambda f: commits(f, 2000), r"room for 1024 rows, 2000 are in use"),

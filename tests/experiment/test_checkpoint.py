@@ -321,6 +321,30 @@ def test_a_longer_run_that_was_interrupted_too_is_not_taken_for_finished(tmp_pat
     assert kills.differences(tmp_path / "short", tmp_path / "long") == []
 
 
+@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.filterwarnings("ignore:a checkpoint cannot be used")
+def test_a_longer_run_that_ended_before_its_summary_goes_on(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest is the new one, its summary still that of the shorter run."""
+    run(tmp_path / "long", "ditto", store=store, training={"num_rounds": 6})
+    run(tmp_path / "short", "ditto", store=store)
+    real = files.publish
+
+    def cut(part: Path, path: Path) -> None:
+        if path.name == "summary.json":
+            raise CutError
+        real(part, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "publish", cut)
+        with pytest.raises(CutError):
+            personafl.resume(tmp_path / "short", "training.num_rounds=6", quiet=True)
+    assert run_folder.missing(tmp_path / "short") == [("ditto", 0)]
+    personafl.resume(tmp_path / "short", quiet=True)
+    assert kills.differences(tmp_path / "short", tmp_path / "long") == []
+
+
 @pytest.mark.filterwarnings("ignore:.*rounds leave room", "ignore:allocation=")
 @pytest.mark.parametrize(
     ("method", "settings", "told"),
@@ -369,6 +393,34 @@ def test_a_recipe_that_was_changed_is_refused(tmp_path: Path, whole_and_cut: tup
     (out / "recipe.toml").write_text(text.replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(UserError, match=r"recipe.toml: was changed since the run began"):
         personafl.resume(out)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"threads": 0}, {"threads": "a"}, {"threads": 10**9}, {"ranks": "2"}, {"memory": "x"}, {"chunk": -1}, {"new": 1}],
+)
+def test_conditions_no_run_has_are_refused(
+    change: dict[str, Any], tmp_path: Path, whole_and_cut: tuple[Path, Path]
+) -> None:
+    out = tmp_path / "cut"
+    shutil.copytree(whole_and_cut[1], out)
+    told = json.loads((out / "run.json").read_text())
+    told["conditions"] |= change
+    (out / "run.json").write_text(json.dumps(told))
+    with pytest.raises(UserError, match=r"run.json: not written by personafl run"):
+        personafl.resume(out)
+
+
+@pytest.mark.parametrize("name", ["ditto/seed-0/checkpoint/manifest.json", "ditto/seed-0/summary.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(
+    name: str, tmp_path: Path, whole_and_cut: tuple[Path, Path]
+) -> None:
+    out = tmp_path / "a"
+    shutil.copytree(whole_and_cut[0], out)
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    with pytest.raises(UserError):
+        personafl.Result.load(out)
 
 
 def test_what_is_no_run_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from personafl.core.errors import UserError
 
 PART = ".part"  # behind the name of what is not whole yet
 BLOCK = 2**20
+LARGEST_TEXT = 2**28  # bytes of a file of JSON, lines or cells
 
 
 class Stamp(NamedTuple):
@@ -126,6 +128,23 @@ def remove(path: Path) -> None:
         shutil.rmtree(gone)
     else:
         path.unlink(missing_ok=True)
+
+
+def read_text(path: Path) -> str:
+    """A text of moderate size; a pipe or a device in its place is refused, since reading it may not end."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        about = os.fstat(number)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if about.st_size > LARGEST_TEXT:
+            raise OSError(errno.EFBIG, f"larger than {LARGEST_TEXT >> 20} MiB", str(path))
+        data = b""
+        while block := os.read(number, BLOCK):
+            data += block
+        return data.decode()
+    finally:
+        os.close(number)
 
 
 def stamp(path: Path, size: int | None = None) -> Stamp:

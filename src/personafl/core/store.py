@@ -311,7 +311,9 @@ class Store:
         ids = self._ids[:count].sort().values
         columns = {"ids": ((), torch.int64)} | {n: (c.shape, c.dtype) for n, c in self._columns.items()}
         order = sorted(columns, key=lambda n: (-columns[n][1].itemsize, n))  # so that all of them are aligned
-        header, end = {}, 0
+        names = json.dumps(list(self._columns))  # sums over tensors go by their order
+        header: dict[str, object] = {"__metadata__": {"names": names}}
+        end = 0
         for n in order:
             shape, dtype = columns[n]
             begin, end = end, end + count * math.prod(shape) * dtype.itemsize
@@ -332,9 +334,7 @@ class Store:
         try:
             with safe_open(path, "pt") as file:
                 ids = file.get_tensor("ids")
-                order = {
-                    n: i for i, n in enumerate(self.fresh(torch.zeros(1, dtype=torch.int64)))
-                }  # sums over tensors go by it
+                order = {n: i for i, n in enumerate(json.loads((file.metadata() or {}).get("names", "[]")))}
                 names = sorted((n for n in file.keys() if n != "ids"), key=lambda n: order.get(n, len(order)))  # noqa: SIM118
                 held = {n: file.get_slice(n) for n in names}
                 self._check_saved(path, ids, {n: tuple(t.get_shape()) for n, t in held.items()})
@@ -343,7 +343,9 @@ class Store:
                 for a in range(0, len(ids), size):
                     rows = {n: t[a : a + size].to(self._device) for n, t in held.items()}
                     self.scatter(ids[a : a + size], rows)
-        except (OSError, SafetensorError) as e:
+        except UserError:
+            raise
+        except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as e:
             raise UserError(f"{path}: cannot be read: {e}") from None
 
     def _check_saved(self, path: Path, ids: Tensor, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -126,7 +126,7 @@ class StoreFiles:
     def _open(self, name: str) -> int:
         if self.write:
             self.folder.mkdir(parents=True, exist_ok=True)
-        flags = (os.O_RDWR | os.O_CREAT) if self.write else os.O_RDONLY
+        flags = ((os.O_RDWR | os.O_CREAT) if self.write else os.O_RDONLY) | os.O_NONBLOCK
         try:
             return os.open(self.folder / name, flags, 0o666)
         except OSError as e:
@@ -227,7 +227,13 @@ class StoreFiles:
 
     def changed_since_commit(self) -> bool:
         """Whether rows were written behind the last commit."""
-        return not self.commits or self._undo_file(max(self.commits)).stat().st_size > 0
+        if not self.commits:
+            return True
+        path = self._undo_file(max(self.commits))
+        try:
+            return path.stat().st_size > 0
+        except OSError as e:
+            raise UserError(f"{path}: {e.strerror}") from None
 
     def went_back(self, number: int) -> None:
         """Forget what came behind a commit, now that rows are as they were then."""
@@ -270,7 +276,7 @@ def _whole(number: object) -> int:
 
 def _json(path: Path, part: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(files.read_text(path))
     except (OSError, ValueError, RecursionError):
         raise UserError(f"{path.parent}: no store here, {path.name} is missing or not readable") from None
     held = found if isinstance(found, dict) else {}

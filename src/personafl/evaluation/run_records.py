@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.core.plain_text import harmless
 from personafl.evaluation import final
@@ -79,8 +80,8 @@ def _client(path: Path, number: int, row: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _read(path: Path, size: int | None = None) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(-1 if size is None else size).decode()
+        text = files.read_text(path)
+        return text if size is None else text.encode()[:size].decode()
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
 

@@ -225,9 +225,9 @@ def finish(home: Path, sim: Simulation, number: int, others: Mapping[str, bytes]
 
 def clear(home: Path, sim: Simulation, number: int) -> None:
     """Remove what only a run under way needs."""
-    tidy(home)
     for _, store in _stores(sim):
         store.forget(number)
+    tidy(home)
 
 
 def _stores(sim: Simulation) -> list[tuple[str, Store]]:
@@ -368,13 +368,16 @@ def _checked_manifest(path: Path, told: Row) -> Row:
         stamps = {n: Stamp.read(s) for n, s in told["files"].items()} if not wrong else {}
         far = [n for n in stamps if Path(n).is_absolute() or ".." in Path(n).parts]
         plan = told["plan"] if not wrong else {}
+        state, most = told["state"], {"chunk": 2**31, "activations": 2**62}
         least = {"chunk": 1, "workers": 1, "threads": 1, "sweep_threads": 1, "operations": 1, "activations": 0}
-        fine = not far and all(n in least and least[n] <= plan[n] < 2**62 for n in plan)
-        state = told["state"]
+        fine = not far and all(len(n) < 1000 for n in stamps) and 0 <= told["seconds"] < 1e12
+        fine = fine and all(0 <= n < 2**62 or 0 <= float(n) < 1e300 for n in state["totals"].values())
+        fine = fine and all(n in least and least[n] <= plan[n] <= most.get(n, 1024) for n in plan)
+        fine = fine and all(type(plan[n]) is int for n in plan if n != "activations")
         fine = fine and state["played"] >= 0 and 1 <= state["rounds"] <= told["asked"] and 1 <= told["ranks"] < 2**16
         fine = fine and all(type(c) is int and c >= 0 for c in state["diverged"])
         fine = fine and told["store"] in ("device", "host", "disk") and Stamp.read(told["rows"]).bytes >= 0
-    except (TypeError, ValueError, KeyError, AttributeError):
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         fine = False
     if wrong or not fine:
         raise UserError(f"{path}: not the manifest of a checkpoint{f': {wrong}' if wrong else ''}")
@@ -385,7 +388,7 @@ def read(folder: Path, home: Path, rank: int = 0) -> Saved:
     """A checkpoint, if all of a rank's files are what was written; a `UserError` says what is wrong otherwise."""
     path = folder / MANIFEST
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(files.read_text(path))
         known = told.pop("sha256")
     except FileNotFoundError:
         raise UserError(f"{path}: is missing") from None
@@ -509,7 +512,8 @@ def begun(home: Path) -> bool:
 
 def tidy(home: Path) -> None:
     """Remove what a finished run that was ended while it cleared up has left."""
-    for path in (home / PROGRESS, *home.glob("store-*"), *home.glob(f"*{files.PART}")):
+    parts = (path for place in ("", "*/", "store/*/") for path in home.glob(f"{place}*{files.PART}"))
+    for path in (*home.glob("store-*"), *parts, home / PROGRESS):
         files.remove(path)
 
 

@@ -114,7 +114,7 @@ def _lock(folder: Path) -> int:
     path = folder / LOCK
     while True:
         try:
-            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as e:
             raise UserError(f"{path}: {e.strerror}") from None
         try:
@@ -162,8 +162,13 @@ def check_recipe(folder: Path, told: Asked) -> None:
 def read(folder: Path) -> Asked:
     """What a run folder is to have."""
     try:
-        told: dict[str, Any] = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads(files.read_text(folder / RUN))
         conditions = Conditions(**told["conditions"])
+        bounds = {"threads": (1, 1024), "ranks": (1, 2**16), "chunk": (0, 2**31)}
+        if any(type(n := getattr(conditions, name)) is not int or not a <= n <= b for name, (a, b) in bounds.items()):
+            raise ValueError("conditions")
+        if type(told["rounds"]) is not int or not isinstance(conditions.memory, (int, float, type(None))):
+            raise ValueError("rounds")
         methods, seeds = [str(m) for m in told["methods"]], [int(s) for s in told["seeds"]]
         return Asked(methods, seeds, told["rounds"], conditions, str(told.get("recipe", "")))
     except FileNotFoundError:
@@ -199,8 +204,10 @@ def finished(path: Path, rounds: int) -> bool:
     if not (path / "summary.json").is_file():
         return False
     try:
-        told = json.loads((path / checkpoint.FINAL / checkpoint.MANIFEST).read_text(encoding="utf-8"))
-        return bool(told["asked"] == rounds)
+        told = json.loads(files.read_text(path / checkpoint.FINAL / checkpoint.MANIFEST))
+        there = path / checkpoint.PROGRESS  # a longer run may have ended between its manifest and its summary
+        whole = not there.exists() or list(files.stamp(path / "summary.json")) == told["files"]["summary.json"]
+        return bool(told["asked"] == rounds) and whole
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return True  # damaged: who loads it will say so
 

@@ -30,7 +30,8 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, self._asked) for n in SIGNALS}
+            heard = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {n: signal.signal(n, self._asked) for n in heard}
         return self
 
     def __exit__(
