@@ -51,6 +51,9 @@ class _File:
     def keys(self) -> Iterator[str]:
         return self.file.keys()  # type: ignore[no-any-return]
 
+    def metadata(self) -> dict[str, str] | None:
+        return self.file.metadata()  # type: ignore[no-any-return]
+
     def get_tensor(self, name: str) -> Tensor:
         return self.move(self.file.get_tensor(name))
 
