@@ -29,7 +29,7 @@ def test_the_corpus_belongs_to_targets() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_valid_files_are_read(name: str, tmp_path: Path) -> None:
     """Else what is made of them would end at the first check."""
-    TARGETS[name].read(TARGETS[name].seeds()[0], tmp_path)
+    assert TARGETS[name].read(TARGETS[name].seeds()[0], tmp_path) is not None
 
 
 @pytest.mark.parametrize("name", sorted({p.parent.name for p in kept()}))

@@ -66,7 +66,7 @@ def test_what_is_not_as_it_was_written_is_refused(tmp_path: Path, damage: object
 
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left on device; make room, then go on: personafl resume runs/a"):  # noqa: SIM117
-        with files.full_disk_told(Path("runs/a")):
+        with files.full_disk_told("personafl resume runs/a"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(OSError, match="Input/output"), files.full_disk_told(Path("runs/a")):
+    with pytest.raises(OSError, match="Input/output"), files.full_disk_told("personafl resume runs/a"):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -198,7 +198,7 @@ def test_a_shipped_recipe_on_other_data_leaves_its_rates_behind() -> None:
     ("options", "said"),
     [
         ({"store": "tape"}, r"^store tape: possible are auto, device, host, disk"),
-        ({"memory": -1.0}, r"^memory -1: must be greater than 0"),
+        ({"memory": -1.0}, r"^memory -1.0: must be greater than 0"),
         ({"memory": 0.001}, r"memory=0.001: .* GiB are in use before the first round; allow more"),
     ],
 )

@@ -171,11 +171,11 @@ def check(folder: Path, stamps: Mapping[str, Stamp]) -> None:
 
 
 @contextmanager
-def full_disk_told(folder: Path) -> Iterator[None]:
-    """Say of a write that failed for want of room where that was, and what it leaves."""
+def full_disk_told(command: str) -> Iterator[None]:
+    """Say of a write that failed for want of room by which command to go on once there is some."""
     try:
         yield
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise OSError(e.errno, f"{os.strerror(e.errno)}; make room, then go on: personafl resume {folder}") from e
+        raise OSError(e.errno, f"{os.strerror(e.errno)}; make room, then go on: {command}") from e

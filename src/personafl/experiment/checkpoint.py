@@ -401,8 +401,8 @@ def read(folder: Path, home: Path, rank: int = 0) -> Saved:
     _checked_manifest(path, told)
     saved = Saved(home, told["number"], folder, told)
     stamps = {n: Stamp.read(s) for n, s in told["files"].items()}
-    own = {n: s for n, s in stamps.items() if _of_rank(n, told["ranks"]) in (rank, None)}
-    files.check(home, own)
+    mine = {_file(n, rank) for n in ("state", *STORES)}  # those of other ranks are theirs to check
+    files.check(home, {n: s for n, s in stamps.items() if told["ranks"] == 1 or Path(n).name in mine})
     if not rank and saved.rows.bytes:
         rows = home / ROWS
         if not rows.is_file():
@@ -410,15 +410,6 @@ def read(folder: Path, home: Path, rank: int = 0) -> Saved:
         if files.stamp(rows, saved.rows.bytes) != saved.rows:
             raise UserError(f"{rows}: is damaged or cut short, its first {saved.played} rows are not what was written")
     return saved
-
-
-def _of_rank(name: str, ranks: int) -> int | None:
-    """The rank a file is of; None where it is everybody's."""
-    stem = Path(name).stem
-    for rank in range(ranks):
-        if stem in {Path(_file(n, rank)).stem for n in ("state", *STORES)}:
-            return rank
-    return None
 
 
 def usable(home: Path, world: SingleProcess) -> list[Saved]:

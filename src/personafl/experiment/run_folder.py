@@ -21,6 +21,7 @@ from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.core.plain_text import is_text
 from personafl.data import Federation, partition_file
+from personafl.evaluation import report
 from personafl.experiment import checkpoint
 from personafl.experiment.build import SPLIT
 
@@ -29,6 +30,8 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+MOST_THREADS = 1024
+STORES = ("auto", "device", "host", "disk")
 RECIPE = "recipe.toml"
 RUN = "run.json"
 """Which methods and seeds a run folder is to have, and how they are run: what is interrupted goes on the same way."""
@@ -39,7 +42,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a run is carried out with. None of it is part of a method."""
+    """What a run is carried out with, checked. None of it is part of a method."""
 
     device: str = "cpu"
     store: str = "auto"
@@ -50,6 +53,18 @@ class Conditions:
     timed: bool = False
     spread: str | None = None
     checkpoint_every: str | int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("threads", 1, MOST_THREADS), ("chunk", 0, 2**31), ("ranks", 1, 2**16)):
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise UserError(f"{name} {value}: must be at least {low} and at most {high}")
+        if self.store not in STORES:
+            raise UserError(f"store {self.store}: possible are {', '.join(STORES)}")
+        if self.memory is not None and not (isinstance(self.memory, (int, float)) and self.memory > 0):
+            raise UserError(f"memory {self.memory!s:.20}: must be greater than 0")
+        report.spread_of((), self.spread)
+        checkpoint.every(self.checkpoint_every)
 
 
 @dataclass(frozen=True)
@@ -164,10 +179,7 @@ def read(folder: Path) -> Asked:
     try:
         told: dict[str, Any] = json.loads(files.read_text(folder / RUN))
         conditions = Conditions(**told["conditions"])
-        bounds = {"threads": (1, 1024), "ranks": (1, 2**16), "chunk": (0, 2**31)}
-        if any(type(n := getattr(conditions, name)) is not int or not a <= n <= b for name, (a, b) in bounds.items()):
-            raise ValueError("conditions")
-        if type(told["rounds"]) is not int or not isinstance(conditions.memory, (int, float, type(None))):
+        if type(told["rounds"]) is not int:
             raise ValueError("rounds")
         methods, seeds = [str(m) for m in told["methods"]], [int(s) for s in told["seeds"]]
         return Asked(methods, seeds, told["rounds"], conditions, str(told.get("recipe", "")))

@@ -21,7 +21,7 @@ from personafl.core.settings import shortened, typed
 from personafl.core.types import Metric, Training
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final, report, rounds
+from personafl.evaluation import final, rounds
 from personafl.evaluation.settings import Evaluation
 from personafl.experiment import build, checkpoint, extension, run_folder
 from personafl.experiment.build import SPLIT, resolved, simulation, source
@@ -37,9 +37,6 @@ from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Simulation
 from personafl.sim.state import Row
-
-MOST_THREADS = 1024
-STORES = ("auto", "device", "host", "disk")
 
 
 def run(
@@ -90,40 +87,31 @@ def run(
     on them. `chunk` is the most clients in one stack, by default as many as fit; sums of float32 depend on it.
     `spread` (std, ci) is what ± is over seeds in the tables of the run folder; `Result.table` has it too.
     """
-    if store not in STORES:
-        raise UserError(f"store {store}: possible are {', '.join(STORES)}")
-    if memory is not None and not memory > 0:
-        raise UserError(f"memory {memory:g}: must be greater than 0")
-    report.spread_of((), spread)
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise UserError(f"threads {threads}: must be at least 1 and at most {MOST_THREADS}")
-    if chunk < 0:
-        raise UserError(f"chunk {chunk}: must be at least 1, or 0 for as many as fit")
-    checkpoint.every(checkpoint_every)
+    conditions = Conditions(
+        device=chosen_device(device),
+        store=store,
+        memory=memory,
+        chunk=chunk,
+        threads=torch.get_num_threads() if threads is None else threads,
+        ranks=ranks.launched(),
+        timed=timed,
+        spread=spread,
+        checkpoint_every=checkpoint_every,
+    )
     numbers = _seeds(seeds)
     given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
     given |= {"faults": faults}
     recipe = _recipe(recipe, overrides, given)
-    place = ranks.device_of(chosen_device(device))
-    with execution_plan.threads(threads or torch.get_num_threads()), ranks.process_group(place) as world:
+    place = ranks.device_of(conditions.device)
+    with execution_plan.threads(conditions.threads), ranks.process_group(place) as world:
         folder = None if out is None else Path(world.gather(str(out))[0])
         if folder is not None and not world.rank:
             checked(folder)
         asked = recipe
         found = world.in_turn(lambda: source(asked))
         recipe, feds = resolved(recipe, numbers or (recipe.training.seed,), place, found)
-        conditions = Conditions(
-            device=chosen_device(device),
-            store=store,
-            memory=memory,
-            chunk=chunk,
-            threads=torch.get_num_threads(),
-            ranks=world.size,
-            timed=timed,
-            spread=spread,
-            checkpoint_every=checkpoint_every,
-        )
-        with claimed(folder) if folder is not None and not world.rank else nullcontext():
+        told = nullcontext() if folder is None else full_disk_told(run_folder.command(folder, world.size))
+        with told, claimed(folder) if folder is not None and not world.rank else nullcontext():
             if folder is not None and not world.rank:
                 begin(folder, recipe, next(iter(feds.values())), list(feds), conditions)
             return _Comparison(recipe, feds, conditions, place, world, folder).run(watch, quiet)
@@ -161,7 +149,7 @@ def resume(
                 f"{out}: the run is one of {conditions.ranks} processes, here are {world.size}; use "
                 f"{run_folder.command(out, conditions.ranks)}"
             )
-        with full_disk_told(out), nullcontext() if world.rank else locked(out):
+        with full_disk_told(run_folder.command(out, world.size)), nullcontext() if world.rank else locked(out):
             divided = world.in_turn(lambda: divisions(recipe, out / SPLIT))
             feds = {seed: divided(seed) for seed in told.seeds}
             if recipe.training.num_rounds != told.rounds:
@@ -222,7 +210,6 @@ class _Comparison:
         with (
             ProgressDisplay(runs, len(self.feds), recipe.training.num_rounds, quiet=hidden) as progress,
             StopRequest(told=not world.rank) if self.folder is not None else nullcontext() as stop,
-            full_disk_told(self.folder) if self.folder is not None else nullcontext(),
         ):
             told = None if world.rank else watch or progress
             for seed, fed in self.feds.items():
