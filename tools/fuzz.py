@@ -75,7 +75,7 @@ Read = Callable[[bytes, Path], object]
 
 def sealed(body: bytes) -> bytes:
     """A message with this body."""
-    return b"PFL2" + struct.pack("<QI", 16 + len(body), zlib.crc32(body)) + body
+    return b"PFL3" + struct.pack("<QI", 16 + len(body), zlib.crc32(body)) + body
 
 
 def opened_message(raw: bytes) -> Parts:

@@ -24,9 +24,9 @@ WANTED = {
 def test_what_the_hooks_ask_for_is_taken() -> None:
     stacked = {n: Masked(t.values[None], t.mask[None]) if isinstance(t, Masked) else t[None] for n, t in UPLOAD.items()}
     assert admission.schema(stacked) == WANTED
-    assert refusal(Update(3, 5, UPLOAD), WANTED, 5, taken=[2]) == ""
-    assert refusal(Update(3, 4, UPLOAD), WANTED, 5, oldest=4) == ""
-    assert refusal(Update(3, 5, {}), {}, 5) == ""  # a method whose clients send nothing
+    assert refusal(Update(3, 5, UPLOAD, 7), WANTED, 5, 7, taken=[2]) == ""
+    assert refusal(Update(3, 4, UPLOAD, 7), WANTED, 5, 7, oldest=4) == ""
+    assert refusal(Update(3, 5, {}, 7), {}, 5, 7) == ""  # a method whose clients send nothing
 
 
 WRONG: dict[str, tuple[Payload, str]] = {
@@ -46,13 +46,15 @@ WRONG: dict[str, tuple[Payload, str]] = {
 @pytest.mark.parametrize("how", WRONG)
 def test_what_they_would_not_give_is_refused_in_words(how: str) -> None:
     sent, why = WRONG[how]
-    assert refusal(Update(3, 5, sent), WANTED, 5) == why
+    assert refusal(Update(3, 5, sent, 7), WANTED, 5, 7) == why
 
 
-def test_updates_of_another_round_and_second_ones_are_refused() -> None:
-    assert refusal(Update(3, 4, UPLOAD), WANTED, 5) == "an update of round 4 in round 5"
-    assert refusal(Update(3, 6, UPLOAD), WANTED, 5, oldest=4) == "an update of round 6 in round 5"
-    assert refusal(Update(3, 5, UPLOAD), WANTED, 5, taken=[3]) == "a second update in the same round"
+def test_updates_of_another_stage_second_ones_and_other_counts_are_refused() -> None:
+    assert refusal(Update(3, 4, UPLOAD, 7), WANTED, 5, 7) == "an update of stage 4 in stage 5"
+    assert refusal(Update(3, 6, UPLOAD, 7), WANTED, 5, 7, oldest=4) == "an update of stage 6 in stage 5"
+    assert refusal(Update(3, 5, UPLOAD, 7), WANTED, 5, 7, taken=[3]) == "a second update in the same round"
+    more = "an update of 8 examples from a client that has 7"
+    assert refusal(Update(3, 5, UPLOAD, 8), WANTED, 5, 7) == more
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -77,7 +79,7 @@ def test_a_session_without_training_tells_what_every_upload_of_a_round_is(
         for rnd, upload in seen[count:]:
             wanted = admission.expected(sim.algorithm, sim.task, sim.model.initial, before, rnd)
             assert admission.schema(upload) == wanted
-            assert not refusal(Update(0, rnd.number, tree.row_of(upload, 0)), wanted, rnd.number)
+            assert not refusal(Update(0, rnd.number, tree.row_of(upload, 0), 1), wanted, rnd.number, 1)
     assert bool(seen) == (name != "local")
 
 

@@ -16,7 +16,7 @@ from personafl.core.wire import WireError
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 DTYPES = [*FLOATS, torch.bool, torch.uint8, torch.int32, torch.int64]
 F32, BOOL, U8 = 0, 4, 5
-FIXED = 4 + 8 + 4 + 2  # magic and version, length, checksum; number of entries
+FIXED = 4 + 8 + 4 + 4 + 4 + 2  # magic and version, length, checksum; stage, examples, number of entries
 DENSE, BITS, PLACES, KNOWN, UNITS = range(5)
 
 
@@ -28,11 +28,11 @@ def entry(rest=b"", *, name=b"fc.weight", dtype=F32, encoding=DENSE, shape=(2,))
 
 def sealed(body):
     """A body behind a header that fits it."""
-    return b"PFL2" + struct.pack("<QI", 16 + len(body), zlib.crc32(body)) + body
+    return b"PFL3" + struct.pack("<QI", 16 + len(body), zlib.crc32(body)) + body
 
 
 def message(*entries):
-    return sealed(struct.pack("<H", len(entries)) + b"".join(entries))
+    return sealed(struct.pack("<IIH", 0, 0, len(entries)) + b"".join(entries))
 
 
 def number(n):
@@ -68,7 +68,7 @@ def round_trip(payload):
 
 
 def test_an_empty_payload_is_eighteen_bytes():
-    assert len(wire.pack({})) == wire.size({}) == FIXED == 18
+    assert len(wire.pack({})) == wire.size({}) == FIXED == 26
     assert wire.unpack(wire.pack({})) == {}
 
 
@@ -388,11 +388,22 @@ def test_another_magic_is_refused(blob):
         wire.unpack(blob)
 
 
-@pytest.mark.parametrize("version", [b"1", b"3"])
+@pytest.mark.parametrize("version", [b"2", b"4"])
 def test_another_version_is_refused_by_its_number(version):
     blob = b"PFL" + version + wire.pack({})[4:]
-    with pytest.raises(WireError, match=f"a message of version b'{version.decode()}', this receiver reads .* b'2'"):
+    with pytest.raises(WireError, match=f"a message of version b'{version.decode()}', this receiver reads .* b'3'"):
         wire.unpack(blob)
+
+
+def test_a_message_carries_its_stage_and_its_sender_s_examples():
+    blob = wire.pack({"w": torch.tensor([1.0])}, stage=7, examples=2**32 - 1)
+    found = wire.read(blob)
+    assert (found.stage, found.examples, found.payload["w"].tolist()) == (7, 2**32 - 1, [1.0])
+    assert len(blob) == wire.size({"w": torch.tensor([1.0])})  # whatever the numbers are
+    with pytest.raises(WireError, match="4294967296 examples cannot be sent"):
+        wire.pack({}, examples=2**32)
+    with pytest.raises(WireError, match="-1 stage cannot be sent"):
+        wire.pack({}, stage=-1)
 
 
 def test_damage_is_told_from_a_wrong_message():
@@ -518,8 +529,8 @@ import resource, struct, zlib, torch
 from personafl.core import wire
 from personafl.core.wire import WireError
 def sealed(shape):
-    body = struct.pack("<HHsBBBII", 1, 1, b"w", 1, 2, 1, shape, 0)
-    return b"PFL2" + struct.pack("<QI", 16 + len(body), zlib.crc32(body)) + body
+    body = struct.pack("<IIHHsBBBII", 0, 0, 1, 1, b"w", 1, 2, 1, shape, 0)
+    return b"PFL3" + struct.pack("<QI", 16 + len(body), zlib.crc32(body)) + body
 torch.set_num_threads(1)
 wire.unpack(sealed(8))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -555,7 +566,7 @@ def test_a_name_that_is_not_utf8_is_refused():
 
 def test_more_entries_announced_than_sent_are_refused():
     with pytest.raises(WireError, match="name length"):
-        wire.unpack(sealed(struct.pack("<H", 2) + entry(floats(1, 2))))
+        wire.unpack(sealed(struct.pack("<IIH", 0, 0, 2) + entry(floats(1, 2))))
 
 
 def test_a_name_in_a_message_of_ours_is_short_and_in_one_line():
@@ -572,7 +583,7 @@ ANYTHING = settings(max_examples=300, deadline=None, derandomize=True, database=
 @ANYTHING
 @given(st.binary(max_size=60))
 def test_bytes_that_mean_nothing_are_refused(noise):
-    for blob in (noise, b"PFL2" + noise):
+    for blob in (noise, b"PFL3" + noise):
         with pytest.raises(WireError):
             wire.unpack(blob)
 
@@ -589,7 +600,7 @@ def bodies(draw):
         rest = number(count) * draw(st.booleans()) + draw(st.binary(max_size=24))
         dtype, encoding = draw(st.integers(0, 8)), draw(st.integers(0, 5))
         entries.append(entry(rest, name=name, dtype=dtype, encoding=encoding, shape=draw(SHAPES)))
-    return struct.pack("<H", len(entries) + draw(st.sampled_from([0, 0, 0, 1]))) + b"".join(entries)
+    return struct.pack("<IIH", 7, 9, len(entries) + draw(st.sampled_from([0, 0, 0, 1]))) + b"".join(entries)
 
 
 @ANYTHING

@@ -201,7 +201,7 @@ WHY = {
     "inf": "layers.0.weight is not finite",
     "shape": "layers.0.weight is of shape (1, 12, 6), not (12, 6)",
     "names": "layers.0.weight is missing",
-    "stale": "an update of round {before} in round {now}",
+    "stale": "an update of stage {before} in stage {now}",
     "empty": "an empty update",
 }
 
@@ -326,9 +326,9 @@ def test_an_attack_is_admitted_and_changes_uploads_alone(
 def test_what_is_sent_is_refused_by_what_was_asked_for() -> None:
     mask = torch.tensor([[[False, True]]])
     honest: Payload = {"aux/n": torch.tensor([3]), "w": Masked(torch.tensor([[[0.0, 2.0]]]), mask)}
-    wanted, update = schema(honest), Update(7, 2, tree.row_of(honest, 0))
+    wanted, update = schema(honest), Update(7, 2, tree.row_of(honest, 0), 5)
     for fault in ("nan", "inf", "shape", "names", "stale", "empty"):
         (found,) = sent(fault, update)  # type: ignore[arg-type]
-        assert found.client == 7 and refusal(found, wanted, 2), fault
+        assert found.client == 7 and refusal(found, wanted, 2, 5), fault
     assert torch.equal(update.payload["w"].values, torch.tensor([[0.0, 2.0]]))  # type: ignore[union-attr]
     assert sent("duplicate", update) == [update, update]

@@ -29,12 +29,12 @@ from personafl import (
     UserError,
 )
 from personafl.core import tree
+from personafl.core.aggregation import add, total
 from personafl.core.store import HOST, Store
 from personafl.core.types import Stage
 from personafl.data.federated import LAZY_FROM, LazySplit
 from personafl.data.ragged import Ragged
 from personafl.evaluation.rounds import divergence
-from personafl.sim.accounting import add, total
 from personafl.sim.execution_plan import PASS, ExecutionPlan, choose
 from tests import worlds
 

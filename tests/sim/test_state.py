@@ -45,7 +45,7 @@ def test_a_state_comes_back_from_json_and_tensors_as_it_was() -> None:
     assert again.trained_cohort[0].tolist() == [3, 1]
     assert torch.equal(again.trained_cohort[1]["fc/w"], state.trained_cohort[1]["fc/w"])
     assert again.late is not None and state.late is not None
-    assert (again.late.round, again.late.phase, again.late.ids.tolist()) == (4, "masks", [5, 2])
+    assert (again.late.stage, again.late.phase, again.late.ids.tolist()) == (4, "masks", [5, 2])
     was, now = state.late.upload["fc/w"], again.late.upload["fc/w"]
     assert isinstance(was, Masked) and isinstance(now, Masked) and now.known
     assert torch.equal(was.values, now.values) and torch.equal(was.mask, now.mask)

@@ -42,8 +42,9 @@ class Update:
     """An upload as a server receives it: decoded, without a client axis."""
 
     client: int
-    round: int
+    stage: int  # its place in the schedule
     payload: Payload
+    examples: int  # that the client trained on
 
 
 def schema(upload: Payload) -> Schema:
@@ -70,14 +71,24 @@ def expected(algorithm: Algorithm, task: Task, initial: Params, server: Params, 
     return schema(client_round(algorithm, task, data, kept, down, rnd, train=False).upload)
 
 
-def refusal(update: Update, wanted: Schema, rnd: int, *, taken: Collection[int] = (), oldest: int | None = None) -> str:
-    """Why an update is not taken in a round, in words; empty where it is.
+def refusal(
+    update: Update,
+    wanted: Schema,
+    stage: int,
+    examples: int,
+    *,
+    taken: Collection[int] = (),
+    oldest: int | None = None,
+) -> str:
+    """Why an update is not taken in a stage, in words; empty where it is.
 
-    `taken` are the clients an update was taken from already; updates of rounds from `oldest` on are in time, by default
-    those of this round alone.
+    `examples` is how many the client has, so that it cannot count for more. `taken` are the clients an update was taken
+    from already; updates of stages from `oldest` on are in time, by default those of this stage alone.
     """
-    if not (rnd if oldest is None else oldest) <= update.round <= rnd:
-        return f"an update of round {update.round} in round {rnd}"
+    if not (stage if oldest is None else oldest) <= update.stage <= stage:
+        return f"an update of stage {update.stage} in stage {stage}"
+    if update.examples != examples:
+        return f"an update of {update.examples} examples from a client that has {examples}"
     if update.client in taken:
         return "a second update in the same round"
     sent = update.payload

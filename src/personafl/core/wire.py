@@ -2,10 +2,13 @@
 
 A message is a header and one entry per tensor, little-endian:
 
-    "PFL", version "2", length of the whole message u64, CRC-32 of what follows u32
-    number of entries u16
+    "PFL", version "3", length of the whole message u64, CRC-32 of what follows u32
+    stage u32, examples u32, number of entries u16
     per entry: name length u16, name, dtype u8, encoding u8, rank u8, dimensions u32 each,
                [number of values u32 unless dense], [mask], values
+
+The stage is the place in the schedule a message belongs to, the examples are those its sender trains on (0 from a
+server): a client counts by them, and a server has no other way to know.
 
 Truth values are bits. A masked tensor carries its mask in the shortest of three ways: as bits, as a list of positions
 (u16 if they fit, else u32), or, where it holds all positions between some rows and some columns (units that are on), as
@@ -24,6 +27,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -35,9 +39,11 @@ from personafl.core import tree
 from personafl.core.types import Masked, Payload
 
 _MAGIC: Final = b"PFL"
-_VERSION: Final = b"2"
+_VERSION: Final = b"3"
 _HEADER: Final = struct.Struct("<3scQI")
-_FIXED: Final = _HEADER.size + 2  # with the number of entries
+_NUMBERS: Final = struct.Struct("<IIH")  # stage, examples, entries
+_FIXED: Final = _HEADER.size + _NUMBERS.size
+_MOST: Final = 2**32 - 1  # the largest stage and number of examples
 _DTYPES: Final = {
     torch.float32: 0,
     torch.float64: 1,
@@ -58,9 +64,25 @@ class WireError(ValueError):
     """A message that is not what it should be."""
 
 
-def pack(payload: Payload) -> bytes:
+@dataclass(frozen=True)
+class Message:
+    """What bytes were found to say."""
+
+    payload: Payload
+    stage: int
+    examples: int
+
+
+def pack(payload: Payload, *, stage: int = 0, examples: int = 0) -> bytes:
     """One client's payload (no client axis) as bytes."""
-    out: list[bytes | memoryview] = [struct.pack("<H", len(payload))]
+    for what, number, most in (
+        ("stage", stage, _MOST),
+        ("examples", examples, _MOST),
+        ("tensors", len(payload), 65535),
+    ):
+        if not 0 <= number <= most:
+            raise WireError(f"{number} {what} cannot be sent: at most {most}")
+    out: list[bytes | memoryview] = [_NUMBERS.pack(stage, examples, len(payload))]
     for name, entry in payload.items():
         values, mask = (entry.values, entry.mask) if isinstance(entry, Masked) else (entry, None)
         values = values.detach().cpu()
@@ -141,24 +163,30 @@ def numbers(payload: Payload) -> int:
 
 
 def unpack(blob: bytes, masks: Mapping[str, Tensor] | None = None, *, limit: int = LIMIT) -> Payload:
-    """The payload in these bytes, refused (`WireError`) where anything is wrong with them.
+    """The payload of a message."""
+    return read(blob, masks, limit=limit).payload
+
+
+def read(blob: bytes, masks: Mapping[str, Tensor] | None = None, *, limit: int = LIMIT) -> Message:
+    """The message in these bytes, refused (`WireError`) where anything is wrong with them.
 
     `masks` are those the receiver is supposed to know, `limit` is how many numbers it allows in all.
     """
-    read = _Reader(_body(blob), limit)
+    reader = _Reader(_body(blob), limit)
     payload: Payload = {}
-    for _ in range(read.number("<H", "number of entries")):
-        raw = bytes(read.take(read.number("<H", "name length"), "name"))
+    stage, examples, entries = _NUMBERS.unpack(reader.take(_NUMBERS.size, "numbers"))
+    for _ in range(entries):
+        raw = bytes(reader.take(reader.number("<H", "name length"), "name"))
         try:
             name = raw.decode()
         except UnicodeDecodeError:
             raise WireError(f"a name is not UTF-8: {raw[:20]!r}") from None
         if name in payload:
             raise WireError(f"{_told(name)}: sent twice")
-        payload[name] = _entry(read, name, masks or {})
-    if read.left:
-        raise WireError(f"{read.left} bytes are left over behind the last entry")
-    return payload
+        payload[name] = _entry(reader, name, masks or {})
+    if reader.left:
+        raise WireError(f"{reader.left} bytes are left over behind the last entry")
+    return Message(payload, stage, examples)
 
 
 def _body(blob: bytes) -> memoryview:

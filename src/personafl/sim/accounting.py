@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from personafl.core import cost
@@ -76,24 +75,6 @@ class Spent:
     def means(self) -> Tensor:
         """The mean loss of each client that trained."""
         return (self.losses.cpu() / self.steps)[self.steps > 0]
-
-
-def total(t: Tensor) -> Tensor:
-    """The sum over a stack of clients for `add`: in float64, but for a lone client's term, which stays as it is."""
-    if len(t) == 1:
-        return t.squeeze(0)
-    if t.is_cuda or t[0].numel() < 2**15:
-        return t.sum(0, dtype=torch.float64)
-    out = t[0].to(torch.float64, copy=True)
-    for row in t[1:]:  # less than half the time, beyond the cache
-        out.add_(row)
-    return out
-
-
-def add(sums: Params, more: Params) -> None:
-    """Add those of one more stack, in float64."""
-    for n, t in more.items():
-        sums[n] = sums[n].add_(t) if n in sums else t.to(torch.float64, copy=True)
 
 
 def finite_mean(losses: Tensor) -> float | None:

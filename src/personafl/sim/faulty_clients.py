@@ -20,7 +20,7 @@ def sent(fault: Fault, honest: Update) -> list[Update]:
     if fault == "duplicate":
         return [honest, honest]
     if fault == "stale":
-        return [dataclasses.replace(honest, round=honest.round - 1)]
+        return [dataclasses.replace(honest, stage=honest.stage - 1)]
     return [dataclasses.replace(honest, payload=_damaged(fault, honest.payload))]
 
 

@@ -17,7 +17,7 @@ from personafl.core.types import Masked, Params, Payload
 class LateResults:
     """Results of a stage that come a stage late: whose, what they sent, and what they will keep once it is taken."""
 
-    round: int
+    stage: int  # its place in the schedule
     phase: str
     ids: Tensor
     upload: Payload  # [C, ...]
@@ -28,7 +28,7 @@ class LateResults:
         known = {n: t.known for n, t in self.upload.items() if isinstance(t, Masked)}
         tensors = {"ids": self.ids} | tree.prefixed(tree.values(self.upload), "values")
         tensors |= tree.prefixed(tree.masks(self.upload), "mask") | tree.prefixed(self.kept, "kept")
-        return {"round": self.round, "phase": self.phase, "known": known}, tensors
+        return {"stage": self.stage, "phase": self.phase, "known": known}, tensors
 
     @classmethod
     def unpacked(cls, numbers: dict[str, Any], tensors: Params, device: torch.device) -> Self:
@@ -36,18 +36,18 @@ class LateResults:
         held = {n: t.to(device) for n, t in tree.copied(tensors).items()}
         values, masks, kept = (tree.under(held, p) for p in ("values", "mask", "kept"))
         upload: Payload = {n: Masked(t, masks[n], numbers["known"][n]) if n in masks else t for n, t in values.items()}
-        return cls(numbers["round"], numbers["phase"], tensors["ids"], upload, kept)
+        return cls(numbers["stage"], numbers["phase"], tensors["ids"], upload, kept)
 
     def rows(self, which: Tensor) -> Self:
         """Those of some of the clients; `which` are rows, on the host."""
         at = which.to(next(iter(tree.values(self.upload).values())).device)
         return type(self)(
-            self.round, self.phase, self.ids[which], tree.rows_of(self.upload, at), tree.take(self.kept, at)
+            self.stage, self.phase, self.ids[which], tree.rows_of(self.upload, at), tree.take(self.kept, at)
         )
 
     def moved(self, device: torch.device) -> Self:
         kept = {n: t.to(device) for n, t in self.kept.items()}
-        return type(self)(self.round, self.phase, self.ids, tree.moved(self.upload, device), kept)
+        return type(self)(self.stage, self.phase, self.ids, tree.moved(self.upload, device), kept)
 
 
 def joined_results(parts: Sequence[LateResults]) -> LateResults | None:
@@ -56,4 +56,4 @@ def joined_results(parts: Sequence[LateResults]) -> LateResults | None:
         return None
     first, ids = parts[0], torch.cat([p.ids for p in parts])
     kept = tree.join(p.kept for p in parts) if first.kept else {}
-    return LateResults(first.round, first.phase, ids, tree.gathered(p.upload for p in parts), kept)
+    return LateResults(first.stage, first.phase, ids, tree.gathered(p.upload for p in parts), kept)

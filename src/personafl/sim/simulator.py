@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from personafl.core import admission, cost, rng, tree, wire
 from personafl.core.admission import Schema, Update
+from personafl.core.aggregation import add, next_server, summed
 from personafl.core.algorithm import Algorithm, choose
 from personafl.core.batches import steps_per_epoch
 from personafl.core.cuda_graphs import GraphCache
@@ -45,7 +46,7 @@ from personafl.evaluation.evaluate import deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim import execution_plan, faulty_clients, sampling, wire_transfer
-from personafl.sim.accounting import Refused, Spent, Stack, Totals, add, finite_mean, total
+from personafl.sim.accounting import Refused, Spent, Stack, Totals, finite_mean
 from personafl.sim.checks import check_data, checked_parts
 from personafl.sim.evaluator import Evaluator, since_left
 from personafl.sim.late_results import LateResults, joined_results
@@ -391,9 +392,10 @@ class Simulation(Displayed):
             why = f"a late update of phase {late.phase} in phase {rnd.phase}"
             return None, [Refused(c, why) for c in late.ids.tolist()]
         wanted, taken, refused = self._schema(rnd), [], []
+        sizes = self._examples(late.ids).tolist()
         for row, client in enumerate(late.ids.tolist()):
-            update = Update(client, late.round, tree.row_of(late.upload, row))
-            if why := admission.refusal(update, wanted, rnd.number, oldest=late.round):
+            update = Update(client, late.stage, tree.row_of(late.upload, row), sizes[row])
+            if why := admission.refusal(update, wanted, self.played, sizes[row], oldest=late.stage):
                 refused.append(Refused(client, f"late: {why}"))
             else:
                 taken.append(row)
@@ -473,17 +475,12 @@ class Simulation(Displayed):
                     add(sums, self._server_side(mine.ids, mine.upload, rnd))
                 with self.clock("waiting"):
                     sums = self.ranks.sum(sums)
-            if not sums:
-                self.state.server = self.algorithm.without_uploads(self.server, rnd)
-                return "no update was left"
-            new = self.algorithm.aggregate(self.server, sums, rnd)
-            if self._hopes is not None:
-                self._hopes.append(admission.finite_sum(new.values()))
-            elif not admission.all_finite(new.values()):
-                self.state.server = self.algorithm.without_uploads(self.server, rnd)
-                return "the new one was not finite"
-            self.state.server = new
-            return ""
+            if self._hopes is not None and sums:
+                self.state.server = self.algorithm.aggregate(self.server, sums, rnd)
+                self._hopes.append(admission.finite_sum(self.server.values()))
+                return ""
+            self.state.server, why = next_server(self.algorithm, self.server, sums, rnd)
+            return why
 
     def _count(self, spent: Spent) -> tuple[Tensor, list[Refused]]:
         """Add up what a round cost; the losses of clients that trained, and whose updates were not taken."""
@@ -582,14 +579,15 @@ class Simulation(Displayed):
         found = admission.not_finite(loss, upload, kept)
         refused, more = [Refused(int(ids[row]), why, diverged=True) for row, why in found.items()], 0
         damaged = self.faulty[ids].nonzero().flatten().tolist() if rnd.stage.up and self.faults.damage else []
+        sizes = self._examples(ids).tolist() if damaged else []
         for row in damaged:
             if row in found:
                 continue
-            honest = Update(int(ids[row]), rnd.number, tree.row_of(upload, row))
+            honest = Update(int(ids[row]), self.played, tree.row_of(upload, row), sizes[row])
             taken: list[int] = []
             for update in faulty_clients.sent(self.faults.fault, honest):
                 more += wire.size(update.payload)
-                if why := admission.refusal(update, wanted, rnd.number, taken=taken):
+                if why := admission.refusal(update, wanted, self.played, sizes[row], taken=taken):
                     refused.append(Refused(update.client, why, counts=bool(taken)))
                 else:
                     assert update.payload is honest.payload
@@ -608,8 +606,12 @@ class Simulation(Displayed):
         rows = (~out & ~late).nonzero().flatten()
         if self.faults.late != "stale" or not (put_off := (~out & late).nonzero().flatten()).numel():
             return rows.to(self.device), None
-        all_of_them = LateResults(rnd.number, rnd.phase, ids, upload, kept)
+        all_of_them = LateResults(self.played, rnd.phase, ids, upload, kept)
         return rows.to(self.device), all_of_them.rows(put_off)
+
+    def _examples(self, ids: Tensor) -> Tensor:
+        """How many examples each of these clients trains on, as it tells with its upload."""
+        return self.federation.splits["train"].lengths(ids)
 
     def _training_data(self, ids: Tensor) -> Examples:
         return dataclasses.replace(self.federation.examples("train", ids), augment=self.training.augment != "none")
@@ -619,12 +621,11 @@ class Simulation(Displayed):
         if self.algorithm.needs_uploads():
             rows, upload = self.algorithm.screen(self.server, upload, rnd)
             ids = ids if rows is None else ids[rows.cpu()]
-        examples = tree.sent(self.federation.splits["train"].lengths(ids).double(), self.device)
+        examples = tree.sent(self._examples(ids).double(), self.device)
         known = self.known.gather(ids)
-        weights = self.algorithm.weigh(self.server, known, upload, examples, rnd)
-        self._scatter(self.known, ids, known, self.algorithm.remember(known, upload, weights, rnd))
-        terms = self.algorithm.summands(upload, weights, rnd)
-        return {n: total(t) for n, t in terms.items()}
+        now, sums = summed(self.algorithm, self.server, known, upload, examples, rnd)
+        self._scatter(self.known, ids, known, now)
+        return sums
 
     def download(self, ids: Tensor, rnd: Round) -> Download:
         """What the server sends these clients."""

@@ -1,0 +1,50 @@
+"""The server's side of a round: one for the simulator and for a deployed server."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from personafl.core import admission
+from personafl.core.algorithm import Algorithm
+from personafl.core.types import Params, Payload, Round
+
+
+def summed(
+    algorithm: Algorithm, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round
+) -> tuple[Params, Params]:
+    """What the server will know of a stack of clients, and the sums over them it works with.
+
+    `known` is what it knows of them so far, `examples` `[C]` how many each trained on, float64.
+    """
+    weights = algorithm.weigh(server, known, upload, examples, rnd)
+    now = algorithm.remember(known, upload, weights, rnd)
+    return now, {n: total(t) for n, t in algorithm.summands(upload, weights, rnd).items()}
+
+
+def total(t: Tensor) -> Tensor:
+    """The sum over a stack of clients for `add`: in float64, but for a lone client's term, which stays as it is."""
+    if len(t) == 1:
+        return t.squeeze(0)
+    if t.is_cuda or t[0].numel() < 2**15:
+        return t.sum(0, dtype=torch.float64)
+    out = t[0].to(torch.float64, copy=True)
+    for row in t[1:]:  # less than half the time, beyond the cache
+        out.add_(row)
+    return out
+
+
+def add(sums: Params, more: Params) -> None:
+    """Add those of one more stack, in float64."""
+    for n, t in more.items():
+        sums[n] = sums[n].add_(t) if n in sums else t.to(torch.float64, copy=True)
+
+
+def next_server(algorithm: Algorithm, server: Params, sums: Params, rnd: Round) -> tuple[Params, str]:
+    """The server's state after a round, and why it stayed as it was; nothing where it did not."""
+    if not sums:
+        return algorithm.without_uploads(server, rnd), "no update was left"
+    new = algorithm.aggregate(server, sums, rnd)
+    if not admission.all_finite(new.values()):
+        return algorithm.without_uploads(server, rnd), "the new one was not finite"
+    return new, ""
