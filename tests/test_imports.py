@@ -29,6 +29,10 @@ MAY: dict[str, set[str]] = {
     "sim": {"core", "models", "data", "evaluation", "slots", "sim"},
     "config": {"algorithms", "config", "core", "data", "evaluation", "models"},
     "experiment": {"config", "core", "data", "evaluation", "experiment", "models", "sim", "version"},
+    "deployment": {
+        *("config", "core", "data", "deployment", "evaluation", "experiment", "models", "sim", "slots", "version"),
+    },
+    "flower": {"config", "core", "deployment", "flower", "version"},
     "cli": {"algorithms", "cli", "config", "core", "data", "evaluation", "experiment", "models", "sim", "version"},
 }
 

@@ -33,9 +33,9 @@ from personafl import (
     Simulation,
 )
 from personafl.core import tree
+from personafl.core.sampling import largest_first
 from personafl.core.types import Stage
 from personafl.data import Federation
-from personafl.sim.sampling import largest_first
 from tests import checks, worlds
 
 SHORT = {"num_rounds": 3, "local_epochs": 1, "batch_size": 12}

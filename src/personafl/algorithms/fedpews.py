@@ -120,8 +120,22 @@ class FedPeWS(WarmUp):
         )
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        sums = super().summands(upload, weights, rnd)
-        return sums | {n: t for n, t in tree.values(upload).items() if n.startswith(f"{self.prefix}/change/")}
+        return super().summands(upload, weights, rnd) | self._changes(upload)
+
+    def _changes(self, upload: Payload) -> Params:
+        """Those of clients' probabilities, of which theta is the sum over N."""
+        return {n: t for n, t in tree.values(upload).items() if n.startswith(f"{self.prefix}/change/")}
+
+    def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
+        return super().lasting(upload, examples, rnd) | self._changes(upload)
+
+    def withdraw(self, server: Params, lasting: Params) -> Params:
+        gone = tree.under(self.mine(lasting), "change")
+        if not gone or not tree.under(self.mine(server), "theta"):
+            return super().withdraw(server, lasting)
+        theta = tree.under(self.mine(server), "theta")
+        left = {n: (theta[n] - t / self.setup.num_clients).to(theta[n].dtype) for n, t in gone.items()}
+        return super().withdraw(server, lasting) | self.own(tree.prefixed(left, "theta"))
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         new = super().aggregate(server, sums, rnd)

@@ -82,15 +82,26 @@ class Scaffold(Algorithm):
     def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         return super().keep(kept, local, rnd) | tree.prefixed(self._new_control(local, rnd), "own")
 
-    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        count = weights if self.weights == "examples" else torch.ones_like(weights)
+    def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
+        """The changes of c_i, as they enter c."""
+        count = examples if self.weights == "examples" else torch.ones_like(examples)
         change = {n: t for n, t in tree.values(upload).items() if n.startswith("control/")}
-        control = {n: t * tree.column(count, t).to(t.dtype) for n, t in change.items()}
-        return super().summands(tree.exclude(upload, change), weights, rnd) | control
+        return {n: t * tree.column(count, t).to(t.dtype) for n, t in change.items()}
+
+    def withdraw(self, server: Params, lasting: Params) -> Params:
+        return server | {n: (server[n] - t / self._everybody).to(server[n].dtype) for n, t in lasting.items()}
+
+    @property
+    def _everybody(self) -> int:
+        """|S| / N of the mean over S is the sum over N; by examples all there are take N's place."""
+        return self.setup.num_examples if self.weights == "examples" else self.setup.num_clients
+
+    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        control = self.lasting(upload, weights, rnd)
+        return super().summands(tree.exclude(upload, control), weights, rnd) | control
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         model = super().aggregate(tree.select(server, self.info.shapes), sums, rnd)
-        # |S| / N of the mean over S is the sum over N; by examples all there are take N's place.
-        everybody = self.setup.num_examples if self.weights == "examples" else self.setup.num_clients
-        control = {n: (c + sums[n] / everybody).to(c.dtype) for n, c in server.items() if n.startswith("control/")}
+        everybody, held = self._everybody, {n: c for n, c in server.items() if n.startswith("control/")}
+        control = {n: (c + sums[n] / everybody).to(c.dtype) for n, c in held.items()}
         return server | model | control

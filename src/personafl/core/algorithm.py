@@ -401,6 +401,14 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """The weighted mean of the uploads, approached by the server's learning rate."""
         return {n: self.approach(old, (sums[n] / sums["aux/weight"]).to(old.dtype)) for n, old in server.items()}
 
+    def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
+        """What of these uploads stays in the server's state for good, where that adds up over rounds: `[C, ...]`."""
+        return {}
+
+    def withdraw(self, server: Params, lasting: Params) -> Params:
+        """The server's state without what a client added to it for good; `lasting` is the sum of that, `[...]`."""
+        return server
+
     def without_uploads(self, server: Params, rnd: Round) -> Params:
         """The server's new state after a round that brought no update: the old one."""
         return server

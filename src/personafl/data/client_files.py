@@ -30,7 +30,7 @@ def find_clients(home: Path, suffixes: Collection[str]) -> list[ClientFiles]:
     found = []
     for path in listed(home, suffixes):
         if path.is_dir():
-            found.append(_client_folder(path, suffixes))
+            found.append(client_folder(path, suffixes))
         elif path.suffix.lower() in suffixes:
             found.append(ClientFiles(path.stem, path, (path,)))
         elif path.suffix.lower() in PICTURES:
@@ -78,7 +78,7 @@ def natural_order(name: str) -> list[tuple[bool, int, str]]:
     return [(not w.isdecimal(), int(w) if w.isdecimal() else 0, w) for w in re.split(r"(\d+)", name) if w]
 
 
-def _client_folder(home: Path, suffixes: Collection[str]) -> ClientFiles:
+def client_folder(home: Path, suffixes: Collection[str]) -> ClientFiles:
     """A client's folder: its files, or its folders of pictures."""
     there = listed(home, suffixes)
     files = tuple(p for p in there if not p.is_dir() and p.suffix.lower() in suffixes)

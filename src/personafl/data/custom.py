@@ -5,6 +5,7 @@ Clients are numbered in the order they are given. Bytes are pixels and are scale
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +21,13 @@ from torch.utils.data import Dataset
 from personafl.core.errors import UserError
 from personafl.data import tables
 from personafl.data.client_data import ClientData, client_names, concatenate
-from personafl.data.client_files import ClientFiles, find_clients
+from personafl.data.client_files import ClientFiles, client_folder, find_clients, listed
 from personafl.data.dataset import Array, Source, arrays
 from personafl.data.image_folder import read_image_folders
 from personafl.data.missing import Missing
 from personafl.data.pfllib import is_pfllib, pfllib, read_client_npz, to_pfllib
 
-__all__ = ["convert", "datasets", "folder", "hugging_face", "open_folder", "pfllib", "to_pfllib"]
+__all__ = ["convert", "datasets", "folder", "hugging_face", "one_client", "open_folder", "pfllib", "to_pfllib"]
 
 _LABELS = ("label", "labels", "fine_label", "y", "target")
 _EXAMPLES = ("img", "image", "images", "pixels", "x", "features", "pixel_values")
@@ -242,6 +243,36 @@ def folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "r
         raise UserError(f"{home}: data.image_size goes with folders of pictures, and these are none")
     parts, features = _client_parts(clients, label, missing)
     return concatenate(name, parts, missing=missing, feature_names=features)
+
+
+def one_client(
+    path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0
+) -> Source:
+    """What a single client holds: files as `folder` reads them, or a folder of pictures for each class.
+
+    Where it has `train` and `test`, files or folders of such, those are its two parts.
+    """
+    home = Path(path)
+    if not home.is_dir():
+        raise UserError(f"{home}: no such folder")
+    suffixes, name = (*_READERS, *tables.READERS), home.resolve().name
+    there = {p.name if p.is_dir() else p.stem: p for p in listed(home, suffixes)}
+    halves = {half: there[half] for half in ("train", "test") if half in there}
+    if len(halves) == 1:
+        raise UserError(f"{home}: has {next(iter(halves))} alone; give train and test, or neither")
+    if halves and (other := next((p for n, p in there.items() if n not in halves), None)):
+        raise UserError(f"{other}: beside train and test; put it into one of them")
+    held = [
+        dataclasses.replace(client_folder(p, suffixes), name=half) if p.is_dir() else ClientFiles(half, p, (p,))
+        for half, p in halves.items()
+    ] or [client_folder(home, suffixes)]
+    features: tuple[str, ...] | None = None
+    if held[0].classes:
+        parts = read_image_folders(held, image_size)
+    else:
+        parts, features = _client_parts(held, label, missing)
+    mine = [dataclasses.replace(p, name=name, test=p.name == "test" if halves else None) for p in parts]
+    return concatenate(name, mine, missing=missing, feature_names=features)
 
 
 def _client_parts(

@@ -64,9 +64,7 @@ class LazySplit:
 
     def all_splits(self, id: int) -> dict[Split, Indices]:
         """The rows of one client in every split that is drawn."""
-        shuffled, test, validation = _cut(id, self.rows[id], self.seed, *self.shares)
-        end = test + validation
-        return {"test": shuffled[:test], "validation": shuffled[test:end], "train": shuffled[end:]}
+        return split_client(id, self.rows[id], self.seed, *self.shares)
 
     def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of these clients `[C, M]`, padded with 0, and how many are real `[C]` (on the host)."""
@@ -125,10 +123,10 @@ class Federation(Displayed):
             return cls(source, lazy, len(parts) - unseen, notes or {}, unseen, rest)
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
-            shuffled, test, validation = _cut(client, rows, seed, share, validation_share, source.groups)
-            cut["test"].append(shuffled[:test] if tests is None else tests[client])
-            cut["validation"].append(shuffled[test : test + validation])
-            cut["train"].append(shuffled[test + validation :])
+            mine = split_client(client, rows, seed, share, validation_share, source.groups)
+            mine |= {} if tests is None else {"test": tests[client]}
+            for split, held in mine.items():
+                cut[split].append(held)
         splits = {s: Ragged.of(p) for s, p in cut.items()}
         return cls(source, splits, len(parts) - unseen, notes or {}, unseen, rest)
 
@@ -191,6 +189,10 @@ class Federation(Displayed):
         """How many rows each client holds: `[clients]`."""
         return self.splits[split].offsets.diff()
 
+    def train_sizes(self, ids: Tensor) -> Tensor:
+        """How many examples each of these clients trains on."""
+        return self.splits["train"].lengths(ids)
+
     def drawn(self, split: Split) -> Ragged:
         """A split with every client's rows drawn."""
         found = self.splits[split]
@@ -237,6 +239,20 @@ def _too_large(x: Tensor, device: torch.device, dtype: torch.dtype) -> bool:
         return False
     width = dtype.itemsize if x.is_floating_point() else x.element_size()
     return x.numel() * width > torch.cuda.mem_get_info(device)[0] / 4
+
+
+def split_client(
+    client: int,
+    rows: Indices,
+    seed: int,
+    test_share: float,
+    validation_share: float,
+    groups: NDArray[np.int64] | None = None,
+) -> dict[Split, Indices]:
+    """A client's rows, drawn by its number: for testing, for validation, and the rest for training."""
+    shuffled, test, validation = _cut(client, rows, seed, test_share, validation_share, groups)
+    end = test + validation
+    return {"test": shuffled[:test], "validation": shuffled[test:end], "train": shuffled[end:]}
 
 
 def _cut(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from personafl.core import batches
 from personafl.core.algorithm import Algorithm
+from personafl.core.sampling import largest_first
 from personafl.core.types import Examples, Metric, Params, Task
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
@@ -24,7 +25,6 @@ from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim.execution_plan import products
 from personafl.sim.placement import Placement
-from personafl.sim.sampling import largest_first
 
 T = TypeVar("T")
 Row = dict[str, Any]

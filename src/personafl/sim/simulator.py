@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from personafl.core import admission, cost, rng, tree, wire
+from personafl.core import admission, cost, rng, sampling, tree, wire
 from personafl.core.admission import Schema, Update
 from personafl.core.aggregation import add, next_server, summed
 from personafl.core.algorithm import Algorithm, choose
@@ -25,6 +25,7 @@ from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
 from personafl.core.local import Outcome, client_round
+from personafl.core.schedule import ended_after
 from personafl.core.store import HOST, Store, row_bytes
 from personafl.core.types import (
     Criterion,
@@ -45,7 +46,7 @@ from personafl.evaluation import final, masks, metrics, rounds
 from personafl.evaluation.evaluate import deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
-from personafl.sim import execution_plan, faulty_clients, sampling, wire_transfer
+from personafl.sim import execution_plan, faulty_clients, wire_transfer
 from personafl.sim.accounting import Refused, Spent, Stack, Totals, finite_mean
 from personafl.sim.checks import check_data, checked_parts
 from personafl.sim.evaluator import Evaluator, since_left
@@ -443,9 +444,7 @@ class Simulation(Displayed):
 
     def end_after(self, count: int) -> None:
         """Leave out the rounds behind this many; closing stages, such as fine-tuning, follow at once."""
-        closing = [s for s in self.schedule if s.number >= self.rounds]
-        moved = [dataclasses.replace(s, number=s.number - self.rounds + count) for s in closing]
-        self.schedule = [s for s in self.schedule if s.number < count] + moved
+        self.schedule = ended_after(self.schedule, self.rounds, count)
         self.state.rounds = count
 
     def resume(self, state: RunState) -> None:
@@ -611,7 +610,7 @@ class Simulation(Displayed):
 
     def _examples(self, ids: Tensor) -> Tensor:
         """How many examples each of these clients trains on, as it tells with its upload."""
-        return self.federation.splits["train"].lengths(ids)
+        return self.federation.train_sizes(ids)
 
     def _training_data(self, ids: Tensor) -> Examples:
         return dataclasses.replace(self.federation.examples("train", ids), augment=self.training.augment != "none")

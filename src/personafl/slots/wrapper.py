@@ -127,6 +127,12 @@ class MethodWrapper(Algorithm):
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         return server | self.base.aggregate(self.theirs(server), self.theirs(sums), rnd)
 
+    def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
+        return self.base.lasting(self.theirs_of(upload), examples, rnd)
+
+    def withdraw(self, server: Params, lasting: Params) -> Params:
+        return server | self.base.withdraw(self.theirs(server), self.theirs(lasting))
+
     def without_uploads(self, server: Params, rnd: Round) -> Params:
         return server | self.base.without_uploads(self.theirs(server), rnd)
 

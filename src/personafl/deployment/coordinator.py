@@ -1,0 +1,832 @@
+"""The server of a real federation: its rounds, over whatever carries messages.
+
+Everything it decides by is in its checkpoint, written behind every stage, so that a new process goes on where the last
+one stopped. What a client keeps is the client's; the server knows behind which stage it has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from personafl.core import admission, cost, sampling, tree, wire
+from personafl.core.admission import Update
+from personafl.core.aggregation import add, next_server, summed
+from personafl.core.errors import UserError
+from personafl.core.schedule import ended_after, missed
+from personafl.core.types import Download, Params, Payload, Round, Stage
+from personafl.data import normalize
+from personafl.deployment.messages import Failure, Reply, Request, Transport
+from personafl.deployment.results import Results, write_roster
+from personafl.deployment.roster import Member, Roster
+from personafl.deployment.server_files import ServerFiles
+from personafl.deployment.settings import NAME, Deployment
+from personafl.deployment.world import VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
+from personafl.evaluation import metrics, rounds
+from personafl.sim.accounting import Totals, finite_mean
+from personafl.sim.execution_plan import products
+
+log = logging.getLogger("personafl")
+Row = dict[str, Any]
+RETRY = 30.0  # seconds until a node that could not be used is asked again
+
+
+@dataclass
+class State:
+    """What the server carries from one stage to the next, but for its tensors."""
+
+    rounds: int
+    played: int = 0
+    totals: Totals = field(default_factory=Totals)
+    evaluation_bytes: int = 0  # sent for scores alone
+    rows: int = 0  # that are complete
+    metrics: int = 0  # bytes of metrics.jsonl that are theirs
+    pending: Row | None = None  # a row whose scores are to come
+    left: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    finished: bool = False
+
+
+class Coordinator:
+    """Rounds of one method over real clients."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Deployment,
+        recipe: str,
+        transport: Transport,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.folder, self.settings, self.recipe, self.transport, self.sleep = folder, settings, recipe, transport, sleep
+        read_recipe(recipe)
+        self.files = ServerFiles(folder / "server")
+        self.results = Results(folder / "results")
+        self.roster = Roster(settings.clients)
+        self.experiment = ""
+        self.world: World | None = None
+        self.known: dict[int, Params] = {}  # of each client: known/..., and lasting/... of what it added for good
+        self.aside: dict[int, float] = {}  # nodes that cannot be used, and until when
+        self.met: dict[int, str] = {}  # nodes by name, in this process
+        self.schedule: list[Stage] = []
+        self.judged: dict[int, Row] = {}  # scores of the last cohort right after training
+        self._changed: set[int] = set()
+
+    # A run
+
+    def run(self) -> None:
+        """Play what is left of the schedule, then give every client its model."""
+        if not self._restored():
+            self.experiment = f"{self.settings.name}-{secrets.token_hex(4)}"
+            self._gather()
+        with products(self.parts.training.precision), torch.no_grad():
+            while self.state.played < len(self.schedule):
+                begun = time.perf_counter()
+                self._stage()
+                self.state.seconds += time.perf_counter() - begun
+                self._save()
+            self._close()
+        self._save()
+        self._finish()
+
+    def _restored(self) -> bool:
+        found = self.files.load()
+        if found is None:
+            return False
+        numbers, server, self.known = found
+        self.experiment = numbers["experiment"]
+        self.world = World.read(numbers["world"])
+        if self.world.recipe != self.recipe or self.world.clients != self.settings.clients:
+            what = "recipe.toml" if self.world.recipe != self.recipe else "deployment.clients"
+            raise UserError(f"{what} is not what experiment {self.experiment} began with; use a new folder for another")
+        if self.world.version != VERSION:
+            raise UserError(
+                f"experiment {self.experiment} began with personafl {self.world.version}, this is {VERSION}"
+            )
+        self.roster = Roster.read(self.settings.clients, numbers["members"])
+        self._build()
+        held = numbers["state"]
+        self.state = State(**(held | {"totals": Totals(**held["totals"])}))
+        self.server = {n: t.to(self.parts.device) for n, t in server.items()}
+        self.schedule = ended_after(self.schedule, self.parts.training.num_rounds, self.state.rounds)
+        self.results.cut(self.state.metrics)
+        log.info("experiment %s goes on behind stage %d", self.experiment, self.state.played)
+        return True
+
+    def _build(self) -> None:
+        assert self.world is not None
+        self.parts: Parts = build_parts(self.world)
+        self.schedule = self.parts.schedule()
+        self.state = State(self.parts.training.num_rounds)
+        self.server = self.parts.algorithm.init_server(self.parts.initial)
+
+    def _save(self) -> None:
+        assert self.world is not None
+        numbers = {
+            "experiment": self.experiment,
+            "world": self.world.told(),
+            "members": self.roster.told(),
+            "state": dataclasses.asdict(self.state),
+        }
+        self.files.save(numbers, self.server, self.known, self._changed)
+        self._changed = set()
+        write_roster(self.folder / "server", self.experiment, self.roster)
+
+    # Who is there
+
+    def _gather(self) -> None:
+        """Wait until enough clients are there, and agree with them on what there is to learn."""
+        until = time.monotonic() + self.settings.start_timeout
+        wanted = self.settings.at_start
+        log.info("experiment %s waits for %d clients", self.experiment, wanted)
+        while True:
+            self._hello()
+            if len(set(self.met.values())) >= wanted and self._agreed(wanted):
+                return
+            if time.monotonic() > until:
+                raise UserError(f"{len(self.met)} of {wanted} clients came within {self.settings.start_timeout:g} s")
+            self.sleep(1.0)
+
+    def _hello(self) -> dict[int, Row]:
+        """Ask nodes that are new who they are: their replies, by node."""
+        now = time.monotonic()
+        self.aside = {n: t for n, t in self.aside.items() if t > now}
+        online = self.transport.nodes()
+        self.met = {n: name for n, name in self.met.items() if n in online}
+        new = [n for n in online if n not in self.met and n not in self.aside]
+        if not new:
+            return {}
+        asked = {n: Request("hello", {"experiment": self.experiment}) for n in new}
+        found = {}
+        for node, reply in self._exchange(asked).items():
+            why, told = _answer(reply)
+            name = str(told.get("client", ""))
+            if not why and not NAME.fullmatch(name):
+                why = f"its name is {name!r:.80}"
+            if not why and told.get("version") != VERSION:
+                why = f"it runs personafl {told.get('version')!r:.40}, this is {VERSION}"
+            member = self.roster.named(name)
+            other = next((n for n, m in self.met.items() if m == name), None)
+            if not why and self.settings.bind and member is not None and member.node not in (0, node):
+                why = f"client {name} is bound to another key than that of this node"
+            if not why and other is not None and self.settings.bind:
+                why = f"client {name} is here already, as another node"
+            if why:
+                log.warning("node %d is not used: %s", node, why)
+                self.aside[node] = time.monotonic() + RETRY
+                continue
+            self.met = {n: m for n, m in self.met.items() if m != name} | {node: name}
+            if member is not None:
+                member.node = node
+            found[node] = told
+        return found
+
+    def _agreed(self, wanted: int) -> bool:
+        """Make a world of what the clients that are there tell of their data; False where they are too few for it."""
+        node_of = {name: node for node, name in self.met.items()}
+        roster = Roster(self.settings.clients)
+        members = roster.add(node_of)
+        told = self._described({m.number: (node_of[m.name], m) for m in members})
+        forms: dict[int, Form] = {}
+        for m in members:
+            if m.number in told:
+                form = Form.read(told[m.number]["form"])
+                first = next(iter(forms.values()), form)
+                if why := form.unlike(first):
+                    self._set_aside(node_of[m.name], m, why)
+                    continue
+                forms[m.number] = form
+        settings = {json.dumps(told[n]["normalize"]) for n in forms}
+        if len(settings) > 1:
+            raise UserError(
+                f"clients differ in what data.normalize means for their data: {', '.join(sorted(settings))}"
+            )
+        if len(forms) < len(members):  # numbers follow from who is there, so all are told anew
+            return False
+        if len(members) < wanted:
+            return False
+        form = self._common_form([forms[m.number] for m in members])
+        self.roster = roster
+        for m in members:
+            m.node, m.sizes = node_of[m.name], told[m.number]["sizes"]
+        normalization = self._normalization(form, [told[m.number] for m in members])
+        everybody = len(members) >= self.settings.clients
+        examples = sum(m.sizes["train"] for m in members[: self.settings.clients]) if everybody else 0
+        world = World(self.experiment, VERSION, self.recipe, self.settings.clients, examples, form, normalization)
+        self.world = dataclasses.replace(world, init=init_hash(build_parts(world).initial))
+        self._build()
+        self._save()
+        log.info("%d clients are there, %s", len(members), ", ".join(m.name for m in members[:20]))
+        return True
+
+    def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, Row]:
+        """What these clients tell of their data, by number; those that cannot are set aside."""
+        asked = {
+            node: Request("describe", {"experiment": self.experiment, "recipe": self.recipe, "number": number})
+            for number, (node, _) in clients.items()
+        }
+        replies, found = self._exchange(asked), {}
+        for number, (node, member) in clients.items():
+            why, told = _answer(replies[node])
+            try:
+                if not why:
+                    Form.read(told["form"])
+                    told["sizes"] = _sizes(told["sizes"])
+            except (UserError, KeyError, TypeError, ValueError):
+                why = "what it tells of its data cannot be understood"
+            if why:
+                self._set_aside(node, member, why)
+            else:
+                found[number] = told
+        return found
+
+    def _set_aside(self, node: int, member: Member, why: str) -> None:
+        log.warning("client %s is not used: %s", member.name, why)
+        self.aside[node] = time.monotonic() + RETRY
+        self.met.pop(node, None)
+
+    def _common_form(self, forms: Sequence[Form]) -> Form:
+        """The form of all, with the classes of all."""
+        first = forms[0]
+        if first.class_names is None:
+            named = self.settings.labels
+            count = len(named) or max(f.classes for f in forms)
+            return dataclasses.replace(first, classes=max(count, *(f.classes for f in forms)))
+        names = self.settings.labels or tuple(sorted({n for f in forms for n in f.class_names or ()}))
+        return dataclasses.replace(first, classes=len(names), class_names=names)
+
+    def _normalization(self, form: Form, told: Sequence[Row]) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        setting = normalize.checked(told[0]["normalize"])
+        if setting == "none":
+            return None
+        if setting == "half":
+            return normalize.HALF
+        if not isinstance(setting, str):
+            return setting
+        each = [
+            normalize.Moments(int(m["count"]), np.asarray(m["mean"], float), np.asarray(m["squares"], float))
+            for m in (t["moments"] for t in told)
+        ]
+        made = normalize.standardization(each, form.stand_in(None).x)
+        return made.mean, made.std
+
+    def _meet(self) -> None:
+        """Take note of clients that came, or came back, since the last stage."""
+        assert self.world is not None
+        new = self._hello()
+        if not new:
+            return
+        strangers = [self.met[n] for n in new if self.roster.named(self.met[n]) is None]
+        self.roster.add(strangers)
+        members: dict[int, tuple[int, Member]] = {}
+        for node, told in new.items():
+            member = self.roster.named(self.met[node])
+            assert member is not None
+            member.node = node
+            members[member.number] = node, member
+            there = told.get("stages")
+            if member.acknowledged >= 0 and not (isinstance(there, list) and member.acknowledged in there):
+                self._lost(member)
+        for number, told in self._described(members).items():
+            node, member = members[number]
+            form = Form.read(told["form"])
+            fits = form.classes <= self.world.form.classes and set(form.class_names or ()) <= set(
+                self.world.form.class_names or ()
+            )
+            if why := form.unlike(self.world.form) or ("" if fits else "labels that were not agreed on"):
+                self._set_aside(node, member, why)
+                continue
+            member.sizes = told["sizes"]
+            log.info("client %s is there, number %d", member.name, number)
+
+    def _lost(self, member: Member) -> None:
+        """A client that lost what it kept begins anew, and nothing of it stays at the server."""
+        log.warning("client %s lost what it kept: it begins anew, as a newcomer", member.name)
+        member.anew, member.lost, member.acknowledged = True, member.lost + 1, -1
+        held = self.known.pop(member.number, {})
+        lasting = tree.under(held, "lasting")
+        if lasting:
+            self.server = self.parts.algorithm.withdraw(self.server, lasting)
+        self._changed.add(member.number)
+
+    # A stage
+
+    def _stage(self) -> None:
+        self._meet()
+        position = self.state.played
+        stage = self.schedule[position]
+        rnd = Round(stage, self.parts.algorithm.rate(stage))
+        ids = sampling.cohort(self.roster, self.parts.training, stage).tolist()
+        cohort = self._there(ids)
+        scored = self._to_score()
+        talks = {
+            m.number: self._talk(m, position if m.number in cohort else None, score=m.number in scored)
+            for m in self._online({*cohort, *scored})
+        }
+        wanted = self._schema(rnd) if stage.up and cohort else {}
+        notes = _Notes(dropped=[n for n in ids if n not in cohort])
+        for n in notes.dropped:
+            member = self.roster.numbered(n)
+            log.warning("stage %d: client %s is not there", position, n if member is None else member.name)
+        taken = self._played(talks, cohort, rnd, wanted, notes)
+        found = {n: t.scores for n, t in talks.items() if t.scores is not None and n in scored}
+        if self.state.pending is not None:
+            self._complete(self.state.pending, found)
+        kept_model = self._aggregate(taken, rnd, notes) if stage.up and stage.who != "nobody" else ""
+        for n in taken:
+            self._acknowledge(n, position)
+        self.state.played += 1
+        row: Row = {
+            "round": stage.number,
+            "phase": stage.phase,
+            "clients": len(cohort),
+            "lr": rnd.lr,
+            "loss": finite_mean(torch.tensor(notes.losses, dtype=torch.float64)),
+            **notes.told(),
+            **({"kept_model": kept_model} if kept_model else {}),
+            "up_bytes": self.state.totals.up_bytes,
+            "down_bytes": self.state.totals.down_bytes,
+            "gflop": self.state.totals.flops / 1e9,
+            **self.parts.algorithm.notes(self.server),
+        }
+        self._then_score(row, position, {n: talks[n] for n in taken})
+        log.info("stage %d (round %d, %s): %d of %d clients", position, stage.number, stage.phase, len(taken), len(ids))
+
+    def _there(self, ids: Sequence[int]) -> list[int]:
+        """Those of these clients that are there; waited for, if so set."""
+        until = time.monotonic() + (self.settings.wait if self.settings.offline == "wait" else 0.0)
+        while True:
+            here = [m.number for m in self._online(ids)]
+            if len(here) == len(ids) or time.monotonic() >= until:
+                return [n for n in ids if n in here]
+            self.sleep(1.0)
+            self._meet()
+
+    def _online(self, ids: Iterable[int]) -> list[Member]:
+        """The members of these numbers whose nodes are there, in their order."""
+        nodes = set(self.transport.nodes())
+        members = [self.roster.numbered(n) for n in ids]
+        return [m for m in members if m is not None and m.node in nodes and self.met.get(m.node) == m.name]
+
+    def _schema(self, rnd: Round) -> admission.Schema:
+        return admission.expected(self.parts.algorithm, self.parts.task, self.parts.initial, self.server, rnd)
+
+    def _known(self, ids: Sequence[int]) -> Params:
+        """What is known of these clients, `[C, ...]`."""
+        fresh = self.parts.algorithm.init_known(self.parts.initial, torch.tensor(list(ids), dtype=torch.int64))
+        if not fresh:
+            return {}
+        rows = [
+            tree.under(self.known.get(n, {}), "known") or tree.take(fresh, slice(i, i + 1)) for i, n in enumerate(ids)
+        ]
+        return tree.join(rows)
+
+    def download(self, number: int, rnd: Round) -> Payload:
+        """What the server sends a client, without a client axis."""
+        down = self.parts.algorithm.download(self.server, self._known([number]), rnd)
+        return down.shared | tree.row_of(down.own, 0)
+
+    @property
+    def now(self) -> Round:
+        """The round as clients last saw it, for them to predict after."""
+        stage = self.schedule[max(self.state.played - 1, 0)]
+        return Round(stage, self.parts.algorithm.rate(stage), predicting=True)
+
+    def _talk(self, member: Member, position: int | None, *, score: bool = False, close: bool = False) -> _Talk:
+        """What a client is asked: to play what it owes and a stage, to be scored before, or to end."""
+        assert self.world is not None
+        talk, algorithm = _Talk(member), self.parts.algorithm
+        new = member.anew or member.number >= self.settings.clients
+        told: Row = {
+            "experiment": self.experiment,
+            "world": self.world.told(),
+            "number": member.number,
+            "acknowledged": member.acknowledged,
+            "begin": "newcomer" if new and member.acknowledged < 0 else "fresh" if member.acknowledged < 0 else "kept",
+        }
+        plays: list[Row] = []
+
+        def play(at: int, stage: Stage, payload: Payload) -> None:
+            down = talk.blob(payload, at, counted=True) if stage.down else 0
+            judged = at == position and self._judged_now()
+            plays.append({"position": at, "stage": dataclasses.asdict(stage), "down": down, "judged": judged})
+            talk.sent = payload if stage.down else {}
+
+        last = self.state.played if position is None else position
+        if told["begin"] == "newcomer":
+            given = self.download(member.number, self.now)
+            told["given"] = talk.blob(given, last, counted=position is not None)
+            if phase := algorithm.welcome():
+                number = self.schedule[-1].number + 1
+                play(last, Stage(number=number, phase=phase, who="all", up=False), given)
+        elif position is not None or close:
+            for at in missed(self.schedule, member.acknowledged, last):
+                play(at, self.schedule[at], self.download(member.number, self._round(self.schedule[at])))
+        if position is not None:
+            stage = self.schedule[position]
+            play(position, stage, self.download(member.number, self._round(stage)))
+        if score and told["begin"] != "newcomer":
+            down = talk.blob(self.download(member.number, self.now), last, counted=False)
+            told["evaluate"] = {"down": down, "train_loss": self.parts.recipe.evaluation.train_loss}
+        if close:
+            down = talk.blob(self.download(member.number, self.now), last, counted=False)
+            told["close"] = {"down": down, "train_loss": self.parts.recipe.evaluation.train_loss}
+        told["plays"] = plays
+        talk.told = told
+        return talk
+
+    def _round(self, stage: Stage) -> Round:
+        return Round(stage, self.parts.algorithm.rate(stage))
+
+    def _played(
+        self, talks: Mapping[int, _Talk], cohort: Sequence[int], rnd: Round, wanted: admission.Schema, notes: _Notes
+    ) -> dict[int, Payload]:
+        """Have a stage played; the updates that are taken, by client in the cohort's order."""
+        self._hold(talks)
+        again = {}
+        for n, talk in talks.items():
+            if talk.lost:
+                self._lost(talk.member)
+                if n in cohort:
+                    again[n] = self._talk(talk.member, self.state.played)
+        self._hold(again)
+        taken: dict[int, Payload] = {}
+        for n in cohort:
+            talk = again.get(n, talks[n])
+            payload, why = self._update(talk, rnd, wanted)
+            if payload is None:
+                (notes.quarantined if talk.answered else notes.failed).append((n, why))
+                notes.diverged += talk.diverged
+                log.warning("stage %d: client %s: %s", self.state.played, talk.member.name, why)
+                continue
+            taken[n] = payload
+            notes.losses.append(talk.loss)
+        return taken
+
+    def _hold(self, talks: Mapping[int, _Talk]) -> None:
+        """Exchange, and count what it took."""
+        replies = self._exchange({t.member.node: t.request() for t in talks.values()})
+        for talk in talks.values():
+            talk.hear(replies[talk.member.node])
+            totals = self.state.totals
+            totals.down_bytes += talk.down_bytes
+            self.state.evaluation_bytes += talk.evaluation_bytes
+            totals.up_bytes += len(talk.reply_blob)
+            totals.flops += talk.work.get("flops", 0.0)
+            totals.dense_flops += talk.work.get("dense_flops", 0.0)
+
+    def _update(self, talk: _Talk, rnd: Round, wanted: admission.Schema) -> tuple[Payload | None, str]:
+        """What a client sent in a stage, or why it is not taken."""
+        if talk.why:
+            return None, talk.why
+        if not rnd.stage.up:
+            self.state.totals.paper_bytes += _paper(rnd.stage, talk.sent, {})
+            return {}, ""
+        limit = sum(math.prod(e.shape) for e in wanted.values())
+        try:
+            found = wire.read(talk.reply_blob, tree.masks(talk.sent), limit=limit)
+        except wire.WireError as e:
+            return None, str(e)
+        update = Update(talk.member.number, found.stage, found.payload, found.examples)
+        why = admission.refusal(update, wanted, self.state.played, talk.member.sizes["train"])
+        self.state.totals.paper_bytes += _paper(rnd.stage, talk.sent, found.payload)
+        return (None, why) if why else (found.payload, "")
+
+    def _aggregate(self, taken: Mapping[int, Payload], rnd: Round, notes: _Notes) -> str:
+        """The server's new state; why it stayed as it was, or nothing."""
+        algorithm = self.parts.algorithm
+        if len(taken) < self.settings.quorum:
+            self.server = algorithm.without_uploads(self.server, rnd)
+            return "no update was left" if not taken else f"{len(taken)} updates, {self.settings.quorum} are needed"
+        ids = list(taken)
+        upload = tree.gathered(_row(p) for p in taken.values())
+        if algorithm.needs_uploads():
+            rows, upload = algorithm.screen(self.server, upload, rnd)
+            ids = ids if rows is None else [ids[int(i)] for i in rows]
+        examples = self.roster.train_sizes(torch.tensor(ids)).double()
+        known = self._known(ids)
+        now, found = summed(algorithm, self.server, known, upload, examples, rnd)
+        sums: Params = {}
+        add(sums, found)
+        self.server, why = next_server(algorithm, self.server, sums, rnd)
+        lasting = algorithm.lasting(upload, examples, rnd) if not why else {}
+        for i, n in enumerate(ids):
+            held = dict(self.known.get(n, {}))
+            held |= tree.prefixed({k: t[i : i + 1].clone() for k, t in now.items()}, "known")
+            for k, t in lasting.items():
+                held[f"lasting/{k}"] = held.get(f"lasting/{k}", 0) + t[i].double()
+            if held:
+                self.known[n] = held
+                self._changed.add(n)
+        return why
+
+    def _acknowledge(self, number: int, position: int) -> None:
+        member = self.roster.members[number]
+        member.acknowledged, member.anew = position, False
+
+    # Scores
+
+    def _due(self, position: int) -> bool:
+        stage = self.schedule[position]
+        often = stage.evaluated and (stage.number + 1) % self.parts.recipe.evaluation.eval_every == 0
+        return often or position + 1 == len(self.schedule)
+
+    def _judged_now(self) -> bool:
+        """Whether the present cohort is the one of the next evaluation after local training."""
+        if self.parts.recipe.evaluation.when != "after_local":
+            return False
+        place = self.state.played
+        while not self._due(place) and self.schedule[place + 1].who == "nobody":
+            place += 1
+        return self._due(place)
+
+    def _evaluated(self) -> list[int]:
+        """The clients that are scored after a stage."""
+        which = self.parts.recipe.evaluation.clients
+        if which == "selected":
+            behind = self.schedule[: self.state.played]
+            stage = next(s for s in reversed(behind) if s.who != "nobody" and s.evaluated)
+            return sampling.cohort(self.roster, self.parts.training, stage).tolist()
+        most = self.settings.clients if which == "all" else int(which)
+        return sampling.evaluated(self.roster, self.parts.training, most).tolist()
+
+    def _to_score(self) -> set[int]:
+        """Clients whose scores belong to the row that waits for them."""
+        return set() if self.state.pending is None else set(self._evaluated())
+
+    def _then_score(self, row: Row, position: int, talks: Mapping[int, _Talk]) -> None:
+        """Complete a row, now or with the next exchange."""
+        if self._judged_at(position, talks):
+            own = {n: s for n, s in self.judged.items() if s is not None}
+            self._complete(row, own, judged=True)
+        elif not self._due(position):
+            self._complete(row, {})
+        elif self.parts.training.stops_early and position + 1 < len(self.schedule):
+            asked = {m.number: self._talk(m, None, score=True) for m in self._online(self._evaluated())}
+            self._hold(asked)
+            self._complete(row, {n: t.scores for n, t in asked.items() if t.scores is not None})
+        else:
+            self.state.pending = row
+
+    def _judged_at(self, position: int, talks: Mapping[int, _Talk]) -> bool:
+        if self.parts.recipe.evaluation.when != "after_local":
+            return False
+        found = {n: t.scores | {"before": t.before} for n, t in talks.items() if t.scores is not None}
+        if found:
+            self.judged = found
+        return self._due(position) and bool(self.judged)
+
+    def _complete(self, row: Row, found: Mapping[int, Row], *, judged: bool = False) -> None:
+        """Write a row with the scores that came."""
+        self.state.pending = None
+        if found:
+            row |= self._stats(found)
+        if judged:
+            came = {str(n): s["before"] for n, s in found.items()}
+            gained = [came[n] - self.state.left[n] for n in came if n in self.state.left]
+            sign = 1 if self.parts.task.metric.better == "higher" else -1
+            row["before"] = self._over({int(n): v for n, v in came.items()})
+            row["delta"] = sign * sum(gained) / len(gained) if gained else None
+            self.state.left |= {str(n): s["own"] for n, s in found.items()}
+        asked, here = self.parts.training, row["round"] + 1
+        if found and here < self.state.rounds:
+            rows = [*self.results.rows(), row]
+            if why := rounds.stop(rows, asked.patience, asked.target, self.parts.task.metric.better):
+                row["stopped"] = why
+                self.schedule = ended_after(self.schedule, self.state.rounds, here)
+                self.state.rounds = here
+        self.state.metrics = self.results.add(row)
+        self.state.rows += 1
+
+    def _stats(self, found: Mapping[int, Row]) -> Row:
+        row: Row = {"personal": self._over({n: s["own"] for n, s in found.items()})}
+        if any("validation" in s for s in found.values()):
+            held = {n: s["validation"] for n, s in found.items() if "validation" in s}
+            row["validation"] = self._over(held, "validation")
+        if losses := [
+            (s["train_loss"], self.roster.members[n].sizes["train"]) for n, s in found.items() if "train_loss" in s
+        ]:
+            row["train_loss"] = sum(v * size for v, size in losses) / sum(size for _, size in losses)
+        common = {n: s["common"] for n, s in found.items() if "common" in s}
+        row["global"] = self._over(common) if common else None
+        if broken := sum(not s["finite"] for s in found.values()):
+            row["nonfinite_models"] = broken
+        return row
+
+    def _over(self, each: Mapping[int, float], split: str = "test") -> dict[str, float]:
+        ids = sampling.largest_first(self.roster, torch.tensor(list(each), dtype=torch.int64)).tolist()
+        sizes = torch.tensor([self.roster.members[n].sizes[split] for n in ids])
+        values = torch.tensor([each[n] for n in ids], dtype=torch.float64)
+        return metrics.over_clients(values, sizes, self.parts.task.metric.better)
+
+    # The end
+
+    def _close(self) -> None:
+        """Give every client that is there its final model, and score it."""
+        self._meet()
+        self._there([m.number for m in self.roster.members if not m.closed])
+        left = [m for m in self._online(m.number for m in self.roster.members) if not m.closed]
+        talks = {m.number: self._talk(m, None, close=True) for m in left}
+        self._hold(talks)
+        again = {}
+        for talk in talks.values():
+            if talk.lost:
+                self._lost(talk.member)
+                again[talk.member.number] = self._talk(talk.member, None, close=True)
+        self._hold(again)
+        for n, talk in (talks | again).items():
+            if talk.scores is None:
+                log.warning("client %s has no final model: %s", talk.member.name, talk.why or "it gave no scores")
+                continue
+            talk.member.closed, talk.member.scores = True, talk.scores
+            if talk.told["plays"]:
+                self._acknowledge(n, talk.told["plays"][-1]["position"])
+        if self.state.pending is not None:
+            scored = set(self._evaluated())
+            self._complete(
+                self.state.pending, {m.number: m.scores for m in self.roster.members if m.closed and m.number in scored}
+            )
+
+    def _finish(self) -> None:
+        missing = [m.name for m in self.roster.members if not m.closed]
+        if missing:
+            log.warning("without a final model: %s; start again once they are there", ", ".join(missing))
+        self.state.finished = not missing
+        self.results.finish(self._summary(), self.roster)
+        self._save()
+
+    def _summary(self) -> Row:
+        recipe, totals, algorithm = self.parts.recipe, self.state.totals, self.parts.algorithm
+        n = self.settings.clients
+        rows = self.results.rows()
+        last = next((r for r in reversed(rows) if "personal" in r), {})
+        new = {m.number: m.scores["own"] for m in self.roster.members[n:] if m.closed}
+        cohorts = hashlib.sha256()
+        for t in range(self.parts.training.num_rounds):
+            cohorts.update(sampling.cohort(self.roster, self.parts.training, Stage(number=t)).numpy().tobytes())
+        assert self.world is not None
+        metric = self.parts.task.metric
+        return {
+            "algorithm": recipe.algorithms[0].name,
+            "label": recipe.algorithms[0].label,
+            "seed": recipe.training.seed,
+            "rounds": self.state.rounds,
+            "evaluated_model": algorithm.evaluated(recipe.evaluation.when),
+            "lr": self.parts.training.lr,
+            "metric": {"name": metric.name, "better": metric.better},
+            "accuracy": {"personal": last.get("personal"), "global": last.get("global")}
+            | ({"unseen": self._over(new)} if new else {}),
+            "communication": {
+                "up_bytes": totals.up_bytes,
+                "down_bytes": totals.down_bytes,
+                "evaluation_bytes": self.state.evaluation_bytes,
+                "mib_per_client": (totals.up_bytes + totals.down_bytes) / n / 2**20,
+                "paper_mib_per_client": totals.paper_bytes / n / 2**20,
+            },
+            "compute": {"flops_per_client": totals.flops / n, "dense_flops_per_client": totals.dense_flops / n},
+            "time": {"seconds": self.state.seconds, "seconds_per_round": self.state.seconds / self.state.rounds},
+            "hashes": {"cohorts": cohorts.hexdigest()[:16], "init": self.world.init},
+            "experiment": self.experiment,
+            "clients": len(self.roster.members),
+            "without_model": [m.name for m in self.roster.members if not m.closed],
+        }
+
+    def _exchange(self, requests: Mapping[int, Request]) -> dict[int, Reply | Failure]:
+        return self.transport.exchange(requests, self.settings.round_timeout) if requests else {}
+
+
+class _Talk:
+    """One exchange with one client."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.told: Row = {}
+        self.blobs: list[bytes] = []
+        self.counted: set[int] = set()  # blobs that are part of a round
+        self.sent: Payload = {}  # of the last stage
+        self.why, self.answered, self.lost, self.diverged = "no answer", False, False, 0
+        self.reply_blob = b""
+        self.work: dict[str, float] = {}
+        self.scores: Row | None = None
+        self.before: float | None = None
+
+    def blob(self, payload: Payload, stage: int, *, counted: bool) -> int:
+        """The place of a payload among what is sent; the same bytes are sent once."""
+        packed = wire.pack(payload, stage=stage)
+        if packed not in self.blobs:
+            self.blobs.append(packed)
+        at = self.blobs.index(packed)
+        if counted:
+            self.counted.add(at)
+        return at
+
+    @property
+    def down_bytes(self) -> int:
+        return sum(len(b) for i, b in enumerate(self.blobs) if i in self.counted)
+
+    @property
+    def evaluation_bytes(self) -> int:
+        return sum(len(b) for i, b in enumerate(self.blobs) if i not in self.counted)
+
+    @property
+    def loss(self) -> float:
+        return self.work["loss"] / self.work["steps"] if self.work.get("steps") else math.nan
+
+    def request(self) -> Request:
+        return Request("work", self.told, tuple(self.blobs))
+
+    def hear(self, reply: Reply | Failure) -> None:
+        self.why, told = _answer(reply)
+        self.answered = isinstance(reply, Reply) and "error" not in told
+        self.lost = told.get("lost") is True
+        self.reply_blob = reply.blob if isinstance(reply, Reply) else b""
+        if told.get("diverged"):
+            self.why, self.diverged = str(told["diverged"])[:200], 1
+        if self.lost:
+            self.why = "it lost what it kept"
+        try:
+            self.work = {k: _finite(v) for k, v in dict(told.get("work") or {}).items()}
+            self.scores = _scores(told["scores"]) if told.get("scores") is not None else None
+            self.before = _finite(told["before"]) if told.get("before") is not None else None
+        except (TypeError, ValueError, KeyError):
+            self.work, self.scores, self.before = {}, None, None
+            self.why = self.why or "its numbers cannot be understood"
+
+
+@dataclass
+class _Notes:
+    """What went wrong in a stage, and the losses of those with whom it did not."""
+
+    dropped: list[int] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    quarantined: list[tuple[int, str]] = field(default_factory=list)
+    diverged: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    def told(self) -> Row:
+        found: Row = {
+            "dropped": len(self.dropped) + len(self.failed),
+            "failed": [{"client": n, "why": why} for n, why in self.failed],
+            "quarantined": [{"client": n, "why": why} for n, why in self.quarantined],
+            "diverged": self.diverged,
+        }
+        return {k: v for k, v in found.items() if v}
+
+
+def _answer(reply: Reply | Failure) -> tuple[str, Row]:
+    """Why an answer is none, and what it tells."""
+    if isinstance(reply, Failure):
+        return reply.why[:300], {}
+    return (str(reply.told["error"])[:300] if reply.told.get("error") else ""), reply.told
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _scores(told: Any) -> Row:
+    """A client's scores, checked; what is not finite counts as zero."""
+    found: Row = {"finite": bool(told["finite"])}
+    for name in ("own", "common", "validation", "train_loss"):
+        if name in told:
+            found[name] = 0.0 if told[name] is None else _finite(told[name])
+    if "own" not in found:
+        raise KeyError("own")
+    return found
+
+
+def _sizes(told: Any) -> dict[str, int]:
+    sizes = {split: int(told[split]) for split in ("train", "validation", "test")}
+    if not (0 < sizes["train"] < 2**32 and 0 <= sizes["validation"] < 2**32 and 0 < sizes["test"] < 2**32):
+        raise ValueError
+    return sizes
+
+
+def _row(payload: Payload) -> Payload:
+    """A client's payload as a stack of one."""
+    return {
+        n: tree.view(t.values[None], t.mask[None], t.known) if not isinstance(t, Tensor) else t[None]
+        for n, t in payload.items()
+    }
+
+
+def _paper(stage: Stage, sent: Payload, upload: Payload) -> float:
+    """Bytes as the papers count them."""
+    return cost.traffic(stage, Download(sent), _row(upload), 1).paper

@@ -1,0 +1,230 @@
+"""A client of a real federation: answers the server's requests from its own data and its own disk.
+
+A request may come twice, may have been preceded by others that never arrived, and is answered by a process of its own:
+nothing is remembered but in `private_state.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personafl.core import admission, tree, wire
+from personafl.core.errors import UserError
+from personafl.core.local import client_round
+from personafl.core.types import Download, Examples, Metric, Params, Payload, Round, Stage
+from personafl.data.federated import Split
+from personafl.deployment import local_data
+from personafl.deployment.local_data import LocalData
+from personafl.deployment.local_model import MODEL, write_model
+from personafl.deployment.messages import Reply, Request
+from personafl.deployment.private_state import PrivateState
+from personafl.deployment.settings import NAME, ClientSettings
+from personafl.deployment.world import VERSION, Parts, World, build_parts, init_hash, read_recipe
+from personafl.evaluation.evaluate import deployed, finite, scores
+from personafl.experiment.run_folder import locked
+from personafl.sim.execution_plan import products, threads
+
+log = logging.getLogger("personafl")
+ACTIVATIONS = 2.0**30  # bytes that one forward pass of an evaluation may leave behind
+
+
+class Node:
+    """One client."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.root = Path(settings.state)
+
+    def answer(self, request: Request) -> Reply:
+        """What is asked for; a reply with `error` where that cannot be, in words that tell nothing of the data."""
+        told = request.told
+        try:
+            if not NAME.fullmatch(str(told.get("experiment", ""))):
+                raise UserError(f"experiment {told.get('experiment')!r:.80}: not a name")
+            match request.kind:
+                case "hello":
+                    return self._hello(told)
+                case "describe":
+                    return self._describe(told)
+                case "work":
+                    with threads(self.settings.threads or torch.get_num_threads()):
+                        return self._work(told, request.blobs)
+        except _DataError as e:
+            log.error("client %s: its data cannot be used: %s", self.settings.id, e)
+            return Reply({"error": "its data cannot be used; its log has why"})
+        except (UserError, wire.WireError) as e:
+            log.error("client %s: %s", self.settings.id, e)
+            return Reply({"error": str(e)[:500]})
+        except OSError as e:
+            log.error("client %s: %s", self.settings.id, e)
+            return Reply({"error": f"{e.strerror or type(e).__name__}; nothing was lost, its last state is in place"})
+        except Exception as e:  # anything: of a message it would tell the server, which is told no more than the kind
+            log.exception("client %s failed", self.settings.id)
+            return Reply({"error": f"{type(e).__name__} at the client; its log has where"})
+        raise AssertionError(request.kind)
+
+    # Who is here
+
+    def _state(self, told: Mapping[str, Any]) -> PrivateState:
+        return PrivateState(self.root, told["experiment"], self.settings.id)
+
+    def _hello(self, told: Mapping[str, Any]) -> Reply:
+        return Reply({"client": self.settings.id, "version": VERSION, "stages": self._state(told).stages()})
+
+    def _describe(self, told: Mapping[str, Any]) -> Reply:
+        data = self._data(told)
+        found: dict[str, Any] = {
+            "form": asdict(data.form()),
+            "normalize": data.normalize,
+            "sizes": {split: data.size(split) for split in ("train", "validation", "test")},
+        }
+        if data.normalize == "standardize":
+            m = data.moments()
+            found["moments"] = {"count": m.count, "mean": m.mean.tolist(), "squares": m.squares.tolist()}
+        return Reply(found)
+
+    def _data(self, told: Mapping[str, Any]) -> LocalData:
+        recipe = read_recipe(told["recipe"])
+        try:
+            return local_data.load(self.settings, recipe, int(told["number"]))
+        except (UserError, OSError) as e:
+            raise _DataError(str(e)) from None
+
+    # Work
+
+    def _work(self, told: Mapping[str, Any], blobs: Sequence[bytes]) -> Reply:
+        world = World.read(told["world"])
+        parts = build_parts(world, self.settings.device)
+        if (mine := init_hash(parts.initial)) != world.init:
+            raise UserError(f"the first weights differ: {mine} here, {world.init} at the server (model code, PyTorch?)")
+        data = self._data({"recipe": world.recipe, "number": told["number"]})
+        try:
+            data = data.fitted(world.form, world.normalize())
+        except UserError as e:
+            raise _DataError(str(e)) from None
+        dtype = next(iter(parts.initial.values())).dtype
+        state = self._state(told)
+        with locked(state.folder), products(parts.training.precision):
+            return _Session(self.settings, world, parts, data.to(parts.device, dtype), state, told, blobs).played()
+
+
+class _DataError(Exception):
+    """Something is wrong with the client's data, which the server must not be told."""
+
+
+class _Session:
+    """A request to work, on the way to its reply."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        world: World,
+        parts: Parts,
+        data: LocalData,
+        state: PrivateState,
+        told: Mapping[str, Any],
+        blobs: Sequence[bytes],
+    ) -> None:
+        self.settings, self.world, self.parts, self.data, self.state = settings, world, parts, data, state
+        self.told, self.number = told, int(told["number"])
+        limit = max(wire.LIMIT, 16 * sum(t.numel() for t in parts.initial.values()))
+        self.downs = [tree.moved(wire.unpack(blob, limit=limit), parts.device) for blob in blobs]
+        self.augment = parts.training.augment != "none"
+
+    def played(self) -> Reply:
+        kept = self._kept()
+        if kept is None:
+            return Reply({"lost": True})
+        told: dict[str, Any] = {}
+        if (asked := self.told.get("evaluate")) is not None:
+            told["scores"] = self._scores(self._ready(kept, asked["down"]), asked)
+        upload: Payload = {}
+        plays = self.told.get("plays", [])
+        for play in plays:
+            stage = Stage(**play["stage"])
+            rnd = Round(stage, self.parts.algorithm.rate(stage))
+            down = Download(self.downs[play["down"]]) if stage.down else Download()
+            done = client_round(self.parts.algorithm, self.parts.task, self._train(), kept, down, rnd)
+            new = {n: t for n, t in done.kept.items() if t is not kept.get(n)}
+            if broken := admission.not_finite(done.work.loss, done.upload, new):
+                return Reply(told | {"diverged": broken[0]})
+            if play.get("judged"):
+                payload = tree.received(down, 1)
+                own = self.parts.algorithm.after_training(done.kept, done.local, payload, rnd)
+                before = self._predicting(self.parts.algorithm.personal(kept, payload), payload)
+                told["before"] = self._test(before)
+                told["scores"] = self._scores(self._predicting(own, payload), {"down": play["down"]})
+            kept, upload = done.kept, done.upload
+            work = done.work
+            told["work"] = {n: float(getattr(work, n)[0]) for n in ("flops", "dense_flops", "loss", "steps")}
+        blob = b""
+        if plays:
+            position = int(plays[-1]["position"])
+            if Stage(**plays[-1]["stage"]).up:
+                blob = wire.pack(tree.row_of(upload, 0), stage=position, examples=self.data.size("train"))
+            self.state.save(position, kept, acknowledged=int(self.told["acknowledged"]))
+        if (last := self.told.get("close")) is not None:
+            ready = self._ready(kept, last["down"])
+            told["scores"] = self._scores(ready, last)
+            write_model(self.state.folder / MODEL, self.settings.id, self.world, ready, told["scores"])
+        return Reply(told, blob)
+
+    def _kept(self) -> Params | None:
+        """What the client holds, as far as the server knows of it; None where it is lost."""
+        ids, algorithm = torch.tensor([self.number]), self.parts.algorithm
+        begin = self.told["begin"]
+        if begin == "fresh":
+            return algorithm.init_clients(self.parts.initial, ids)
+        if begin == "newcomer":
+            return algorithm.newcomer(self.parts.initial, Download(self.downs[self.told["given"]]), ids)
+        found = self.state.load(int(self.told["acknowledged"]))
+        return None if found is None else {n: t.to(self.parts.device) for n, t in found.items()}
+
+    def _train(self) -> Examples:
+        return self.data.examples("train", self.number, augment=self.augment)
+
+    def _unchanged(self) -> Examples:
+        """The training data without augmentation."""
+        return self.data.examples("train", self.number)
+
+    # Scores
+
+    def _ready(self, kept: Params, down: int) -> Params:
+        payload = tree.received(Download(self.downs[down]), 1)
+        return self._predicting(self.parts.algorithm.personal(kept, payload), payload)
+
+    def _predicting(self, own: Params, payload: Payload) -> Params:
+        return deployed(self.parts.algorithm, self.parts.task, own, payload, self._unchanged)
+
+    def _scores(self, ready: Params, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """How good this model and the common one are on the client's data."""
+        found: dict[str, Any] = {"own": self._test(ready), "finite": bool(finite(ready)[0])}
+        if self.data.size("validation"):
+            found["validation"] = self._mean(self._of(ready, "validation"))
+        if asked.get("train_loss"):
+            each = self._of(ready, "train", Metric(self.parts.task.criterion))
+            found["train_loss"] = float(each.double().mean())
+        common = self.parts.algorithm.common(tree.received(Download(self.downs[asked["down"]]), 1))
+        if common is not None:
+            found["common"] = self._mean(self._of(common, "test", common=True))
+        return {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in found.items()}
+
+    def _test(self, ready: Params) -> float:
+        return self._mean(self._of(ready, "test"))
+
+    def _mean(self, each: Tensor) -> float:
+        return float(self.parts.task.metric.of_client(each.cpu()))
+
+    def _of(self, ready: Params, split: Split, metric: Metric | None = None, *, common: bool = False) -> Tensor:
+        task = self.parts.task if metric is None else replace(self.parts.task, metric=metric)
+        algorithm = self.parts.algorithm
+        answer: Callable[..., Tensor] = algorithm.common_answer if common else algorithm.predict
+        return scores(answer, task, ready, self.data.examples(split, self.number), ACTIVATIONS)[0]

@@ -1,0 +1,104 @@
+"""What is set at the server (`deployment.toml`) and at a client (`client.toml`)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from personafl.core import files
+from personafl.core.errors import UserError
+from personafl.core.settings import Section, setting
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class Deployment(Section):
+    """Who must be there, how long is waited; the `[deployment]` table of `deployment.toml`."""
+
+    section: ClassVar[str] = "deployment"
+
+    name: str = setting("federation", "what the federation is called")
+    clients: int = setting(3, "clients that take part; those that come beyond them are newcomers")
+    start: int = setting(0, "clients that must have come before the first round; 0: all of them")
+    quorum: int = setting(1, "updates without which a round leaves the model as it is")
+    offline: Literal["skip", "wait"] = setting("skip", "what is done about sampled clients that are not there")
+    wait: float = setting(120.0, "seconds a round waits for them at most, where it waits")
+    start_timeout: float = setting(3600.0, "seconds that are waited for the first clients")
+    round_timeout: float = setting(600.0, "seconds after which a client's answer is not waited for any longer")
+    labels: tuple[str, ...] = setting((), "names of the classes, in order; empty: clients tell which they have")
+    bind: bool = setting(True, "whether a client must come back with the key it first came with")
+
+    def check(self) -> None:
+        self.hold(
+            [
+                ("name", NAME.fullmatch(self.name) is not None, "letters, digits and . _ -, at most 64"),
+                ("clients", 1 <= self.clients <= 10**6, "at least 1 and at most 1000000"),
+                ("start", 0 <= self.start <= self.clients, f"at least 0 and at most clients ({self.clients})"),
+                ("quorum", 1 <= self.quorum <= self.clients, f"at least 1 and at most clients ({self.clients})"),
+                ("wait", self.wait >= 0, "not negative"),
+                ("start_timeout", self.start_timeout > 0, "greater than 0"),
+                ("round_timeout", self.round_timeout > 0, "greater than 0"),
+                ("labels", len(set(self.labels)) == len(self.labels), "different names"),
+            ]
+        )
+
+    @property
+    def at_start(self) -> int:
+        return self.start or self.clients
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return read_table(path, cls)
+
+
+@dataclass(frozen=True)
+class ClientSettings(Section):
+    """Who a client is and where its data are; the `[client]` table of `client.toml`."""
+
+    section: ClassVar[str] = "client"
+
+    id: str = setting("", "what the client is called, the same for ever")
+    data: str = setting("", "a folder, package.module:load, or recipe:K for client K of the recipe's own data")
+    state: str = setting("state", "folder of what the client keeps and of its model")
+    device: str = setting("cpu", "where it trains: cpu, cuda, cuda:1")
+    threads: int = setting(0, "threads of an operation; 0: as many as PyTorch has")
+
+    def check(self) -> None:
+        self.hold(
+            [
+                ("id", NAME.fullmatch(self.id) is not None, "letters, digits and . _ -, at most 64"),
+                ("data", bool(self.data), "a folder or package.module:load"),
+                ("state", bool(self.state), "a folder"),
+                ("threads", 0 <= self.threads <= 1024, "at least 0 and at most 1024"),
+            ]
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The table of a file; folders in it are relative to the file."""
+        told = read_table(path, cls)
+        home = path.resolve().parent
+        data = told.data if ":" in told.data else str(home / told.data)
+        values = {n: getattr(told, n) for n in cls.names()}
+        return cls(**(values | {"data": data, "state": str(home / told.state)}))
+
+
+def read_table(path: Path, kind: type[S]) -> S:
+    """A section from the table of its name in a TOML file, where other tables are left alone."""
+    try:
+        held: dict[str, Any] = tomllib.loads(files.read_text(path))
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{path}: cannot be read: {e}") from None
+    table = held.get(kind.section)
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: must have a table [{kind.section}]")
+    try:
+        found: S = kind(**table)
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from None
+    return found

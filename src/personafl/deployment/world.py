@@ -1,0 +1,214 @@
+"""What server and clients of an experiment agree on, and the parts both build from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import tomllib
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from personafl import config
+from personafl.config import Recipe
+from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
+from personafl.core.normalization import Normalization
+from personafl.core.tasks import as_targets
+from personafl.core.types import LOSSES, Params, Setup, Stage, Task, TaskName, Training
+from personafl.data import Source
+from personafl.experiment import build
+from personafl.models.stacked import StackedModel
+from personafl.slots.assemble import assembled
+from personafl.version import __version__
+
+DTYPES = {
+    str(t).removeprefix("torch."): t
+    for t in (torch.float32, torch.float64, torch.uint8, torch.int64, torch.int32, torch.int16, torch.bool)
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What examples and targets look like: the same for all clients."""
+
+    shape: tuple[int, ...]  # of an example
+    dtype: str
+    task: TaskName
+    target: tuple[int, ...]  # shape of an example's target
+    classes: int
+    class_names: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = None
+    model: str = ""  # what model.name = "auto" means for them
+
+    @classmethod
+    def of(cls, source: Source) -> Self:
+        return cls(
+            tuple(source.x.shape[1:]),
+            str(source.x.dtype).removeprefix("torch."),
+            source.task,
+            tuple(source.y.shape[1:]),
+            source.classes,
+            source.class_names,
+            source.feature_names,
+            source.model,
+        )
+
+    @classmethod
+    def read(cls, told: Any) -> Self:
+        """From what JSON made of one."""
+        try:
+            lists = {"shape", "target", "class_names", "feature_names"}
+            held: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in told.items()}
+            made = cls(**held)
+            whole = all(type(d) is int and 0 < d < 2**31 for d in (*made.shape, *made.target, made.classes))
+            if not whole or made.dtype not in DTYPES or made.task not in LOSSES or math.prod(made.shape) > 2**31:
+                raise ValueError
+            if not all(
+                isinstance(n, str) for n in (*(made.class_names or ()), *(made.feature_names or ()), made.model)
+            ):
+                raise ValueError
+        except (TypeError, ValueError, AttributeError):
+            raise UserError("not a description of examples") from None
+        return made
+
+    def unlike(self, other: Form) -> str:
+        """In what this differs from another that it must be like; classes aside, which may be fewer."""
+        for f in dataclasses.fields(self):
+            if f.name in ("classes", "class_names"):
+                continue
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if mine != theirs:
+                return f"{f.name} {mine!r}, others have {theirs!r}"
+        if (self.class_names is None) != (other.class_names is None):
+            return "labels that are numbers where others' are text, or the other way round"
+        return ""
+
+    def stand_in(self, normalization: Normalization | None) -> Source:
+        """Two made-up examples of this form, for a model to be built with."""
+        draw = torch.Generator().manual_seed(0)
+        dtype = DTYPES[self.dtype]
+        if dtype.is_floating_point:
+            x = torch.randn(2, *self.shape, generator=draw).to(dtype)
+        elif dtype == torch.uint8:
+            x = torch.randint(256, (2, *self.shape), generator=draw, dtype=dtype)
+        else:  # tokens: every vocabulary has the first
+            x = torch.zeros(2, *self.shape, dtype=dtype)
+        y = as_targets(torch.zeros(2, *self.target), self.task)
+        return Source("stand-in", x, y, self.classes, self.model, task=self.task, normalization=normalization)
+
+
+@dataclass(frozen=True)
+class World:
+    """All that is agreed on; what a client is told with every request."""
+
+    experiment: str
+    version: str
+    recipe: str  # as TOML
+    clients: int
+    examples: int  # that all of them train on; 0: not known
+    form: Form
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None
+    init: str = ""  # hash of the first weights
+
+    def told(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def read(cls, told: Any) -> Self:
+        norm = told["normalization"]
+        held = {k: v for k, v in told.items() if k not in ("form", "normalization")}
+        mean_std = None if norm is None else (tuple(map(float, norm[0])), tuple(map(float, norm[1])))
+        return cls(**held, form=Form.read(told["form"]), normalization=mean_std)
+
+    def normalize(self) -> Normalization | None:
+        return None if self.normalization is None else Normalization(*self.normalization, len(self.form.shape))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a world is made into: the same on the server and on every node."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+    task: Task
+    model: StackedModel
+    device: torch.device
+
+    @property
+    def training(self) -> Training:
+        return self.algorithm.setup.training
+
+    @property
+    def initial(self) -> Params:
+        return self.model.initial
+
+    def schedule(self) -> list[Stage]:
+        return self.algorithm.schedule()
+
+
+def read_recipe(text: str) -> Recipe:
+    """The recipe of a deployment, checked: one method, and nothing a deployment cannot do."""
+    try:
+        recipe = config.load(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise UserError(f"recipe.toml: {e}") from None
+    check_recipe(recipe)
+    return recipe
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what no server could do without its clients' data, or what only a simulation has."""
+    if len(recipe.algorithms) != 1:
+        labels = ", ".join(m.label for m in recipe.algorithms)
+        raise UserError(f"algorithms: a deployment has one method, these are {labels}")
+    asked, faults = recipe.evaluation, recipe.faults
+    if asked.shift != "none":
+        raise UserError(
+            f"evaluation.shift={asked.shift!r}: other clients' test samples stay with them in a deployment; use none"
+        )
+    if asked.matrix:
+        raise UserError("evaluation.matrix=true: no client sees another's test samples in a deployment")
+    if asked.corruptions or asked.rotations:
+        raise UserError("evaluation.corruptions and evaluation.rotations are for simulations")
+    if faults.active:
+        raise UserError("[faults]: a deployment has its own")
+
+
+def build_parts(world: World, device: str = "cpu") -> Parts:
+    """The model, the method and the task of a world."""
+    recipe = read_recipe(world.recipe)
+    source = world.form.stand_in(world.normalize())
+    kind = source.task
+    if recipe.training.task not in ("auto", kind):
+        raise UserError(f"training.task={recipe.training.task!r}: the clients' targets are of {kind}")
+    training = dataclasses.replace(recipe.training, task=kind)
+    where = torch.device(device)
+    dtype = torch.float64 if training.precision == "float64" else torch.float32
+    model = build.model(recipe, source).to(where, dtype, training.precision)
+    task = Task(
+        model,
+        config.criterion(training.loss, LOSSES[kind], "training.loss"),
+        build.metric(recipe, kind),
+    )
+    setup = Setup(model.info, training, world.clients, world.examples)
+    algorithm = assembled(recipe.algorithms[0].algorithm, setup)
+    return Parts(recipe, algorithm, task, model, where)
+
+
+def init_hash(initial: Params) -> str:
+    """Of the first weights: what no two sides may differ in."""
+    found = hashlib.sha256()
+    for n in sorted(initial):
+        found.update(n.encode() + _bytes(initial[n]))
+    return found.hexdigest()[:16]
+
+
+def _bytes(t: Tensor) -> bytes:
+    return t.detach().cpu().contiguous().numpy().tobytes()
+
+
+VERSION = __version__
