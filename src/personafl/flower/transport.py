@@ -1,0 +1,102 @@
+"""Requests and replies over Flower's grid: one outstanding message per node, and never without a timeout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from personafl.core.errors import UserError
+from personafl.deployment.messages import Failure, Kind, Reply, Request
+from personafl.flower.records import from_records, to_records
+
+TYPES: dict[Kind, str] = {"hello": "query.hello", "describe": "query.describe", "work": "train.work"}
+POLL = 0.2  # seconds between looks for replies; Flower's own loop has 3
+SPARE = 600.0  # seconds a message lives beyond its timeout: a node that is late is still at it
+CODES = {
+    1: "its app cannot be loaded",
+    2: "its app failed",
+    3: "the message was gone before the node took it",
+    4: "its answer was gone",
+    5: "the node is gone",
+    7: "its app is another one",
+    8: "its process died",
+}
+
+
+class FlowerTransport:
+    """A grid, as the coordinator sees it."""
+
+    def __init__(self, grid: Grid, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.grid, self.sleep = grid, sleep
+        self.outstanding: dict[int, str] = {}  # message ids by node
+
+    def nodes(self) -> list[int]:
+        return sorted(self.grid.get_node_ids())
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
+        """Ask each node one thing; who is still at an earlier one is not asked."""
+        self._late()
+        found: dict[int, Reply | Failure] = {
+            n: Failure("still at an earlier request") for n in requests if n in self.outstanding
+        }
+        asked = [n for n in requests if n not in found]
+        messages = [
+            Message(
+                to_records(requests[n].told, requests[n].blobs),
+                dst_node_id=n,
+                message_type=TYPES[requests[n].kind],
+                ttl=timeout + SPARE,
+            )
+            for n in asked
+        ]
+        ids = list(self.grid.push_messages(messages)) if messages else []
+        for n, number in zip(asked, ids, strict=True):
+            if number:
+                self.outstanding[n] = number
+            else:  # Flower says why in its log
+                found[n] = Failure("the message could not be sent")
+        until = time.monotonic() + timeout
+        waiting = {n for n in asked if n not in found}
+        while waiting:
+            for n, reply in self._pulled(waiting):
+                found[n] = reply
+                waiting.discard(n)
+            if waiting and time.monotonic() >= until:
+                found |= {n: Failure(f"no answer within {timeout:g} s") for n in waiting}
+                break
+            if waiting:
+                self.sleep(POLL)
+        return found
+
+    def _late(self) -> None:
+        """Take note of nodes whose answer came after all; it is no use any more."""
+        for _ in self._pulled(set(self.outstanding)):
+            pass
+
+    def _pulled(self, nodes: set[int]) -> Iterable[tuple[int, Reply | Failure]]:
+        by_message = {self.outstanding[n]: n for n in nodes}
+        for message in self.grid.pull_messages(list(by_message)) if by_message else ():
+            node = by_message.get(message.metadata.reply_to_message_id)
+            if node is None or self.outstanding.get(node) != message.metadata.reply_to_message_id:
+                continue
+            del self.outstanding[node]
+            yield node, _reply(message)
+
+
+def _reply(message: Message) -> Reply | Failure:
+    if message.has_error():
+        reason = " ".join(str(message.error.reason or "").split())
+        if "ActorDied" in reason:
+            raise UserError(
+                "a worker of Flower's simulation died, and all later messages to it would fail; start again"
+            )
+        told = CODES.get(message.error.code, f"error {message.error.code}")
+        return Failure(f"{told} ({reason[:160]})" if reason else told)
+    try:
+        told, blobs = from_records(message.content)
+    except UserError as e:
+        return Failure(str(e))
+    return Reply(told, blobs[0] if blobs else b"")
