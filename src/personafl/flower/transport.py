@@ -93,8 +93,8 @@ def _reply(message: Message) -> Reply | Failure:
             raise UserError(
                 "a worker of Flower's simulation died, and all later messages to it would fail; start again"
             )
-        told = CODES.get(message.error.code, f"error {message.error.code}")
-        return Failure(f"{told} ({reason[:160]})" if reason else told)
+        why = CODES.get(message.error.code, f"error {message.error.code}")
+        return Failure(f"{why} ({reason[:160]})" if reason else why)
     try:
         told, blobs = from_records(message.content)
     except UserError as e:
