@@ -270,7 +270,7 @@ def read_archive(raw: bytes, folder: Path) -> object:
     """As the file of a client, and as that of a data set."""
     path = folder / "a.npz"
     path.write_bytes(raw)
-    from personafl.experiment.build import source
+    from personafl.experiment.parts import source
 
     with contextlib.suppress(UserError):
         source(config.load({"data": {"dataset": str(path)}, "algorithms": [{"name": "local"}]}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from personafl.algorithms import (
     ALGORITHMS,
     APFL,
@@ -34,15 +36,31 @@ from personafl.config import Data, ModelChoice
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
+from personafl.core.lazy import attributes
 from personafl.core.types import Metric, Training
 from personafl.data import Federation, Source, arrays
 from personafl.evaluation.settings import Evaluation
-from personafl.experiment import Result, resume, run
 from personafl.models import StackedModel
-from personafl.sim.machine import Machine
-from personafl.sim.simulator import Simulation
 from personafl.slots import Inherit, Robust
 from personafl.version import __version__
+
+if TYPE_CHECKING:
+    from personafl.experiment.results import Result
+    from personafl.experiment.running import resume, run
+    from personafl.sim.machine import Machine
+    from personafl.sim.simulator import Simulation
+
+_WHERE = {
+    "personafl.experiment.results": ("Result",),
+    "personafl.experiment.running": ("resume", "run"),
+    "personafl.sim.machine": ("Machine",),
+    "personafl.sim.simulator": ("Simulation",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    return attributes(__name__, _WHERE, name)
+
 
 __all__ = [
     "ALGORITHMS",

@@ -12,7 +12,7 @@ import torch
 import personafl
 from personafl.core.errors import Note
 from personafl.core.normalization import Normalization
-from personafl.experiment import build
+from personafl.experiment import build, parts
 
 HELD_OUT = {"data": {"dataset": "digits", "num_clients": 6, "unseen_ratio": 0.34}, "algorithms": [{"name": "fedavg"}]}
 
@@ -65,7 +65,7 @@ def test_auto_is_settled_in_the_recipe_that_is_kept() -> None:
         assert recipe.data.normalize == kept
         assert recipe.data == dataclasses.replace(recipe.data)
         for seed, fed in feds.items():
-            again = build.federation(recipe.with_seed(seed), recipe.data.dataset)
+            again = parts.federation(recipe.with_seed(seed), recipe.data.dataset)
             assert again.source.normalization == fed.source.normalization
             assert again.source.digest == fed.source.digest
     recipe, feds = build.resolved(personafl.config.load(HELD_OUT), (0,))
@@ -122,7 +122,7 @@ def test_statistics_are_of_images_as_clients_have_them() -> None:
     found = []
     for kind in ("none", "contrast"):
         recipe = personafl.config.load(given, [f"data.corruption={kind}"])
-        norm = build.federation(recipe).source.normalization
+        norm = parts.federation(recipe).source.normalization
         assert norm is not None and norm.size == 3
         found.append(norm.std[0])
     assert found[1] < found[0] / 5

@@ -16,6 +16,7 @@ import torch
 import personafl
 from personafl.core import files
 from personafl.core.errors import Note, UserError
+from personafl.core.lock import locked
 from personafl.evaluation import report
 from personafl.experiment import checkpoint, run_folder
 from personafl.experiment.checkpoint import DEFAULT, Every, RowLog, every
@@ -501,14 +502,14 @@ def test_one_of_two_gets_a_folder(tmp_path: Path) -> None:
         for thread in both:
             thread.join()
         assert got.count("mine") == 1
-        assert any("is writing to this run folder" in text for text in got)
+        assert any("is writing to this folder" in text for text in got)
         assert list((tmp_path / str(i)).iterdir()) == []  # the lock is gone with who had it
 
 
 def test_a_folder_that_is_written_to_is_nobody_elses(whole_and_cut: tuple[Path, Path]) -> None:
     whole, _ = whole_and_cut
-    with run_folder.locked(whole):
-        with pytest.raises(UserError, match=f"process {os.getpid()} on .* is writing to this run folder"):
+    with locked(whole):
+        with pytest.raises(UserError, match=f"process {os.getpid()} on .* is writing to this folder"):
             personafl.resume(whole)
         assert personafl.Result.load(whole)["ditto"].rows  # reading is
 

@@ -420,7 +420,7 @@ class Coordinator:
         }
         plays: list[Row] = []
 
-        def play(at: int, stage: Stage, payload: Payload) -> None:
+        def append(at: int, stage: Stage, payload: Payload) -> None:
             down = talk.blob(payload, at, counted=True) if stage.down else 0
             judged = at == position and self._judged_now()
             plays.append({"position": at, "stage": dataclasses.asdict(stage), "down": down, "judged": judged})
@@ -432,13 +432,13 @@ class Coordinator:
             told["given"] = talk.blob(given, last, counted=position is not None)
             if phase := algorithm.welcome():
                 number = self.schedule[-1].number + 1
-                play(last, Stage(number=number, phase=phase, who="all", up=False), given)
+                append(last, Stage(number=number, phase=phase, who="all", up=False), given)
         elif position is not None or close:
             for at in missed(self.schedule, member.acknowledged, last):
-                play(at, self.schedule[at], self.download(member.number, self._round(self.schedule[at])))
+                append(at, self.schedule[at], self.download(member.number, self._round(self.schedule[at])))
         if position is not None:
             stage = self.schedule[position]
-            play(position, stage, self.download(member.number, self._round(stage)))
+            append(position, stage, self.download(member.number, self._round(stage)))
         if score and told["begin"] != "newcomer":
             down = talk.blob(self.download(member.number, self.now), last, counted=False)
             told["evaluate"] = {"down": down, "train_loss": self.parts.recipe.evaluation.train_loss}

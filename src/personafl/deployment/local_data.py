@@ -24,7 +24,7 @@ from personafl.data.federated import Split, split_client
 from personafl.data.normalize import Moments, Setting
 from personafl.deployment.settings import ClientSettings
 from personafl.deployment.world import Form
-from personafl.experiment import build
+from personafl.experiment import parts
 
 TRIAL = "recipe:"  # before the number of a client of the recipe's own data
 
@@ -102,10 +102,10 @@ def load(settings: ClientSettings, recipe: Recipe, client: int) -> LocalData:
 
 def _of_recipe(name: str, recipe: Recipe) -> LocalData:
     number = name.removeprefix(TRIAL)
-    data = build.source(recipe)
-    chosen = build.settled_normalization(recipe, data).data.normalize
+    data = parts.source(recipe)
+    chosen = parts.settled_normalization(recipe, data).data.normalize
     plain = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, normalize="none"))
-    fed = build.federation(plain, data)
+    fed = parts.federation(plain, data)
     if not number.isdecimal() or int(number) >= fed.everybody:
         raise UserError(f"client.data={name!r}: {data.name} is divided over clients 0..{fed.everybody - 1} here")
     splits: tuple[Split, ...] = ("train", "validation", "test")

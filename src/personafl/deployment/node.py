@@ -19,6 +19,7 @@ from torch import Tensor
 from personafl.core import admission, tree, wire
 from personafl.core.errors import UserError
 from personafl.core.local import client_round
+from personafl.core.lock import locked
 from personafl.core.types import Download, Examples, Metric, Params, Payload, Round, Stage
 from personafl.data.federated import Split
 from personafl.deployment import local_data
@@ -29,7 +30,6 @@ from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, ClientSettings
 from personafl.deployment.world import VERSION, Parts, World, build_parts, init_hash, read_recipe
 from personafl.evaluation.evaluate import deployed, finite, scores
-from personafl.experiment.run_folder import locked
 from personafl.sim.execution_plan import products, threads
 
 log = logging.getLogger("personafl")

@@ -20,7 +20,7 @@ from personafl.core.normalization import Normalization
 from personafl.core.tasks import as_targets
 from personafl.core.types import LOSSES, Params, Setup, Stage, Task, TaskName, Training
 from personafl.data import Source
-from personafl.experiment import build
+from personafl.experiment import parts
 from personafl.models.stacked import StackedModel
 from personafl.slots.assemble import assembled
 from personafl.version import __version__
@@ -188,11 +188,11 @@ def build_parts(world: World, device: str = "cpu") -> Parts:
     training = dataclasses.replace(recipe.training, task=kind)
     where = torch.device(device)
     dtype = torch.float64 if training.precision == "float64" else torch.float32
-    model = build.model(recipe, source).to(where, dtype, training.precision)
+    model = parts.model(recipe, source).to(where, dtype, training.precision)
     task = Task(
         model,
         config.criterion(training.loss, LOSSES[kind], "training.loss"),
-        build.metric(recipe, kind),
+        parts.metric(recipe, kind),
     )
     setup = Setup(model.info, training, world.clients, world.examples)
     algorithm = assembled(recipe.algorithms[0].algorithm, setup)

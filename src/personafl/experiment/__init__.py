@@ -1,11 +1,32 @@
-"""From a recipe to results: the parts put together, and the run folder."""
+"""From a recipe to results: the parts put together, and the run folder. Each is imported when it is first asked for."""
 
-from personafl.experiment.build import federation, model, note_clients, resolved, simulation, source
-from personafl.experiment.environment import cpu, environment
-from personafl.experiment.results import Client, MethodResult, Result
-from personafl.experiment.run_folder import checked
-from personafl.experiment.running import resume, run
-from personafl.sim.machine import chosen_device
+from typing import TYPE_CHECKING, Any
+
+from personafl.core.lazy import attributes
+
+if TYPE_CHECKING:
+    from personafl.experiment.build import resolved, simulation
+    from personafl.experiment.environment import cpu, environment
+    from personafl.experiment.parts import federation, model, note_clients, source
+    from personafl.experiment.results import Client, MethodResult, Result
+    from personafl.experiment.run_folder import checked
+    from personafl.experiment.running import resume, run
+    from personafl.sim.machine import chosen_device
+
+_WHERE = {
+    "personafl.experiment.build": ("resolved", "simulation"),
+    "personafl.experiment.environment": ("cpu", "environment"),
+    "personafl.experiment.parts": ("federation", "model", "note_clients", "source"),
+    "personafl.experiment.results": ("Client", "MethodResult", "Result"),
+    "personafl.experiment.run_folder": ("checked",),
+    "personafl.experiment.running": ("resume", "run"),
+    "personafl.sim.machine": ("chosen_device",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    return attributes(__name__, _WHERE, name)
+
 
 __all__ = [
     "Client",

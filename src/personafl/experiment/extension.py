@@ -10,7 +10,7 @@ from personafl.config import Method, Recipe
 from personafl.core.errors import UserError
 from personafl.core.settings import typed
 from personafl.data import Federation
-from personafl.experiment import build, checkpoint, run_folder
+from personafl.experiment import checkpoint, parts, run_folder
 from personafl.experiment.run_folder import Asked
 from personafl.sim import dry_run
 from personafl.sim.ranks import SingleProcess
@@ -48,7 +48,7 @@ def _refused(longer: Recipe, rounds: int, method: Method, fed: Federation, saved
     state = saved.manifest["state"]
     if state["rounds"] < saved.manifest["asked"]:
         return f"its training was stopped after {state['rounds']} rounds"
-    network, examples = build.model(longer, fed.source), int(fed.sizes("train")[: fed.num_clients].sum())
+    network, examples = parts.model(longer, fed.source), int(fed.sizes("train")[: fed.num_clients].sum())
     (before, _, small), (after, why, large) = (
         dry_run.stages(
             method.algorithm,

@@ -34,8 +34,9 @@ from personafl.evaluation import final, report
 from personafl.evaluation.run_records import read_clients, read_summary
 from personafl.evaluation.shown import Shown
 from personafl.experiment import checkpoint, run_folder
-from personafl.experiment.build import SPLIT, federation, model, simulation, source
+from personafl.experiment.build import simulation
 from personafl.experiment.checkpoint import Saved
+from personafl.experiment.parts import SPLIT, federation, model, source
 from personafl.experiment.run_folder import Conditions, begin, claimed
 from personafl.models import StackedModel
 from personafl.models.client_module import ClientModule

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
 import shlex
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,25 +17,18 @@ from personafl import config
 from personafl.config import Recipe
 from personafl.core import files
 from personafl.core.errors import UserError
+from personafl.core.lock import LOCK, locked
 from personafl.core.plain_text import is_text
 from personafl.data import Federation, partition_file
 from personafl.evaluation import report
 from personafl.experiment import checkpoint
-from personafl.experiment.build import SPLIT
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+from personafl.experiment.parts import SPLIT
 
 MOST_THREADS = 1024
 STORES = ("auto", "device", "host", "disk")
 RECIPE = "recipe.toml"
 RUN = "run.json"
 """Which methods and seeds a run folder is to have, and how they are run: what is interrupted goes on the same way."""
-
-LOCK = ".lock"
-"""Held by the process that writes to a run folder; free once that has ended, however it did."""
 
 
 @dataclass(frozen=True)
@@ -109,40 +100,6 @@ def claimed(folder: str | Path) -> Iterator[Path]:
     with locked(out):
         checked(out)  # somebody may have been faster
         yield out
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a run folder while this lasts."""
-    number = _lock(folder)
-    try:
-        os.ftruncate(number, 0)
-        os.write(number, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
-    finally:
-        (folder / LOCK).unlink(missing_ok=True)  # still ours
-        os.close(number)
-
-
-def _lock(folder: Path) -> int:
-    """The open lock file of a folder, locked; another process that has it is named."""
-    path = folder / LOCK
-    while True:
-        try:
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except OSError as e:
-            raise UserError(f"{path}: {e.strerror}") from None
-        try:
-            if fcntl is not None:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(number), os.stat(path)):
-                    return number
-        except BlockingIOError:
-            who = os.read(number, 200).decode(errors="replace").strip() or "another process"
-            os.close(number)
-            raise UserError(f"{folder}: {who} is writing to this run folder") from None
-        os.close(number)  # whoever had it has just removed it
 
 
 def begin(folder: Path, recipe: Recipe, fed: Federation | None, seeds: Sequence[int], with_: Conditions) -> None:

@@ -17,19 +17,21 @@ from personafl.config import Method, Recipe
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
 from personafl.core.files import full_disk_told, remove
+from personafl.core.lock import locked
 from personafl.core.settings import shortened, typed
 from personafl.core.types import Metric, Training
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, rounds
 from personafl.evaluation.settings import Evaluation
-from personafl.experiment import build, checkpoint, extension, run_folder
-from personafl.experiment.build import SPLIT, resolved, simulation, source
+from personafl.experiment import checkpoint, extension, parts, run_folder
+from personafl.experiment.build import resolved, simulation
 from personafl.experiment.checkpoint import Checkpoints, RowLog, Saved
 from personafl.experiment.environment import environment
+from personafl.experiment.parts import SPLIT, source
 from personafl.experiment.progress import ProgressDisplay, Watch
 from personafl.experiment.results import MethodResult, Result, began, check_same, divisions, loaded, write_reports
-from personafl.experiment.run_folder import Conditions, begin, checked, claimed, locked
+from personafl.experiment.run_folder import Conditions, begin, checked, claimed
 from personafl.experiment.stopping import Stopped, StopRequest
 from personafl.models import StackedModel
 from personafl.sim import execution_plan, profile, ranks
@@ -244,7 +246,7 @@ class _Seed:
 
     @functools.cached_property
     def network(self) -> StackedModel:
-        return build.model(self.recipe, self.fed.source)
+        return parts.model(self.recipe, self.fed.source)
 
     def result(self, method: Method) -> MethodResult:
         """What a method comes to: played from the first round, gone on with, or read where it is finished."""
