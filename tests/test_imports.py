@@ -29,7 +29,20 @@ MAY: dict[str, set[str]] = {
     "sim": {"core", "models", "data", "evaluation", "slots", "sim"},
     "config": {"algorithms", "config", "core", "data", "evaluation", "models"},
     "experiment": {"config", "core", "data", "evaluation", "experiment", "models", "sim", "version"},
-    "cli": {"algorithms", "cli", "config", "core", "data", "evaluation", "experiment", "models", "sim", "version"},
+    "flower": {"config", "core", "evaluation", "flower", "version"},
+    "cli": {
+        "algorithms",
+        "cli",
+        "config",
+        "core",
+        "data",
+        "evaluation",
+        "experiment",
+        "flower",
+        "models",
+        "sim",
+        "version",
+    },
 }
 
 
@@ -93,12 +106,19 @@ def test_an_algorithm_file_holds_no_loop_over_batches_no_optimiser_and_no_files(
         assert ".item()" not in file.read_text()
 
 
+def test_flower_and_what_comes_with_it_are_imported_in_one_place() -> None:
+    for file in sorted(ROOT.rglob("*.py")):
+        if (ROOT / "flower") not in file.parents:
+            assert not [n for n in imports(file) if n.split(".")[0] in ("flwr", "cryptography")], file.name
+
+
 def test_importing_the_package_leaves_slow_and_optional_packages_alone() -> None:
     slow = [
         "matplotlib",
         "scipy",
         "sklearn",
         "flwr",
+        "cryptography",
         "onnx",
         "tensorboard",
         "opacus",

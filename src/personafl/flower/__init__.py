@@ -1,0 +1,1 @@
+"""The same round over a network: everything that needs Flower (the extra `flower`)."""
