@@ -32,8 +32,11 @@ MAY: dict[str, set[str]] = {
     "deployment": {
         *("config", "core", "data", "deployment", "evaluation", "experiment", "models", "sim", "slots", "version"),
     },
-    "flower": {"config", "core", "deployment", "flower", "version"},
-    "cli": {"algorithms", "cli", "config", "core", "data", "evaluation", "experiment", "models", "sim", "version"},
+    "flower": {"config", "core", "deployment", "evaluation", "flower", "version"},
+    "cli": {
+        *("algorithms", "cli", "config", "core", "data", "evaluation", "experiment", "flower", "models", "sim"),
+        "version",
+    },
 }
 
 
@@ -97,12 +100,19 @@ def test_an_algorithm_file_holds_no_loop_over_batches_no_optimiser_and_no_files(
         assert ".item()" not in file.read_text()
 
 
+def test_flower_and_what_comes_with_it_are_imported_in_one_place() -> None:
+    for file in sorted(ROOT.rglob("*.py")):
+        if (ROOT / "flower") not in file.parents:
+            assert not [n for n in imports(file) if n.split(".")[0] in ("flwr", "cryptography")], file.name
+
+
 def test_importing_the_package_leaves_slow_and_optional_packages_alone() -> None:
     slow = [
         "matplotlib",
         "scipy",
         "sklearn",
         "flwr",
+        "cryptography",
         "onnx",
         "tensorboard",
         "opacus",

@@ -101,7 +101,9 @@ class Loopback:
         (root / "recipe.toml").write_text(text)
         inner, outer = free_port(), free_port()
         self.address = f"localhost:{outer if shutil.which('nginx') else inner}"
-        self.command("init", str(root / "recipe.toml"), str(self.folder), "--clients", str(count), "--address", self.address)
+        self.command(
+            "init", str(root / "recipe.toml"), str(self.folder), "--clients", str(count), "--address", self.address
+        )
         self.change(self.folder / "deployment.toml", {"port": inner} | settings)
         self.command("keys", str(self.folder))
         for i in range(count):

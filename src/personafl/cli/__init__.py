@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli import compare, doctor, info, partition, run
+from personafl.cli import compare, deploy, doctor, info, partition, run
 from personafl.cli.plain_help import Command
 from personafl.cli.terminal import errors, fail, find_own_code, warn
 from personafl.core.errors import UserError
@@ -19,7 +19,7 @@ from personafl.version import __version__
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-RUN_CODE = ("run", "resume")  # commands for which a recipe's own code is imported; the others look
+RUN_CODE = ("run", "resume", "deploy")  # commands for which a recipe's own code is imported; the others look
 
 
 @app.callback(invoke_without_command=True)
@@ -44,6 +44,7 @@ app.command("list", cls=Command)(info.list_)
 app.command(cls=Command)(info.info)
 app.command(cls=Command)(partition.partition)
 app.command(cls=Command)(doctor.doctor)
+app.add_typer(deploy.app, name="deploy")
 
 
 TRACEBACK = "--traceback"  # anywhere on the command line

@@ -1,0 +1,159 @@
+"""`personafl deploy client`: a SuperNode in the foreground, started again where that helps."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import tomli_w
+
+from personafl.core.errors import UserError
+from personafl.flower import keys
+from personafl.flower.folder import usable
+from personafl.flower.processes import Child, Stop, environment, free_port, option, program
+from personafl.flower.settings import LOOPBACK, Client, ClientLink, commented, read_client, split_address
+
+PLAIN = (
+    "PLAIN: no encryption and no keys. Whoever reaches {address}, which is every user of this machine, can start runs "
+    "and so run code in this client, with its data."
+)
+RETRY_SECONDS = 10.0
+LAPSE_SECONDS = 120.0  # a SuperLink counts on a killed node's connection for about 60
+
+# What uvicorn says of itself, and what is told above in other words.
+_NOISE = re.compile(
+    r"^INFO\s*:\s*$|^INFO:  |FastAPI lifespan|Starting Flower Super|Exit Code: 305"
+    r"|Failed to initialize the connection|For more information|could not establish a connection"
+    r"|handshake error detected"
+)
+
+REFUSED = (
+    "the server refuses this client's key: it is not registered there (keys/<client>.pub of the server's folder), or "
+    "this client was killed less than a minute ago, or runs elsewhere with the same key"
+)
+
+
+class RefusedError(RuntimeError):
+    """Why a node cannot work, in words for whoever runs it."""
+
+
+class Hearer:
+    """Prints what a SuperNode says, and understands why it ends."""
+
+    def __init__(self, address: str, say: Callable[[str], None]) -> None:
+        self._address, self._say = address, say
+        self.refused = False  # whether the server knows no such key, or not yet again
+        self.fatal = ""  # what starting again does not help against
+        self._waiting = False
+
+    def __call__(self, line: str) -> None:
+        if "SuperNode ID:" in line:
+            self._waiting = False
+            self._say(f"online at {self._address}")
+        elif "Connection attempt failed" in line:
+            if not self._waiting:
+                self._say(f"no connection to {self._address}; it is tried again until there is one")
+            self._waiting = True
+        elif "Connection successful" in line:
+            self._waiting = False
+            self._say(f"connected to {self._address} again")
+        elif "[code: 2004]" in line:
+            self.refused = True
+        elif "CERTIFICATE_VERIFY_FAILED" in line:
+            self.fatal = self._certificate(line)
+        elif line.startswith("[SSL"):
+            self.fatal = self.fatal or f"no encrypted connection to {self._address}: is it the address of the server?"
+        elif "Not Found" in line and "/v1/fleet/" in line:
+            self.fatal = f"{self._address} answers, but is no server of a deployment"
+        elif line and not _NOISE.search(line):
+            self._say(line)
+
+    def _certificate(self, line: str) -> str:
+        if "mismatch" in line or "not valid for" in line:
+            host, _ = split_address("link.address", self._address)
+            return (
+                f"the server's certificate is not for {host}: make one with personafl deploy keys --host {host} at the "
+                "server, or use a name it is for"
+            )
+        if "expired" in line or "not yet valid" in line:
+            return f"the certificate of {self._address} is not valid today: is the clock right? has it expired?"
+        return (
+            f"the certificate of {self._address} is not signed by the CA this client was given (link.ca): either the "
+            "file is another deployment's, or somebody else answers there"
+        )
+
+
+def write(home: Path, client_id: str, data: str, link: str, ca: Path | None, key: Path | None) -> Path:
+    """A `client.toml` for what was given on the command line, in the folder of the client's state."""
+    given = {"ca": ca, "key": key}
+    paths = {name: str(path.absolute()) for name, path in given.items() if path is not None}
+    where = data if ":" in data and not Path(data).exists() else str(Path(data).absolute())
+    table = tomli_w.dumps({"client": {"id": client_id, "data": where, "state": "."}})
+    text = f"{table}\n{commented(ClientLink(address=link, **paths))}"
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / "client.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | None = None) -> None:
+    """Run a client until asked to stop; raises `RefusedError` where it cannot take part.
+
+    Modules of its own are found in the folder `code`, by default that of the file.
+    """
+    client = read_client(file)
+    _check(client, plain)
+    if plain:
+        say(PLAIN.format(address=client.link.address))
+    home = client.state / "flower"
+    home.mkdir(parents=True, exist_ok=True)
+    env = environment(home, code or client.file.parent)
+    first: float | None = None  # when refused for the first time, of refusals one after the other
+    with Stop() as stop:
+        while not stop:
+            hearer = Hearer(client.link.address, say)
+            child = Child(_supernode(client, plain), env, client.file.parent, hearer)
+            try:
+                while child.ended() is None and not stop:
+                    stop.wait(0.2)
+            finally:
+                child.stop()
+            if stop:
+                break
+            if hearer.fatal:
+                raise RefusedError(hearer.fatal)
+            now = time.monotonic()
+            first = (first or now) if hearer.refused else None
+            if first is not None and now - first > LAPSE_SECONDS:
+                raise RefusedError(REFUSED)
+            why = REFUSED if hearer.refused else _ending(child.ended())
+            say(f"{why}; starting again in {RETRY_SECONDS:.0f} s")
+            stop.wait(RETRY_SECONDS)
+    say("stopped")
+
+
+def _ending(code: int | None) -> str:
+    if code == 0:  # as Flower ends where a signature is not taken
+        return "the server does not take this client's signature: its key was revoked, or its clock is wrong"
+    return f"the SuperNode ended by itself (exit code {code})"
+
+
+def _check(client: Client, plain: bool) -> None:
+    host, _ = split_address("link.address", client.link.address)
+    if plain and host not in LOOPBACK:
+        raise UserError(f"--plain with link.address={client.link.address}: only within one machine, at 127.0.0.1")
+    if not usable(str(client.file)):
+        raise UserError(f"{client.file}: the path must be without quotation marks, backslashes, $, %, ;, braces")
+    if not plain:
+        keys.check_certificate(client.ca)
+        keys.check_node_key(client.key)
+
+
+def _supernode(client: Client, plain: bool) -> list[str]:
+    command = [program("flower-supernode"), "--superlink", client.link.address, "--host", "127.0.0.1"]
+    command += ["--port", str(free_port()), "--node-config", option("client", client.file)]
+    if plain:
+        return [*command, "--insecure"]
+    return [*command, "--root-certificates", str(client.ca), "--auth-supernode-private-key", str(client.key)]

@@ -1,0 +1,220 @@
+"""The reverse proxy: what nginx passes on to a SuperLink, and that it is nodes' calls alone."""
+
+from __future__ import annotations
+
+import http.server
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from personafl.core.errors import UserError
+from personafl.flower import proxy
+from personafl.flower.folder import Folder
+from personafl.flower.processes import answers, free_port
+from personafl.flower.settings import ServerLink
+from tests.flower.folders import made, with_keys
+from tests.flower.test_processes import waited
+
+needs_nginx = pytest.mark.skipif(proxy.find() is None, reason="nginx is not installed")
+
+# Request targets that lead to the Control or Runtime API for some reader of them, or to no call of a node's.
+TRICKS = [
+    "/v1/control/list-runs",
+    "/v1/runtime/get-nodes",
+    "/v1/fleet/../control/list-runs",
+    "/v1/fleet/%2e%2e/control/list-runs",
+    "/v1/fleet/%2E%2E%2Fcontrol/list-runs",
+    "/v1/fleet/..%2fcontrol%2flist-runs",
+    "/v1/fleet/..;/control/list-runs",
+    "/v1/fleet\\..\\control/list-runs",
+    "/v1/control/../fleet/pull-messages",
+    "/v1/control/list-runs/../../fleet/pull-messages",
+    "/v1/control/list-runs?/../../fleet/pull-messages",
+    "/v1/control/list-runs#/../../fleet/pull-messages",
+    "/v1/fleet/pull-messages#/../../control/list-runs",
+    "/v1/fleet/pull-messages?/../../control/list-runs",
+    "/v1/fleet/pull-messages/",
+    "/v1/fleet/pull-messages/../../control/list-runs",
+    "//v1/control/list-runs",
+    "/v1//control/list-runs",
+    "//v1/fleet/pull-messages",
+    "/./v1/control/list-runs",
+    "/v1/%63ontrol/list-runs",
+    "/v1/%66leet/pull-messages",
+    "/V1/CONTROL/LIST-RUNS",
+    "/V1/FLEET/pull-messages",
+    "/v1/fleet/PULL-messages",
+    "https://localhost/v1/control/list-runs",
+    "http://127.0.0.1:9443/v1/control/list-runs",
+    "https://localhost/v1/fleet/../control/list-runs",
+    "/v1/fleet/",
+    "/v1/fleet",
+    "/v1",
+    "/",
+    "/docs",
+    "/openapi.json",
+]
+MALFORMED = ["/v1/fleet/%00", "/v1/control/list-runs%00/../../fleet/x", "*", "v1/control/list-runs"]
+
+
+def test_the_configuration_listens_where_clients_come_and_leads_to_the_superlink() -> None:
+    text = proxy.text(ServerLink(address="fl.example.org:443", port=7000))
+    assert "listen 443 ssl;" in text and "# listen [::]:443 ssl;" in text
+    assert [line.strip() for line in text.splitlines() if "proxy_pass" in line] == [
+        "proxy_pass https://127.0.0.1:7000/v1/fleet/$call;"
+    ]
+    assert "        listen [::]:443 ssl;" in proxy.text(ServerLink(address="[2001:db8::1]:443"))
+
+
+def test_a_configuration_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    folder = made(tmp_path / "fed")
+    with pytest.raises(UserError, match=r"does not lead to 127\.0\.0\.1:944, the link\.port"):
+        proxy.check("nginx", folder.root, ServerLink(port=944))
+    folder.nginx.unlink()
+    with pytest.raises(UserError, match=r"nginx\.conf: no such file; with --no-proxy"):
+        proxy.check("nginx", folder.root, ServerLink())
+
+
+@needs_nginx
+def test_nginx_takes_the_configuration_and_a_wrong_one_is_refused_in_its_words(tmp_path: Path) -> None:
+    folder = with_keys(tmp_path / "a fed")
+    nginx = proxy.find()
+    assert nginx is not None
+    folder.logs.mkdir()
+    proxy.check(nginx, folder.root, folder.link())
+    folder.nginx.write_text(folder.nginx.read_text().replace("proxy_buffering", "proxy_bufering"))
+    with pytest.raises(UserError, match=r'nginx refuses it: .*unknown directive "proxy_bufering"'):
+        proxy.check(nginx, folder.root, folder.link())
+
+
+class Link(http.server.BaseHTTPRequestHandler):
+    """A SuperLink that notes what arrives."""
+
+    arrived: list[tuple[str, int]]
+
+    def do_POST(self) -> None:
+        size = 0
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while piece := int(self.rfile.readline(), 16):
+                size += len(self.rfile.read(piece + 2)) - 2
+            self.rfile.readline()
+        else:
+            size = len(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        self.arrived.append((self.path, size))
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"link")
+
+    do_GET = do_POST  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Front:
+    """nginx in front of such a SuperLink."""
+
+    def __init__(self, folder: Folder, port: int, handler: type[Link]) -> None:
+        self.folder, self.port, self._handler = folder, port, handler
+
+    @property
+    def arrived(self) -> list[tuple[str, int]]:
+        return self._handler.arrived
+
+    def ask(self, method: str, target: str, body: bytes = b"", head: str = "") -> int:
+        """The status of an answer to a request that is sent as it stands."""
+        context = ssl.create_default_context(cafile=str(self.folder.keys / "ca.crt"))
+        with (
+            socket.create_connection(("127.0.0.1", self.port), timeout=60) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as s,
+        ):
+            head = head or f"Content-Length: {len(body)}\r\n"
+            s.sendall(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n".encode())
+            s.sendall(body)
+            return int(s.makefile("rb").readline().split()[1])
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Front]:
+    nginx = proxy.find()
+    assert nginx is not None
+    port, link = free_port(), free_port()
+    folder = with_keys(tmp_path / "fed", port=port, link=link)
+    folder.logs.mkdir()
+    proxy.check(nginx, folder.root, folder.link())
+    handler = type("Noting", (Link,), {"arrived": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", link), handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder.keys / "server.crt", folder.keys / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    process = subprocess.Popen(proxy.command(nginx, folder.root))
+    try:
+        assert waited(lambda: answers(port))
+        yield Front(folder, port, handler)
+    finally:
+        process.terminate()
+        process.wait(60)
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.slow
+@needs_nginx
+def test_calls_of_nodes_get_through_and_nothing_else(front: Front) -> None:
+    assert front.ask("POST", "/v1/fleet/pull-messages", b"abc") == 200
+    assert front.ask("POST", "https://localhost/v1/fleet/push-object", b"abc") == 200  # absolute, and a node's call
+    assert front.arrived == [("/v1/fleet/pull-messages", 3), ("/v1/fleet/push-object", 3)]
+    for method in ("POST", "GET"):
+        assert {target: front.ask(method, target) for target in TRICKS} == dict.fromkeys(TRICKS, 404)
+        assert {target: front.ask(method, target) for target in MALFORMED} == dict.fromkeys(MALFORMED, 400)
+    for method in ("GET", "PUT", "DELETE", "OPTIONS"):
+        assert front.ask(method, "/v1/fleet/pull-messages") == 404
+    both = "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"  # two lengths, by which a request could hide another
+    hidden = b"0\r\n\r\nPOST /v1/control/list-runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert front.ask("POST", "/v1/fleet/pull-messages", hidden, both) == 400
+    assert len(front.arrived) == 2
+    assert '"POST /v1/control/list-runs HTTP/1.1" 404' in (front.folder.logs / "refused.log").read_text()
+
+
+@pytest.mark.slow
+@needs_nginx
+def test_pieces_of_a_payload_pass_and_a_body_larger_than_any_does_not(front: Front) -> None:
+    assert front.ask("POST", "/v1/fleet/push-object", bytes(6 * 2**20)) == 200
+    chunks = b"5\r\nabcde\r\n0\r\n\r\n"
+    assert front.ask("POST", "/v1/fleet/push-object", chunks, "Transfer-Encoding: chunked\r\n") == 200
+    assert [size for _, size in front.arrived] == [6 * 2**20, 5]
+    assert front.ask("POST", "/v1/fleet/push-object", head=f"Content-Length: {65 * 2**20}\r\n") == 413
+    assert len(front.arrived) == 2
+
+
+@pytest.mark.slow
+@needs_nginx
+def test_a_superlink_that_is_somebody_else_s_is_not_spoken_to(front: Front, tmp_path: Path) -> None:
+    """nginx looks at the SuperLink's certificate: with another CA it does not pass anything on."""
+    other = with_keys(tmp_path / "other")
+    shutil.copy(other.keys / "ca.crt", front.folder.keys / "ca2.crt")
+    nginx, port = proxy.find(), free_port()
+    assert nginx is not None
+    text = (
+        front.folder.nginx.read_text()
+        .replace("keys/ca.crt", "keys/ca2.crt")
+        .replace(f"{front.port} ssl", f"{port} ssl")
+    )
+    front.folder.nginx.write_text(text.replace("nginx.pid", "nginx2.pid"))
+    process = subprocess.Popen(proxy.command(nginx, front.folder.root))
+    try:
+        assert waited(lambda: answers(port))
+        assert Front(front.folder, port, front._handler).ask("POST", "/v1/fleet/pull-messages") == 502
+        assert not front.arrived
+    finally:
+        process.terminate()
+        process.wait(60)
