@@ -34,6 +34,7 @@ from personafl.core.types import Params
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.server_files import ServerFiles
 from personafl.experiment import build
+from personafl.flower.proxy import find
 
 METHODS = ("dm-pfl", "dm-pfl-plus", "fedavg-ft", "fedrep", "ditto", "fedphp", "co-pfl", "fedpews")
 SIZES = (120, 90, 60)
@@ -99,15 +100,20 @@ class Loopback:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         root.mkdir(parents=True, exist_ok=True)
         (root / "recipe.toml").write_text(text)
-        inner, outer = free_port(), free_port()
-        self.address = f"localhost:{outer if shutil.which('nginx') else inner}"
+        self.port, outer = free_port(), free_port()
+        self.address = f"localhost:{outer}"
         self.command(
             "init", str(root / "recipe.toml"), str(self.folder), "--clients", str(count), "--address", self.address
         )
-        self.change(self.folder / "deployment.toml", {"port": inner} | settings)
+        nginx = self.folder / "nginx.conf"
+        nginx.write_text(nginx.read_text().replace(":9443/", f":{self.port}/"))
+        self.change(self.folder / "deployment.toml", {"port": self.port} | settings)
         self.command("keys", str(self.folder))
         for i in range(count):
-            self.change(self.home(i) / "client.toml", {"data": str(data / f"client-{i}"), "threads": 1})
+            own: dict[str, Any] = {"data": str(data / f"client-{i}"), "threads": 1}
+            if find() is None:  # then the nodes go to the SuperLink itself
+                own |= {"address": f"localhost:{self.port}"}
+            self.change(self.home(i) / "client.toml", own)
 
     def home(self, client: int) -> Path:
         """What a client was given, and where it keeps its state."""
@@ -143,9 +149,9 @@ class Loopback:
         )
 
     def server(self) -> None:
-        proxy = [] if shutil.which("nginx") else ["--no-proxy"]
+        proxy = [] if find() else ["--no-proxy"]
         self.launch("server", "server", str(self.folder), *proxy)
-        self.until(lambda: "client" in self.log("server").lower() or "ready" in self.log("server").lower(), 90)
+        self.until(lambda: self.log("server").strip() != "", 90, "the server")
 
     def client(self, number: int, **env: str) -> None:
         self.launch(f"client-{number}", "client", str(self.home(number) / "client.toml"), **env)
@@ -272,7 +278,7 @@ def parity(method: str, precision: str, box: Path, rounds: int = 2) -> Parity:
     for i, (a, b) in enumerate(kept):
         whole |= tree.prefixed(a, str(i))
         other |= tree.prefixed(b, str(i))
-    traffic = collected["flower"] if "flower" in collected else {}
+    traffic = collected["flower"] or {}
     return Parity(
         method,
         precision,
@@ -281,7 +287,7 @@ def parity(method: str, precision: str, box: Path, rounds: int = 2) -> Parity:
         mask_agreement(whole, other),
         (totals["up_bytes"], totals["down_bytes"]) == (sim.totals.up_bytes, sim.totals.down_bytes),
         (totals["up_bytes"], totals["down_bytes"] + told["state"]["evaluation_bytes"]),
-        (int(traffic.get("inbound", 0)), int(traffic.get("outbound", 0))),
+        (int(traffic.get("inbound_bytes", 0)), int(traffic.get("outbound_bytes", 0))),
         len(loop.rows()),
         time.monotonic() - begun,
     )

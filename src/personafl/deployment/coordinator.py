@@ -636,13 +636,26 @@ class Coordinator:
     # The end
 
     def _close(self) -> None:
-        """Give every client that is there its final model, and score it."""
-        self._meet()
-        self._there([m.number for m in self.roster.members if not m.closed])
-        left = [m for m in self._online(m.number for m in self.roster.members) if not m.closed]
-        talks = {m.number: self._talk(m, None, close=True) for m in left}
+        """Give every client that is there its final model, and score it; those still at earlier work are waited for."""
+        until = time.monotonic() + 2 * self.settings.round_timeout
+        while True:
+            self._meet()
+            left = [m for m in self._online(m.number for m in self.roster.members) if not m.closed]
+            busy = self._closed(left)
+            if not busy or time.monotonic() >= until:
+                break
+            self.sleep(1.0)
+        if self.state.pending is not None:
+            scored = set(self._evaluated())
+            self._complete(
+                self.state.pending, {m.number: m.scores for m in self.roster.members if m.closed and m.number in scored}
+            )
+
+    def _closed(self, members: Sequence[Member]) -> bool:
+        """Ask these clients to end; whether some of them have not heard of it yet."""
+        talks = {m.number: self._talk(m, None, close=True) for m in members}
         self._hold(talks)
-        again = {}
+        again: dict[int, _Talk] = {}
         for talk in talks.values():
             if talk.lost:
                 self._lost(talk.member)
@@ -650,16 +663,13 @@ class Coordinator:
         self._hold(again)
         for n, talk in (talks | again).items():
             if talk.scores is None:
-                log.warning("client %s has no final model: %s", talk.member.name, talk.why or "it gave no scores")
+                if not talk.busy:
+                    log.warning("client %s has no final model: %s", talk.member.name, talk.why or "it gave no scores")
                 continue
             talk.member.closed, talk.member.scores = True, talk.scores
             if talk.told["plays"]:
                 self._acknowledge(n, talk.told["plays"][-1]["position"])
-        if self.state.pending is not None:
-            scored = set(self._evaluated())
-            self._complete(
-                self.state.pending, {m.number: m.scores for m in self.roster.members if m.closed and m.number in scored}
-            )
+        return any(t.busy for t in talks.values())
 
     def _finish(self) -> None:
         missing = [m.name for m in self.roster.members if not m.closed]
@@ -718,7 +728,7 @@ class _Talk:
         self.blobs: list[bytes] = []
         self.counted: set[int] = set()  # blobs that are part of a round
         self.sent: Payload = {}  # of the last stage
-        self.why, self.answered, self.lost, self.diverged = "no answer", False, False, 0
+        self.why, self.answered, self.lost, self.diverged, self.busy = "no answer", False, False, 0, False
         self.reply_blob = b""
         self.work: dict[str, float] = {}
         self.scores: Row | None = None
@@ -752,6 +762,7 @@ class _Talk:
     def hear(self, reply: Reply | Failure) -> None:
         self.why, told = _answer(reply)
         self.answered = isinstance(reply, Reply) and "error" not in told
+        self.busy = isinstance(reply, Failure) and reply.busy
         self.lost = told.get("lost") is True
         self.reply_blob = reply.blob if isinstance(reply, Reply) else b""
         if told.get("diverged"):

@@ -35,6 +35,7 @@ class Failure:
     """Why there is no reply, in words."""
 
     why: str
+    busy: bool = False  # whether the node was not asked, since it is still at an earlier request
 
 
 class Transport(Protocol):

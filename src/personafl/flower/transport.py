@@ -40,7 +40,7 @@ class FlowerTransport:
         """Ask each node one thing; who is still at an earlier one is not asked."""
         self._late()
         found: dict[int, Reply | Failure] = {
-            n: Failure("still at an earlier request") for n in requests if n in self.outstanding
+            n: Failure("still at an earlier request", busy=True) for n in requests if n in self.outstanding
         }
         asked = [n for n in requests if n not in found]
         messages = [
