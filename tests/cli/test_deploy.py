@@ -133,7 +133,9 @@ def test_start_prints_the_run_and_wait_tells_how_it_ended(
 ) -> None:
     monkeypatch.setattr(control, "submit", lambda folder: "77")
     code, out, _ = deploy("start", "fed")
-    assert code == 0 and out == f"run 77; its log: FLWR_HOME={Path.cwd()}/fed/flower flwr log 77 link"
+    assert code == 0 and out == (
+        f"run 77; its log: FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={Path.cwd()}/fed/flower flwr log 77 link"
+    )
     monkeypatch.setattr(control, "await_end", lambda *_: Run("77", "finished:completed", "", 1, 1, 1.0))
     assert deploy("start", "fed", "--wait")[:2] == (0, f"{out} run 77 is completed; personafl deploy collect fed")
     monkeypatch.setattr(control, "await_end", lambda *_: Run("77", "finished:failed", "no memory", 1, 1, 1.0))
