@@ -20,7 +20,7 @@ TORCHES = ["2.11", "2.13"]  # the oldest and the newest the package allows
 SUITE = ("python", "-m", "pytest", "-n", "2")
 TESTERS = ("pytest", "pytest-xdist", "hypothesis")
 CORE = ("core/test_rng.py", "core/test_store.py", "core/test_wire.py")
-OTHERS = ("test_cli.py", "test_config.py", "config", *CORE, "data", "evaluation", "experiment")
+OTHERS = ("test_cli.py", "test_config.py", "config", *CORE, "data", "evaluation", "experiment", "flower", "cli")
 """Tests of what is made with other packages than PyTorch."""
 
 
@@ -51,7 +51,7 @@ def oldest(session: nox.Session) -> None:
     """Tests of what is made with other packages, each in the oldest version allowed; PyTorch as pip finds it."""
     pins = Path(session.create_tmp()) / "oldest.txt"
     pins.write_text(str(session.run("python", "tools/oldest.py", silent=True)))
-    install(session, "-e", ".[pandas,parquet]", *TESTERS, "-c", str(pins))
+    install(session, "-e", ".[pandas,parquet,flower]", *TESTERS, "-c", str(pins))
     # Old packages call what newer ones have deprecated.
     parts = session.posargs or [f"tests/{name}" for name in OTHERS]
     session.run(*SUITE, "-W", "ignore::DeprecationWarning", *parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -133,7 +134,9 @@ def test_start_prints_the_run_and_wait_tells_how_it_ended(
 ) -> None:
     monkeypatch.setattr(control, "submit", lambda folder: "77")
     code, out, _ = deploy("start", "fed")
-    assert code == 0 and out == f"run 77; its log: FLWR_HOME={Path.cwd()}/fed/flower flwr log 77 link"
+    assert code == 0 and out == (
+        f"run 77; its log: FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={Path.cwd()}/fed/flower flwr log 77 link"
+    )
     monkeypatch.setattr(control, "await_end", lambda *_: Run("77", "finished:completed", "", 1, 1, 1.0))
     assert deploy("start", "fed", "--wait")[:2] == (0, f"{out} run 77 is completed; personafl deploy collect fed")
     monkeypatch.setattr(control, "await_end", lambda *_: Run("77", "finished:failed", "no memory", 1, 1, 1.0))
@@ -152,6 +155,19 @@ def test_status_and_collect_in_words_and_as_json(deploy: Callable[..., Said], fe
     code, out, _ = deploy("collect", "fed")
     assert code == 0 and out.startswith("client own a 0.2500 b 0.7500 accuracy, personal: 0.5000 (mean over clients)")
     assert json.loads(deploy("collect", "fed", "--json")[1])["clients"][1] == {"client": "b", "own": 0.75}
+
+
+def test_the_page_names_commands_and_options_that_there_are(deploy: Callable[..., Said]) -> None:
+    text = " ".join((Path(__file__).parents[2] / "docs" / "deployment.md").read_text().split())
+    named = re.findall(r"personafl deploy (\w+)((?: (?!personafl|&&)[^`]*?)?)(?=`| personafl |$)", text)
+    options: dict[str, set[str]] = {}
+    for command, rest in named:
+        options.setdefault(command, set()).update(re.findall(r"--[a-z-]+", rest))
+    assert options.keys() == {"init", "keys", "server", "client", "start", "status", "collect"}
+    assert options["client"] >= {"--data", "--client-id", "--link", "--ca", "--key", "--state", "--plain"}
+    for command, given in options.items():
+        told = deploy(command, "--help")[1]
+        assert all(option in told for option in given), command
 
 
 @pytest.mark.parametrize("command", ["server", "client"])

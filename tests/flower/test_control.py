@@ -170,6 +170,7 @@ def test_a_wait_for_a_server_that_stays_away_ends(tmp_path: Path, monkeypatch: p
 def test_flower_s_settings_lead_to_the_loopback_interface(tmp_path: Path, plain: bool) -> None:
     folder = made(tmp_path, link=9555)
     control.write_settings(folder, plain)
+    assert folder.home.stat().st_mode & 0o777 == 0o700  # what clients send is kept there
     told = tomllib.loads((folder.home / "config.toml").read_text())["superlink"]
     ending = {"insecure": True} if plain else {"root-certificates": str(folder.keys / "ca.crt")}
     assert told == {"default": "link", "link": {"address": "127.0.0.1:9555", **ending}}

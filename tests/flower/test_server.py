@@ -195,6 +195,7 @@ def test_a_superlink_that_never_starts_is_an_error(fake: Folder) -> None:
 
 SERVER_APP = """\
 import json, pathlib, time
+import numpy
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 
@@ -219,15 +220,18 @@ def main(grid, context):
     while waiting and time.monotonic() < until:
         for reply in grid.pull_messages(waiting):
             waiting.discard(reply.metadata.reply_to_message_id)
-            said = str(reply.error) if reply.has_error() else reply.content["p"]["b"].data == blob[::-1]
-            replies[str(reply.metadata.src_node_id)] = said if reply.has_error() else [said, dict(reply.content["c"])]
+            told = str(reply.error) if reply.has_error() else dict(reply.content["c"])
+            if not reply.has_error():
+                told["right"] = reply.content["p"]["b"].data == bytes(numpy.frombuffer(blob, "u1") ^ told.pop("key"))
+            replies[str(reply.metadata.src_node_id)] = told
         time.sleep(0.2)
     (folder / "replies.json").write_text(json.dumps(replies))
     while (folder / "linger").exists():
         time.sleep(0.1)
 """
 CLIENT_APP = """\
-import os
+import os, pathlib
+import numpy
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -236,9 +240,11 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    blob = message.content["p"]["b"].data[::-1]
+    file = context.node_config["client"]
+    key = 1 + int(pathlib.Path(file).parent.name[-1])  # another for each: equal pieces are sent once
+    blob = bytes(numpy.frombuffer(message.content["p"]["b"].data, "u1") ^ key)
     content = ArrayRecord({"b": Array(dtype="bytes", shape=(len(blob),), stype="test", data=blob)})
-    told = {"client": context.node_config["client"], "telemetry": os.environ["FLWR_TELEMETRY_ENABLED"]}
+    told = {"client": file, "telemetry": os.environ["FLWR_TELEMETRY_ENABLED"], "key": key}
     return Message(RecordDict({"p": content, "c": ConfigRecord(told)}), reply_to=message)
 """
 
@@ -350,7 +356,7 @@ def test_a_deployment_of_real_processes(place: Place) -> None:
         replies = json.loads((folder.root / "replies.json").read_text())
         names = {node: name for name, node in control.registered(folder).items()}
         assert {names[node]: answer for node, answer in replies.items()} == {
-            f"client-{i}": [True, {"client": str(files[i]), "telemetry": "0"}] for i in range(2)
+            f"client-{i}": {"client": str(files[i]), "telemetry": "0", "right": True} for i in range(2)
         }
         told = json.loads(place.call("status", folder.root, "--json").stdout)
         assert sorted((n["name"], n["status"]) for n in told["nodes"]) == [

@@ -92,7 +92,7 @@ def write(home: Path, client_id: str, data: str, link: str, ca: Path | None, key
     where = data if ":" in data and not Path(data).exists() else str(Path(data).absolute())
     table = tomli_w.dumps({"client": {"id": client_id, "data": where, "state": "."}})
     text = f"{table}\n{commented(ClientLink(address=link, **paths))}"
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = home / "client.toml"
     file.write_text(text, encoding="utf-8")
     return file
@@ -108,7 +108,8 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
     if plain:
         say(PLAIN.format(address=client.link.address))
     home = client.state / "flower"
-    home.mkdir(parents=True, exist_ok=True)
+    client.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.mkdir(exist_ok=True)
     env = environment(home, code or client.file.parent)
     first: float | None = None  # when refused for the first time, of refusals one after the other
     with Stop() as stop:

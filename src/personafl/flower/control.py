@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def write_settings(folder: Folder, plain: bool) -> None:
     """Flower's `config.toml`: where the SuperLink is."""
     link: dict[str, Any] = {"address": f"127.0.0.1:{folder.link().port}"}
     link |= {"insecure": True} if plain else {"root-certificates": str(folder.keys / "ca.crt")}
-    folder.home.mkdir(exist_ok=True)
+    folder.home.mkdir(mode=0o700, exist_ok=True)  # its database holds what clients send
     text = tomli_w.dumps({"superlink": {"default": LINK, LINK: link}})
     (folder.home / "config.toml").write_text(text, encoding="utf-8")
 
@@ -125,7 +126,7 @@ def stop_runs(folder: Folder) -> list[str]:
 
 def by_hand(folder: Folder) -> str:
     """What makes a `flwr` command speak to this folder's SuperLink."""
-    return f"FLWR_HOME={folder.home}"
+    return f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={shlex.quote(str(folder.home))}"
 
 
 def registered(folder: Folder) -> dict[str, str]:

@@ -40,7 +40,7 @@ def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]
     nginx = None if plain or not proxied else proxy.find()
     if answers(link.port):
         raise UserError(f"port {link.port} of 127.0.0.1 (link.port) is in use; is this server running already?")
-    folder.logs.mkdir(exist_ok=True)
+    folder.logs.mkdir(mode=0o700, exist_ok=True)
     control.write_settings(folder, plain)
     if plain:
         say(PLAIN.format(port=link.port))
