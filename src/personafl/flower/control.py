@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,15 @@ def write_settings(folder: Folder, plain: bool) -> None:
     folder.home.mkdir(mode=0o700, exist_ok=True)  # its database holds what clients send
     text = tomli_w.dumps({"superlink": {"default": LINK, LINK: link}})
     (folder.home / "config.toml").write_text(text, encoding="utf-8")
+
+
+def is_plain(root: Path) -> bool:
+    """Whether the SuperLink of a deployment folder was last started without keys."""
+    try:
+        told = tomllib.loads((Folder(root).home / "config.toml").read_text(encoding="utf-8"))
+        return told["superlink"][LINK].get("insecure") is True
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
 
 
 def is_up(folder: Folder) -> bool:
