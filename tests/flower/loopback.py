@@ -91,6 +91,16 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def deploy(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """One of the commands that come to an end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "personafl", "deploy", *words], capture_output=True, text=True, check=False
+    )
+    if check and done.returncode:
+        raise AssertionError(f"deploy {' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
 class Loopback:
     """A deployment folder and its processes; all of them end with it."""
 
@@ -130,12 +140,7 @@ class Loopback:
         path.write_text("\n".join(lines) + "\n")
 
     def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "personafl", "deploy", *words], capture_output=True, text=True, check=False
-        )
-        if check and done.returncode:
-            raise AssertionError(f"deploy {' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
-        return done
+        return deploy(*words, check=check)
 
     def launch(self, name: str, *words: str, **env: str) -> None:
         """Start one of the commands that stay in the foreground."""
