@@ -22,7 +22,7 @@ ACROSS = {
     "algorithms/test_optimizer_settings.py": "settings every method takes from the recipe or has of its own",
     "algorithms/test_refusals.py": "what the settings of all methods refuse",
     "data/test_papers.py": "the papers' splits: loaders, partitions and federation together",
-    "flower/test_loopback.py": "deployments of real processes, whose server and nodes are all of it; flower/loopback.py",
+    "flower/test_loopback.py": "deployments of real processes; flower/loopback.py",
     "models/test_networks.py": "all networks of the registry",
     "slots/test_registry.py": "fillings of one's own, in every registry",
     "test_docs.py": "docs/ against the code",

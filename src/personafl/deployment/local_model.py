@@ -61,8 +61,8 @@ def write_model(folder: Path, client: str, world: World, deployed: Params, score
     files.write(folder / _ABOUT, json.dumps(about, indent=1))
 
 
-def load_model(folder: str | Path, *, device: str = "cpu") -> LocalModel:
-    """The model a node left in a folder; code of one's own that its recipe names is imported."""
+def load_model(folder: str | Path, *, device: str = "cpu", trust: bool = False) -> LocalModel:
+    """The model a node left in a folder; code of one's own that its recipe names is imported where it is trusted."""
     home = Path(folder)
     if not (home / _ABOUT).is_file():
         raise UserError(
@@ -76,7 +76,7 @@ def load_model(folder: str | Path, *, device: str = "cpu") -> LocalModel:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise UserError(f"{home}: not a client's model: {e}") from None
-    parts = build_parts(world, device)
+    parts = build_parts(world, device, trust=trust)
     return LocalModel(client, _module(parts, deployed, world), world, scores)
 
 
