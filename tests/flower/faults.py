@@ -76,9 +76,9 @@ def started(loop: Loopback) -> subprocess.Popen[str]:
 
 
 def server_log(loop: Loopback) -> str:
-    """What the server app said: Flower hands it to the SuperLink's log."""
-    held = [p.read_text(errors="replace") for p in sorted((loop.folder / "logs").glob("*.log"))]
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(held))
+    """What the server app said."""
+    path = loop.folder / "logs" / "rounds.log"
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def line_about(loop: Loopback, words: str) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from flwr.app import Context
@@ -17,13 +20,38 @@ from personafl.flower.control import is_plain
 from personafl.flower.transport import FlowerTransport
 
 app = ServerApp()
+LOG = "rounds.log"
+"""What happened in the rounds of all runs, a line each; Flower has it for each run, `flwr log`."""
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Lines of ours to Flower's log and to a file."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    ours = logging.getLogger("personafl")
+    ours.setLevel(logging.INFO)
+    path.parent.mkdir(exist_ok=True)
+    file = RotatingFileHandler(path, maxBytes=10**7, backupCount=4, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    ours.addHandler(file)
+    try:
+        yield
+    except Exception as e:
+        ours.error("the run ended: %s", " ".join(str(e).split()) or type(e).__name__)
+        raise
+    finally:
+        ours.removeHandler(file)
+        file.close()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("personafl").setLevel(logging.INFO)
     folder = Path(str(context.run_config["folder"]))
+    with _logged(folder / "logs" / LOG):
+        _run(grid, folder)
+
+
+def _run(grid: Grid, folder: Path) -> None:
     settings = Deployment.read(folder / "deployment.toml")
     if is_plain(folder):  # there are no keys that a name could be bound to
         settings = replace(settings, bind=False)
