@@ -41,6 +41,7 @@ from personafl.sim.execution_plan import products
 
 log = logging.getLogger("personafl")
 Row = dict[str, Any]
+HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
 RETRY = 30.0  # seconds until a node that could not be used is asked again
 
 
@@ -172,7 +173,7 @@ class Coordinator:
             return {}
         asked = {n: Request("hello", {"experiment": self.experiment}) for n in new}
         found = {}
-        for node, reply in self._exchange(asked).items():
+        for node, reply in self._exchange(asked, HELLO).items():
             why, told = _answer(reply)
             name = str(told.get("client", ""))
             if not why and not NAME.fullmatch(name):
@@ -571,8 +572,7 @@ class Coordinator:
     def _then_score(self, row: Row, position: int, talks: Mapping[int, _Talk]) -> None:
         """Complete a row, now or with the next exchange."""
         if self._judged_at(position, talks):
-            own = {n: s for n, s in self.judged.items() if s is not None}
-            self._complete(row, own, judged=True)
+            self._complete(row, self.judged, judged=True)
         elif not self._due(position):
             self._complete(row, {})
         elif self.parts.training.stops_early and position + 1 < len(self.schedule):
@@ -585,7 +585,7 @@ class Coordinator:
     def _judged_at(self, position: int, talks: Mapping[int, _Talk]) -> bool:
         if self.parts.recipe.evaluation.when != "after_local":
             return False
-        found = {n: t.scores | {"before": t.before} for n, t in talks.items() if t.scores is not None}
+        found = {n: t.judged for n, t in talks.items() if t.judged is not None}
         if found:
             self.judged = found
         return self._due(position) and bool(self.judged)
@@ -715,8 +715,9 @@ class Coordinator:
             "without_model": [m.name for m in self.roster.members if not m.closed],
         }
 
-    def _exchange(self, requests: Mapping[int, Request]) -> dict[int, Reply | Failure]:
-        return self.transport.exchange(requests, self.settings.round_timeout) if requests else {}
+    def _exchange(self, requests: Mapping[int, Request], most: float = math.inf) -> dict[int, Reply | Failure]:
+        timeout = min(self.settings.round_timeout, most)
+        return self.transport.exchange(requests, timeout) if requests else {}
 
 
 class _Talk:
@@ -731,8 +732,8 @@ class _Talk:
         self.why, self.answered, self.lost, self.diverged, self.busy = "no answer", False, False, 0, False
         self.reply_blob = b""
         self.work: dict[str, float] = {}
-        self.scores: Row | None = None
-        self.before: float | None = None
+        self.scores: Row | None = None  # of what the client came with
+        self.judged: Row | None = None  # of what its training gave, and before it
 
     def blob(self, payload: Payload, stage: int, *, counted: bool) -> int:
         """The place of a payload among what is sent; the same bytes are sent once."""
@@ -772,9 +773,10 @@ class _Talk:
         try:
             self.work = {k: _finite(v) for k, v in dict(told.get("work") or {}).items()}
             self.scores = _scores(told["scores"]) if told.get("scores") is not None else None
-            self.before = _finite(told["before"]) if told.get("before") is not None else None
+            if told.get("judged") is not None:
+                self.judged = _scores(told["judged"]) | {"before": _finite(told["before"])}
         except (TypeError, ValueError, KeyError):
-            self.work, self.scores, self.before = {}, None, None
+            self.work, self.scores, self.judged = {}, None, None
             self.why = self.why or "its numbers cannot be understood"
 
 

@@ -48,6 +48,7 @@ class LocalModel(Displayed):
         wanted = self.world.form.shape
         if tuple(given.shape[1:]) != wanted:
             raise UserError(f"predict: examples of shape {tuple(given.shape)}: must be (examples, {str(wanted)[1:-1]})")
+        given = given.to(next(self.module.networks.parameters()).device)
         blocks = torch.split(given.clone(memory_format=torch.contiguous_format), batches.SWEEP)
         return torch.cat([self.module(block) for block in blocks])
 

@@ -161,7 +161,7 @@ class _Session:
                 own = self.parts.algorithm.after_training(done.kept, done.local, payload, rnd)
                 before = self._predicting(self.parts.algorithm.personal(kept, payload), payload)
                 told["before"] = self._test(before)
-                told["scores"] = self._scores(self._predicting(own, payload), {"down": play["down"]})
+                told["judged"] = self._scores(self._predicting(own, payload), {"down": play["down"]})
             kept, upload = done.kept, done.upload
             work = done.work
             told["work"] = {n: float(getattr(work, n)[0]) for n in ("flops", "dense_flops", "loss", "steps")}
