@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import personafl
+from personafl import Ditto
 from personafl.core import files
+from personafl.core.algorithm import ClientState
 from personafl.core.errors import Note, UserError
+from personafl.core.types import Params, Round
 from personafl.evaluation import report
 from personafl.experiment import checkpoint, run_folder
 from personafl.experiment.checkpoint import DEFAULT, Every, RowLog, every
@@ -157,6 +161,34 @@ def test_arrays_and_modules_are_given_again(tmp_path: Path) -> None:
     assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
     with pytest.raises(UserError, match="the data of this run had hash"):
         personafl.resume(tmp_path / "cut", data=(x + 1, y), model=other, quiet=True)
+
+
+class Hollow(Ditto):
+    """Keeps a tensor without elements, and one more from a round on where that is asked."""
+
+    late: int = 99
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        return super().init_clients(params, ids) | {"none": torch.zeros(len(ids), 0)}
+
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
+        new = super().keep(kept, local, rnd)
+        return new | ({"more": new["none"] + 1} if rnd.number >= self.late else {})
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_a_client_may_keep_tensors_without_elements(store: str, tmp_path: Path) -> None:
+    run(tmp_path / "whole", Hollow(), store=store)
+    run(tmp_path / "cut", Hollow(), store=store, cut=3)
+    personafl.resume(tmp_path / "cut", algorithms=[Hollow()], quiet=True)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+
+
+def test_what_could_not_be_gone_on_with_is_refused_in_the_round_it_comes_up(tmp_path: Path) -> None:
+    told: list[int] = []
+    with pytest.raises(UserError, match="'more': clients keep it but do not begin with it"):
+        run(tmp_path / "a", type("Late", (Hollow,), {"late": 2})(), watch=lambda *row: told.append(row[3]["round"]))
+    assert told == [0, 1]
 
 
 # What is damaged
