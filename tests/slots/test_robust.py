@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import median
 
@@ -244,7 +245,8 @@ def test_impossible_settings_are_refused() -> None:
     for settings, message in (
         ({"rule": "mean"}, "rule='mean': possible are clip, median, trimmed-mean, krum"),
         ({"share": 0.5}, r"share=0.5: must be in \[0, 0.5\)"),
-        ({"bound": -1.0}, "bound=-1.0: must not be negative"),
+        ({"share": math.nan}, "share=nan: must be in"),
+        *(({"bound": b}, f"bound={b}: must be finite and not negative") for b in (-1.0, math.inf, math.nan)),
     ):
         with pytest.raises(UserError, match=message):
             Robust(**settings)  # type: ignore[arg-type]
