@@ -268,6 +268,22 @@ def test_rows_behind_the_checkpoint_and_a_torn_line_are_cut(tmp_path: Path, whol
     assert kills.differences(out, whole) == []
 
 
+def test_rows_on_disk_do_not_go_back_to_a_state_that_does_not_fit(tmp_path: Path, cut_on_disk: dict[int, Path]) -> None:
+    """They have been written to since, and stay so."""
+    out = tmp_path / "cut"
+    shutil.copytree(cut_on_disk[0], out)
+    path = newest(out) / "manifest.json"
+    told = json.loads(path.read_text())
+    del told["sha256"]
+    told["state"]["played"] = 3
+    path.write_text(json.dumps(told | {"sha256": checkpoint._digest(told)}))
+    store = out / "ditto" / "seed-0" / "store"
+    before = {p: p.read_bytes() for p in store.rglob("*.*")}
+    with pytest.raises(UserError, match="3 stages with 0 rows are not of this run"):
+        personafl.resume(out, quiet=True)
+    assert {p: p.read_bytes() for p in store.rglob("*.*")} == before
+
+
 def test_rows_of_clients_on_disk_that_are_damaged_are_found(tmp_path: Path) -> None:
     run(tmp_path / "whole", "ditto", store="disk")
     run(tmp_path / "cut", "ditto", store="disk", cut=4)
@@ -453,6 +469,49 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(
     os.mkfifo(out / name)
     with pytest.raises(UserError):
         personafl.Result.load(out)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recipe.toml",
+        "run.json",
+        "{home}/metrics.jsonl",
+        "{home}/checkpoint/initial.safetensors",
+        "{home}/store/clients/ids.bin",
+        "{home}/store/clients/sums.bin",
+        "{home}/store/clients/personal%2Fhead.weight.rows",
+        "{home}/store/clients/undo-{number}.bin",
+        "{home}/store/clients/store.json",
+        "{home}/store/clients/commits.json",
+        "{home}/progress/0000000{number}/state.safetensors",
+        "{home}/progress/0000000{number}/manifest.json",
+    ],
+)
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.filterwarnings("ignore:a checkpoint cannot be used")
+def test_a_pipe_in_place_of_a_file_of_an_unfinished_run_is_refused(
+    name: str, at: int, tmp_path: Path, cut_on_disk: dict[int, Path]
+) -> None:
+    """All its checkpoints, where it is one of theirs; in a run that had one alone there is no other to go back to."""
+    out = tmp_path / "cut"
+    shutil.copytree(cut_on_disk[at], out)
+    for number in range(max(at - 1, 0), at + 1):
+        path = out / name.format(home="ditto/seed-0", number=number)
+        path.unlink()
+        os.mkfifo(path)
+    with pytest.raises(UserError):
+        personafl.resume(out, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def cut_on_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs that were ended behind their first checkpoint, and behind their last."""
+    box = tmp_path_factory.mktemp("runs")
+    found = {at: box / str(at) for at in (0, 4)}
+    run(found[4], "ditto", store="disk", cut=4)
+    run(found[0], "ditto", store="disk", cut=1, checkpoint_every=9)
+    return found
 
 
 def test_what_is_no_run_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

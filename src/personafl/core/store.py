@@ -344,6 +344,7 @@ class Store:
     def load(self, path: Path) -> None:
         """Store all rows of a file that `save` wrote, a part at a time."""
         try:
+            files.check_regular(path)
             with safe_open(path, "pt") as file:
                 ids = file.get_tensor("ids")
                 order = {n: i for i, n in enumerate(json.loads((file.metadata() or {}).get("names", "[]")))}

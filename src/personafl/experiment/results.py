@@ -447,6 +447,7 @@ def began(network: StackedModel, home: Path) -> StackedModel:
     """The model with the weights the run in this folder began with."""
     path = home / checkpoint.FINAL / "initial.safetensors"
     try:
+        files.check_regular(path)
         held = load_file(path)
     except (OSError, SafetensorError) as e:
         raise UserError(f"{path}: cannot be read: {e}") from None
