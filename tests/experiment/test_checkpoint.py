@@ -117,6 +117,29 @@ def test_results_that_are_on_their_way_arrive_in_the_run_that_goes_on(tmp_path: 
     assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
 
 
+def test_the_working_directory_may_change_during_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder that is named by where it is from here."""
+    run(tmp_path / "whole", "ditto", "local", store="disk")
+
+    def moving(count: int) -> Callable[..., None]:
+        cut = cut_at(count)
+
+        def watch(*told: object) -> None:
+            os.chdir("/")
+            cut(*told)
+
+        return watch
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CutError):
+        run(Path("cut"), "ditto", "local", store="disk", watch=moving(2))
+    os.chdir(tmp_path)
+    personafl.resume("cut", watch=moving(99))
+    os.chdir(tmp_path)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "whole"]
+
+
 def test_finished_methods_and_seeds_are_not_run_again(tmp_path: Path) -> None:
     run(tmp_path / "whole", "fedavg", "local", seeds=[3, 1])
     run(tmp_path / "cut", "fedavg", "local", seeds=[3, 1], cut=4 + 4 + 4 + 2)  # in the last method of the last seed

@@ -103,8 +103,8 @@ def run(
     place = ranks.device_of(conditions.device)
     with execution_plan.threads(conditions.threads), ranks.process_group(place) as world:
         folder = None if out is None else Path(world.gather(str(out))[0])
-        if folder is not None and not world.rank:
-            checked(folder)
+        if folder is not None:
+            folder = (folder if world.rank else checked(folder)).absolute()  # the working directory may change
         asked = recipe
         found = world.in_turn(lambda: source(asked))
         recipe, feds = resolved(recipe, numbers or (recipe.training.seed,), place, found)
@@ -133,7 +133,7 @@ def resume(
     `Result.load`. The one override there is, `"training.num_rounds=500"`, goes on beyond the end, for methods whose
     stages so far are those of the longer run.
     """
-    out = run_folder.root(Path(folder))
+    out = run_folder.root(Path(folder).absolute())  # the working directory may change
     told = run_folder.read(out)
     run_folder.check_recipe(out, told)
     given = config.parts(data, model, algorithms, training, evaluation, faults)
