@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,12 @@ from personafl.core.errors import Note, UserError
 from personafl.core.types import Params, Round
 from personafl.evaluation import report
 from personafl.experiment import checkpoint, run_folder
-from personafl.experiment.checkpoint import DEFAULT, Every, RowLog, every
-from tests import kills
+from personafl.experiment.checkpoint import DEFAULT, Checkpoints, Every, RowLog, every
+from personafl.sim import ranks
+from personafl.sim.ranks import SingleProcess
+from tests import kills, worlds
+from tests.core.test_files import recorded
+from tests.sim.test_ranks import together
 
 QUICK: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 6},
@@ -259,6 +265,50 @@ def whole_and_cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     return box / "whole", box / "cut"
 
 
+def test_rows_on_disk_go_back_to_the_checkpoint_before_a_damaged_one(
+    tmp_path: Path, cut_on_disk: dict[int, Path]
+) -> None:
+    out = tmp_path / "cut"
+    run(tmp_path / "whole", "ditto", store="disk")
+    shutil.copytree(cut_on_disk[4], out)
+    flip(newest(out) / "state.safetensors")
+    with pytest.warns(Note, match="a checkpoint cannot be used"):
+        personafl.resume(out, quiet=True)
+    assert kills.differences(out, tmp_path / "whole") == []
+
+
+def test_what_is_named_is_on_the_disk_and_the_last_word_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = recorded(monkeypatch)
+    run(tmp_path / "a", "ditto", training={"num_rounds": 1})
+    at = calls.index(("replace", "00000001"))
+    begin = calls.index(("replace", "00000000"))
+    saved = calls[begin + 1 : at]
+    for name in ("state.safetensors", "clients.safetensors", "manifest.json.part", "metrics.jsonl"):
+        written, synced = (max(i for i, c in enumerate(saved) if c == (call, name)) for call in ("write", "fsync"))
+        assert written < synced, name
+    manifest = saved.index(("write", "manifest.json.part"))
+    assert all(saved.index(("fsync", f"{n}.safetensors")) < manifest for n in ("state", "clients"))
+    assert saved.index(("fsync", "metrics.jsonl")) < manifest
+    assert saved[-1] == ("fsync", "00000001.part")  # the names in it, before it has its own
+    assert calls[at + 1] == ("fsync", "progress")
+    last = [name for call, name in calls[at:] if call == "replace" and name in ("manifest.json", "summary.json")]
+    assert last == ["manifest.json", "summary.json"]
+
+
+def test_what_is_left_of_a_checkpoint_that_was_not_finished_is_no_part_of_the_next(tmp_path: Path) -> None:
+    sim = worlds.simulation(Ditto(), num_rounds=2)
+    sim.step()
+    left = tmp_path / "progress" / f"00000000{files.PART}"
+    left.mkdir(parents=True)
+    (left / "known.safetensors").write_text("of another time")
+    Checkpoints(tmp_path, sim, DEFAULT, None, [], 0.0).write()
+    assert sorted(p.name for p in left.parent.iterdir()) == ["00000000"]
+    found = sorted(p.name for p in (left.parent / "00000000").iterdir())
+    assert found == ["clients.safetensors", "manifest.json", "state.safetensors"]
+
+
 def test_two_checkpoints_are_kept_and_none_is_left(whole_and_cut: tuple[Path, Path]) -> None:
     whole, cut = whole_and_cut
     assert sorted(p.name for p in (cut / "ditto" / "seed-0" / "progress").iterdir()) == ["00000003", "00000004"]
@@ -360,6 +410,58 @@ def test_a_finished_run_without_its_store_is_not_loaded(tmp_path: Path) -> None:
         personafl.Result.load(tmp_path / "a")
 
 
+# Several ranks
+
+
+def two_ranks(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something on two ranks, which are threads here."""
+    mine = threading.local()
+
+    @contextmanager
+    def process_group(place: str) -> Iterator[SingleProcess]:
+        yield mine.world
+
+    def one(world: SingleProcess) -> None:
+        mine.world = world
+        work()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ranks, "launched", lambda: 2)
+        patched.setattr(ranks, "process_group", process_group)
+        together(2, one)
+
+
+def without_the_newest(path: Path) -> None:
+    """A store that cannot go back to its last commit."""
+    told = json.loads(path.read_text())
+    del told["rows"][max(told["rows"], key=int)]
+    path.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.filterwarnings("ignore:a checkpoint cannot be used")
+def test_ranks_go_on_from_a_checkpoint_all_of_them_have(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest file of the second is damaged, or its rows cannot go back: the first goes further back with it."""
+    words: dict[str, Any] = {"quiet": True, "checkpoint_every": 1, "threads": 1, "store": store}
+    recipe = QUICK | {"algorithms": ["ditto"]}
+    cut = cut_at(4)
+    two_ranks(lambda: personafl.run(recipe, out=tmp_path / "whole", **words), monkeypatch)
+    with pytest.raises(CutError):
+        two_ranks(lambda: personafl.run(recipe, out=tmp_path / "cut", watch=cut, **words), monkeypatch)
+    if store == "host":
+        flip(newest(tmp_path / "cut") / "state-1.safetensors")
+    else:
+        without_the_newest(tmp_path / "cut" / "ditto" / "seed-0" / "store-1" / "clients" / "commits.json")
+    rounds: list[int] = []
+    two_ranks(
+        lambda: personafl.resume(tmp_path / "cut", watch=lambda *told: rounds.append(told[3]["round"])), monkeypatch
+    )
+    assert rounds == [3]
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+
+
 # More rounds
 
 
@@ -380,6 +482,17 @@ def test_an_interrupted_run_goes_on_beyond_its_end(tmp_path: Path) -> None:
     run(tmp_path / "short", "fedavg-ft", cut=2)  # before its closing stage
     personafl.resume(tmp_path / "short", "training.num_rounds=6", quiet=True)
     assert kills.differences(tmp_path / "short", tmp_path / "long") == []
+
+
+def test_a_run_that_was_stopped_early_is_not_made_longer_by_going_on(tmp_path: Path) -> None:
+    """It reaches its target in the first rounds and is cut in what follows them at once."""
+    settings = {"training": {"num_rounds": 12, "target": 0.2}}
+    whole = run(tmp_path / "whole", "fedavg-ft", **settings)
+    assert whole is not None and whole["fedavg-ft"].summary["stopped"]["rounds"] < 12
+    stages = len(whole["fedavg-ft"].rows)
+    run(tmp_path / "cut", "fedavg-ft", cut=stages - 1, **settings)
+    personafl.resume(tmp_path / "cut", quiet=True)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
 
 
 def test_a_longer_run_that_was_interrupted_too_is_not_taken_for_finished(tmp_path: Path) -> None:
@@ -617,6 +730,41 @@ def test_one_of_two_gets_a_folder(tmp_path: Path) -> None:
         assert got.count("mine") == 1
         assert any("is writing to this run folder" in text for text in got)
         assert list((tmp_path / str(i)).iterdir()) == []  # the lock is gone with who had it
+
+
+def test_a_lock_that_was_removed_while_it_was_waited_for_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had it removes it at the end: between opening and locking it, the file may have lost its name."""
+    real = fcntl.flock
+    removed: list[int] = []
+
+    def flock(number: int, how: int) -> None:
+        if not removed:
+            removed.append(number)
+            (tmp_path / run_folder.LOCK).unlink()
+        real(number, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with run_folder.locked(tmp_path):
+        assert removed
+        with pytest.raises(UserError, match="is writing to this run folder"), run_folder.locked(tmp_path):
+            pass
+
+
+def test_a_folder_that_was_written_to_before_it_was_claimed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that began and ended between the look at the folder and the lock."""
+    real = run_folder._lock
+
+    def lock(folder: Path) -> int:
+        (folder / "recipe.toml").write_text("of another run")
+        return real(folder)
+
+    monkeypatch.setattr(run_folder, "_lock", lock)
+    with pytest.raises(UserError, match="the folder is not empty"), run_folder.claimed(tmp_path / "a"):
+        pass
 
 
 def test_a_folder_that_is_written_to_is_nobody_elses(whole_and_cut: tuple[Path, Path]) -> None:
