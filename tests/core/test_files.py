@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,39 @@ def test_a_file_is_the_old_one_until_it_is_the_new_one(
     assert (tmp_path / "a").read_text() == "old"
     files.write(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "new"
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """From now on, what is done to files by the name they have then: (write, fsync or replace, name)."""
+    calls: list[tuple[str, str]] = []
+    names: dict[int, str] = {}
+    noticed = [name for name in ("write", "fsync", "fdatasync", "replace") if hasattr(os, name)]
+    real = {name: getattr(os, name) for name in ("open", *noticed)}
+
+    def opened(path: object, *given: Any, **named: Any) -> int:
+        number: int = real["open"](path, *given, **named)
+        names[number] = Path(str(path)).name
+        return number
+
+    def noted(name: str) -> Callable[..., Any]:
+        def call(first: Any, *given: Any) -> Any:
+            calls.append((name.replace("fdata", "f"), names[first] if isinstance(first, int) else Path(given[0]).name))
+            return real[name](first, *given)
+
+        return call
+
+    monkeypatch.setattr(os, "open", opened)
+    for name in noticed:
+        monkeypatch.setattr(os, name, noted(name))
+    return calls
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = recorded(monkeypatch)
+    files.write(tmp_path / "a", "new")
+    assert calls == [("write", "a.part"), ("fsync", "a.part"), ("replace", "a"), ("fsync", tmp_path.name)]
 
 
 def test_a_write_goes_on_until_all_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

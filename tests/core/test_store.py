@@ -113,6 +113,48 @@ def test_what_was_scattered_is_a_copy_without_a_graph(home):
     assert not out.requires_grad
 
 
+def hollow(ids):
+    """Tensors without elements, of several types, beside one with some."""
+    count = len(ids)
+    return {
+        "none": torch.zeros(count, 0),
+        "flat": torch.zeros(count, 2, 0, dtype=torch.float64),
+        "bits": torch.zeros(count, 0, dtype=torch.bool),
+        "w": ids.double(),
+    }
+
+
+def test_tensors_without_elements_are_kept_too(home, tmp_path):
+    def write(store, ids, by):
+        store.scatter(ids, hollow(ids) | {"w": ids.double() + by})
+
+    store = Store(hollow, home)
+    write(store, torch.tensor([3, 1]), 10)
+    store.commit(0)
+    write(store, torch.arange(3, 3 + module.FEWEST), 20)  # row 0 is written over, and there are more than at first
+    wanted = {n: (t.shape, t.dtype) for n, t in hollow(torch.arange(3)).items()}
+    found = store.gather(torch.tensor([1, 2, 3]))
+    assert {n: (t.shape, t.dtype) for n, t in found.items()} == wanted
+    assert found["w"].tolist() == [11, 2, 23]
+    store.save(tmp_path / "rows")
+    copy = Store(hollow)
+    copy.load(tmp_path / "rows")
+    assert copy.gather(torch.tensor([1, 2, 3]))["w"].tolist() == [11, 2, 23]
+    if isinstance(home, Path):
+        back = Store.reopened(hollow, home, 0)
+        assert back.ids == [3, 1]
+        assert back.gather(torch.tensor([1, 2, 3]))["w"].tolist() == [11, 2, 13]
+
+
+def test_rows_under_other_names_than_those_of_fresh_clients_are_refused(home):
+    store, kept = Store(fresh, home), rows([4], 1.0)
+    store.scatter(torch.tensor([4]), kept)
+    with pytest.raises(UserError, match=r"'late': clients keep it but do not begin with it; .* in every round"):
+        store.scatter(torch.tensor([4]), kept | {"late": torch.ones(1, 2)})
+    with pytest.raises(UserError, match="'mask': clients begin with it but do not keep it"):
+        Store(fresh).scatter(torch.tensor([4]), {"w": kept["w"]})
+
+
 def test_a_method_that_keeps_nothing_stores_nothing():
     store = Store(lambda ids: {})
     store.scatter(torch.tensor([1, 2]), {})
@@ -236,10 +278,9 @@ def test_a_store_opened_for_reading_leaves_its_files_as_they_are(tmp_path):
 
 
 def test_a_folder_says_what_is_in_it(tmp_path):
-    store = Store(lambda ids: {}, tmp_path)
-    store.scatter(
-        torch.tensor([1]), {"personal/fc.weight": torch.ones(1, 2, 3), "mask/fc.weight": torch.ones(1, 2, 3) > 0}
-    )
+    one = {"personal/fc.weight": torch.ones(1, 2, 3), "mask/fc.weight": torch.ones(1, 2, 3) > 0}
+    store = Store(lambda ids: one, tmp_path)
+    store.scatter(torch.tensor([1]), one)
     found = json.loads((tmp_path / "store.json").read_text())
     assert found == {
         "format": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 from collections import deque
@@ -18,6 +19,7 @@ from personafl.core.errors import UserError
 from personafl.core.store import Store
 from personafl.core.store_files import StoreFiles
 from personafl.core.types import Params
+from tests.core.test_files import recorded
 
 State = dict[int, tuple[list[float], list[bool]]]
 
@@ -148,6 +150,42 @@ def test_a_commit_is_found_again_wherever_the_process_ended(tmp_path: Path, monk
     assert after > 15 and done == after - 1
 
 
+class Watched:
+    """A mapped file whose flushes are noted."""
+
+    def __init__(self, name: str, held: mmap.mmap, calls: list[tuple[str, str]]) -> None:
+        self.name, self.held, self.calls = name, held, calls
+
+    def flush(self) -> None:
+        self.calls.append(("flush", self.name))
+        self.held.flush()
+
+
+def test_rows_are_noted_before_they_are_written_and_on_the_disk_before_they_are_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut leaves of calls in this order can be gone back from; the order is what is looked at."""
+    calls = recorded(monkeypatch)
+    store, draw = Store(fresh, tmp_path), random.Random(0)
+    store.scatter(torch.tensor([1, 2]), written([1, 2], draw))
+    store.commit(0)
+    calls.clear()
+    copied = Tensor.index_copy_
+    monkeypatch.setattr(Tensor, "index_copy_", lambda *given: (calls.append(("rows", "")), copied(*given))[1])
+    store.scatter(torch.tensor([2, 3]), written([2, 3], draw))
+    assert calls == [("write", "undo-0.bin"), ("fsync", "undo-0.bin"), *[("rows", "")] * 3]
+    assert store._files is not None
+    maps = store._files._maps
+    watched = {n: Watched(n, m, calls) for n, m in maps.items()}
+    monkeypatch.setattr(store._files, "_maps", watched)
+    calls.clear()
+    store.commit(1)
+    flushed = [("flush", n) for n in watched]
+    assert {n for _, n in flushed} == {"ids.bin", "sums.bin", "w.rows", "on.rows", "n.rows"}
+    part = "commits.json.part"
+    assert calls == [*flushed, ("write", part), ("fsync", part), ("replace", "commits.json"), ("fsync", tmp_path.name)]
+
+
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     played(tmp_path, random.Random(5), rounds=3)
     raw = bytearray((tmp_path / "w.rows").read_bytes())
@@ -166,12 +204,15 @@ def test_a_damaged_undo_file_is_not_taken_for_one_that_was_cut_short(tmp_path: P
     for _ in range(3):
         write(store, draw)
     path = tmp_path / "undo-3.bin"
-    whole = path.read_bytes()
+    whole, rows = path.read_bytes(), {p.name: p.read_bytes() for p in tmp_path.iterdir() if p != path}
     path.write_bytes(whole[:30] + bytes([whole[30] ^ 1]) + whole[31:])
     with pytest.raises(UserError, match=r"undo-3.bin: damaged"):
         Store.reopened(fresh, tmp_path, 3)
-    path.write_bytes(whole + whole[:25])  # an entry cut short
-    assert held(Store.reopened(fresh, tmp_path, 3)) == states[3]
+    for more in (whole[:25], whole[:9], bytes(20), bytes(4096)):  # cut short, or made longer and not yet written
+        path.write_bytes(whole + more)
+        for name, raw in rows.items():
+            (tmp_path / name).write_bytes(raw)
+        assert held(Store.reopened(fresh, tmp_path, 3)) == states[3]
 
 
 def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:

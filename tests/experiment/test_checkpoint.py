@@ -6,21 +6,30 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import personafl
-from personafl.core import files
+from personafl import Ditto
+from personafl.core import files, lock
+from personafl.core.algorithm import ClientState
 from personafl.core.errors import Note, UserError
 from personafl.core.lock import locked
+from personafl.core.types import Params, Round
 from personafl.evaluation import report
 from personafl.experiment import checkpoint, run_folder
-from personafl.experiment.checkpoint import DEFAULT, Every, RowLog, every
-from tests import kills
+from personafl.experiment.checkpoint import DEFAULT, Checkpoints, Every, RowLog, every
+from personafl.sim import ranks
+from personafl.sim.ranks import SingleProcess
+from tests import kills, worlds
+from tests.core.test_files import recorded
+from tests.sim.test_ranks import together
 
 QUICK: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 6},
@@ -114,6 +123,29 @@ def test_results_that_are_on_their_way_arrive_in_the_run_that_goes_on(tmp_path: 
     assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
 
 
+def test_the_working_directory_may_change_during_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder that is named by where it is from here."""
+    run(tmp_path / "whole", "ditto", "local", store="disk")
+
+    def moving(count: int) -> Callable[..., None]:
+        cut = cut_at(count)
+
+        def watch(*told: object) -> None:
+            os.chdir("/")
+            cut(*told)
+
+        return watch
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CutError):
+        run(Path("cut"), "ditto", "local", store="disk", watch=moving(2))
+    os.chdir(tmp_path)
+    personafl.resume("cut", watch=moving(99))
+    os.chdir(tmp_path)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "whole"]
+
+
 def test_finished_methods_and_seeds_are_not_run_again(tmp_path: Path) -> None:
     run(tmp_path / "whole", "fedavg", "local", seeds=[3, 1])
     run(tmp_path / "cut", "fedavg", "local", seeds=[3, 1], cut=4 + 4 + 4 + 2)  # in the last method of the last seed
@@ -158,6 +190,34 @@ def test_arrays_and_modules_are_given_again(tmp_path: Path) -> None:
     assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
     with pytest.raises(UserError, match="the data of this run had hash"):
         personafl.resume(tmp_path / "cut", data=(x + 1, y), model=other, quiet=True)
+
+
+class Hollow(Ditto):
+    """Keeps a tensor without elements, and one more from a round on where that is asked."""
+
+    late: int = 99
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        return super().init_clients(params, ids) | {"none": torch.zeros(len(ids), 0)}
+
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
+        new = super().keep(kept, local, rnd)
+        return new | ({"more": new["none"] + 1} if rnd.number >= self.late else {})
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_a_client_may_keep_tensors_without_elements(store: str, tmp_path: Path) -> None:
+    run(tmp_path / "whole", Hollow(), store=store)
+    run(tmp_path / "cut", Hollow(), store=store, cut=3)
+    personafl.resume(tmp_path / "cut", algorithms=[Hollow()], quiet=True)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+
+
+def test_what_could_not_be_gone_on_with_is_refused_in_the_round_it_comes_up(tmp_path: Path) -> None:
+    told: list[int] = []
+    with pytest.raises(UserError, match="'more': clients keep it but do not begin with it"):
+        run(tmp_path / "a", type("Late", (Hollow,), {"late": 2})(), watch=lambda *row: told.append(row[3]["round"]))
+    assert told == [0, 1]
 
 
 # What is damaged
@@ -205,6 +265,50 @@ def whole_and_cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     return box / "whole", box / "cut"
 
 
+def test_rows_on_disk_go_back_to_the_checkpoint_before_a_damaged_one(
+    tmp_path: Path, cut_on_disk: dict[int, Path]
+) -> None:
+    out = tmp_path / "cut"
+    run(tmp_path / "whole", "ditto", store="disk")
+    shutil.copytree(cut_on_disk[4], out)
+    flip(newest(out) / "state.safetensors")
+    with pytest.warns(Note, match="a checkpoint cannot be used"):
+        personafl.resume(out, quiet=True)
+    assert kills.differences(out, tmp_path / "whole") == []
+
+
+def test_what_is_named_is_on_the_disk_and_the_last_word_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = recorded(monkeypatch)
+    run(tmp_path / "a", "ditto", training={"num_rounds": 1})
+    at = calls.index(("replace", "00000001"))
+    begin = calls.index(("replace", "00000000"))
+    saved = calls[begin + 1 : at]
+    for name in ("state.safetensors", "clients.safetensors", "manifest.json.part", "metrics.jsonl"):
+        written, synced = (max(i for i, c in enumerate(saved) if c == (call, name)) for call in ("write", "fsync"))
+        assert written < synced, name
+    manifest = saved.index(("write", "manifest.json.part"))
+    assert all(saved.index(("fsync", f"{n}.safetensors")) < manifest for n in ("state", "clients"))
+    assert saved.index(("fsync", "metrics.jsonl")) < manifest
+    assert saved[-1] == ("fsync", "00000001.part")  # the names in it, before it has its own
+    assert calls[at + 1] == ("fsync", "progress")
+    last = [name for call, name in calls[at:] if call == "replace" and name in ("manifest.json", "summary.json")]
+    assert last == ["manifest.json", "summary.json"]
+
+
+def test_what_is_left_of_a_checkpoint_that_was_not_finished_is_no_part_of_the_next(tmp_path: Path) -> None:
+    sim = worlds.simulation(Ditto(), num_rounds=2)
+    sim.step()
+    left = tmp_path / "progress" / f"00000000{files.PART}"
+    left.mkdir(parents=True)
+    (left / "known.safetensors").write_text("of another time")
+    Checkpoints(tmp_path, sim, DEFAULT, None, [], 0.0).write()
+    assert sorted(p.name for p in left.parent.iterdir()) == ["00000000"]
+    found = sorted(p.name for p in (left.parent / "00000000").iterdir())
+    assert found == ["clients.safetensors", "manifest.json", "state.safetensors"]
+
+
 def test_two_checkpoints_are_kept_and_none_is_left(whole_and_cut: tuple[Path, Path]) -> None:
     whole, cut = whole_and_cut
     assert sorted(p.name for p in (cut / "ditto" / "seed-0" / "progress").iterdir()) == ["00000003", "00000004"]
@@ -235,6 +339,22 @@ def test_rows_behind_the_checkpoint_and_a_torn_line_are_cut(tmp_path: Path, whol
     personafl.resume(out, quiet=True)
     assert rows.read_text().splitlines(keepends=True)[:3] == kept  # not touched, seconds and all
     assert kills.differences(out, whole) == []
+
+
+def test_rows_on_disk_do_not_go_back_to_a_state_that_does_not_fit(tmp_path: Path, cut_on_disk: dict[int, Path]) -> None:
+    """They have been written to since, and stay so."""
+    out = tmp_path / "cut"
+    shutil.copytree(cut_on_disk[0], out)
+    path = newest(out) / "manifest.json"
+    told = json.loads(path.read_text())
+    del told["sha256"]
+    told["state"]["played"] = 3
+    path.write_text(json.dumps(told | {"sha256": checkpoint._digest(told)}))
+    store = out / "ditto" / "seed-0" / "store"
+    before = {p: p.read_bytes() for p in store.rglob("*.*")}
+    with pytest.raises(UserError, match="3 stages with 0 rows are not of this run"):
+        personafl.resume(out, quiet=True)
+    assert {p: p.read_bytes() for p in store.rglob("*.*")} == before
 
 
 def test_rows_of_clients_on_disk_that_are_damaged_are_found(tmp_path: Path) -> None:
@@ -290,6 +410,58 @@ def test_a_finished_run_without_its_store_is_not_loaded(tmp_path: Path) -> None:
         personafl.Result.load(tmp_path / "a")
 
 
+# Several ranks
+
+
+def two_ranks(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something on two ranks, which are threads here."""
+    mine = threading.local()
+
+    @contextmanager
+    def process_group(place: str) -> Iterator[SingleProcess]:
+        yield mine.world
+
+    def one(world: SingleProcess) -> None:
+        mine.world = world
+        work()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ranks, "launched", lambda: 2)
+        patched.setattr(ranks, "process_group", process_group)
+        together(2, one)
+
+
+def without_the_newest(path: Path) -> None:
+    """A store that cannot go back to its last commit."""
+    told = json.loads(path.read_text())
+    del told["rows"][max(told["rows"], key=int)]
+    path.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.filterwarnings("ignore:a checkpoint cannot be used")
+def test_ranks_go_on_from_a_checkpoint_all_of_them_have(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest file of the second is damaged, or its rows cannot go back: the first goes further back with it."""
+    words: dict[str, Any] = {"quiet": True, "checkpoint_every": 1, "threads": 1, "store": store}
+    recipe = QUICK | {"algorithms": ["ditto"]}
+    cut = cut_at(4)
+    two_ranks(lambda: personafl.run(recipe, out=tmp_path / "whole", **words), monkeypatch)
+    with pytest.raises(CutError):
+        two_ranks(lambda: personafl.run(recipe, out=tmp_path / "cut", watch=cut, **words), monkeypatch)
+    if store == "host":
+        flip(newest(tmp_path / "cut") / "state-1.safetensors")
+    else:
+        without_the_newest(tmp_path / "cut" / "ditto" / "seed-0" / "store-1" / "clients" / "commits.json")
+    rounds: list[int] = []
+    two_ranks(
+        lambda: personafl.resume(tmp_path / "cut", watch=lambda *told: rounds.append(told[3]["round"])), monkeypatch
+    )
+    assert rounds == [3]
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
+
+
 # More rounds
 
 
@@ -310,6 +482,17 @@ def test_an_interrupted_run_goes_on_beyond_its_end(tmp_path: Path) -> None:
     run(tmp_path / "short", "fedavg-ft", cut=2)  # before its closing stage
     personafl.resume(tmp_path / "short", "training.num_rounds=6", quiet=True)
     assert kills.differences(tmp_path / "short", tmp_path / "long") == []
+
+
+def test_a_run_that_was_stopped_early_is_not_made_longer_by_going_on(tmp_path: Path) -> None:
+    """It reaches its target in the first rounds and is cut in what follows them at once."""
+    settings = {"training": {"num_rounds": 12, "target": 0.2}}
+    whole = run(tmp_path / "whole", "fedavg-ft", **settings)
+    assert whole is not None and whole["fedavg-ft"].summary["stopped"]["rounds"] < 12
+    stages = len(whole["fedavg-ft"].rows)
+    run(tmp_path / "cut", "fedavg-ft", cut=stages - 1, **settings)
+    personafl.resume(tmp_path / "cut", quiet=True)
+    assert kills.differences(tmp_path / "cut", tmp_path / "whole") == []
 
 
 def test_a_longer_run_that_was_interrupted_too_is_not_taken_for_finished(tmp_path: Path) -> None:
@@ -424,6 +607,49 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(
         personafl.Result.load(out)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recipe.toml",
+        "run.json",
+        "{home}/metrics.jsonl",
+        "{home}/checkpoint/initial.safetensors",
+        "{home}/store/clients/ids.bin",
+        "{home}/store/clients/sums.bin",
+        "{home}/store/clients/personal%2Fhead.weight.rows",
+        "{home}/store/clients/undo-{number}.bin",
+        "{home}/store/clients/store.json",
+        "{home}/store/clients/commits.json",
+        "{home}/progress/0000000{number}/state.safetensors",
+        "{home}/progress/0000000{number}/manifest.json",
+    ],
+)
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.filterwarnings("ignore:a checkpoint cannot be used")
+def test_a_pipe_in_place_of_a_file_of_an_unfinished_run_is_refused(
+    name: str, at: int, tmp_path: Path, cut_on_disk: dict[int, Path]
+) -> None:
+    """All its checkpoints, where it is one of theirs; in a run that had one alone there is no other to go back to."""
+    out = tmp_path / "cut"
+    shutil.copytree(cut_on_disk[at], out)
+    for number in range(max(at - 1, 0), at + 1):
+        path = out / name.format(home="ditto/seed-0", number=number)
+        path.unlink()
+        os.mkfifo(path)
+    with pytest.raises(UserError):
+        personafl.resume(out, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def cut_on_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs that were ended behind their first checkpoint, and behind their last."""
+    box = tmp_path_factory.mktemp("runs")
+    found = {at: box / str(at) for at in (0, 4)}
+    run(found[4], "ditto", store="disk", cut=4)
+    run(found[0], "ditto", store="disk", cut=1, checkpoint_every=9)
+    return found
+
+
 def test_what_is_no_run_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -504,6 +730,21 @@ def test_one_of_two_gets_a_folder(tmp_path: Path) -> None:
         assert got.count("mine") == 1
         assert any("is writing to this folder" in text for text in got)
         assert list((tmp_path / str(i)).iterdir()) == []  # the lock is gone with who had it
+
+
+def test_a_folder_that_was_written_to_before_it_was_claimed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that began and ended between the look at the folder and the lock."""
+    real = lock._lock
+
+    def late(folder: Path) -> int:
+        (folder / "recipe.toml").write_text("of another run")
+        return real(folder)
+
+    monkeypatch.setattr(lock, "_lock", late)
+    with pytest.raises(UserError, match="the folder is not empty"), run_folder.claimed(tmp_path / "a"):
+        pass
 
 
 def test_a_folder_that_is_written_to_is_nobody_elses(whole_and_cut: tuple[Path, Path]) -> None:

@@ -284,6 +284,15 @@ def test_an_attack_moves_the_other_way_or_anywhere_as_far_as_it_says() -> None:
     assert torch.equal(still, local.params["w"])  # who did not move has no length to give
 
 
+def test_noise_stays_where_the_model_moved() -> None:
+    """A position outside of the client's mask did not; a tensor with noise there would not fit its mask."""
+    begun = {"w": torch.tensor([[1.0, 0.0, 2.0]], dtype=torch.float64)}
+    local = ClientState({"w": torch.tensor([[1.5, 0.0, 2.5]], dtype=torch.float64)})
+    keys = rng.key(0, "attack", 0, torch.tensor([4]))
+    noisy = attacking(Faults(fault="noise"), begun, local, torch.tensor([True]), keys).params["w"]
+    assert (noisy != local.params["w"]).tolist() == [[True, False, True]]
+
+
 @pytest.mark.parametrize("fault", ["sign-flip", "noise"])
 @pytest.mark.parametrize("name", ["fedavg", "dm-pfl", "fednova"])
 @pytest.mark.filterwarnings("ignore:.*leave room")
@@ -331,4 +340,8 @@ def test_what_is_sent_is_refused_by_what_was_asked_for() -> None:
         (found,) = sent(fault, update)  # type: ignore[arg-type]
         assert found.client == 7 and refusal(found, wanted, 2, 5), fault
     assert torch.equal(update.payload["w"].values, torch.tensor([[0.0, 2.0]]))  # type: ignore[union-attr]
+    (broken,) = sent("nan", update)
+    travels = broken.payload["w"]
+    assert isinstance(travels, Masked)
+    assert travels.values.isnan().tolist() == [[True, False]] and travels.mask.all()  # outside of the mask it would not
     assert sent("duplicate", update) == [update, update]

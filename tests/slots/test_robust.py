@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import median
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from personafl import (
     ALGORITHMS,
@@ -24,6 +25,7 @@ from personafl import (
     Inherit,
     LGFedAvg,
     Robust,
+    StackedModel,
     UserError,
 )
 from personafl.core import tree
@@ -121,6 +123,18 @@ def test_rules_are_those_of_a_loop_over_positions(clients: int) -> None:
     assert (list(range(clients)) if kept is None else kept.tolist()) == slow_krum(them, SHARE)
 
 
+@pytest.mark.parametrize("clients", [5, 7, 10])
+def test_krum_keeps_those_of_the_loop_where_nobody_stands_out(clients: int) -> None:
+    """Whom it leaves out is then a matter of how many neighbours count, and that one is not one's own."""
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        a, b, held = (torch.randn(clients, n, generator=draw).double() for n in (6, 5, 5))
+        upload: Payload = {"a": a, "b": Masked(b, held > -0.8)}
+        kept = nearest(upload, {"a": torch.zeros(6), "b": torch.zeros(5)}, SHARE)
+        assert kept is not None
+        assert kept.tolist() == slow_krum(as_clients(upload), SHARE)
+
+
 def test_by_hand() -> None:
     upload: Payload = {"w": torch.tensor([[1.0], [2.0], [3.0], [100.0]])}
     assert tree.values(middle(upload, None))["w"].flatten().tolist() == [2.5] * 4
@@ -188,6 +202,33 @@ def test_the_servers_model_is_the_mean_of_what_the_rule_leaves(
     assert seen
 
 
+@pytest.mark.parametrize("rule", ["clip", "median", "trimmed-mean"])
+def test_running_statistics_are_the_methods_own(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are averaged as without a rule, the parameters are not."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 5, bias=False), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    network = StackedModel(module, worlds.federation().source.x[:2])
+    sim = worlds.simulation(FedAvg(robust=Robust(rule=rule, share=SHARE)), model=network, join_ratio=1.0, num_rounds=1)
+    seen: list[tuple[Tensor, Payload]] = []
+    server_side = sim._server_side
+
+    def noted(ids: Tensor, upload: Payload, rnd: Round) -> Params:
+        seen.append((ids, upload))
+        return server_side(ids, upload, rnd)
+
+    monkeypatch.setattr(sim, "_server_side", noted)
+    sim.run()
+    ((ids, upload),) = seen
+    weights = sim.federation.sizes("train")[ids].double()
+    for n, t in tree.values(upload).items():
+        if t.is_floating_point():
+            plain = (weights.view(-1, *[1] * (t.dim() - 1)) * t).sum(0) / weights.sum()
+            same = torch.allclose(sim.server[n], plain, rtol=1e-12, atol=1e-12)
+            assert same == (n in sim.model.info.buffers), n
+    assert {n for n in upload if n in sim.model.info.buffers} >= {"1.running_mean", "1.running_var"}
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_without_anything_to_hold_back_a_rule_is_the_plain_mean(rule: str) -> None:
     """Nothing to clip, cut or leave out; of two clients the median is their mean."""
@@ -244,7 +285,8 @@ def test_impossible_settings_are_refused() -> None:
     for settings, message in (
         ({"rule": "mean"}, "rule='mean': possible are clip, median, trimmed-mean, krum"),
         ({"share": 0.5}, r"share=0.5: must be in \[0, 0.5\)"),
-        ({"bound": -1.0}, "bound=-1.0: must not be negative"),
+        ({"share": math.nan}, "share=nan: must be in"),
+        *(({"bound": b}, f"bound={b}: must be finite and not negative") for b in (-1.0, math.inf, math.nan)),
     ):
         with pytest.raises(UserError, match=message):
             Robust(**settings)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from personafl.config.building import method
 from personafl.config.names import criterion, described, imported, name_of
-from personafl.config.reading import load, recipes
+from personafl.config.reading import load, parts, recipes
 from personafl.config.recipe import AUTO, Data, Method, ModelChoice, Recipe
 from personafl.config.writing import anchored, dump, settings
 from personafl.core.settings import unknown
@@ -21,6 +21,7 @@ __all__ = [
     "load",
     "method",
     "name_of",
+    "parts",
     "recipes",
     "settings",
     "unknown",

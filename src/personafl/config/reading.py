@@ -32,6 +32,26 @@ def recipes() -> dict[str, str]:
     }
 
 
+def parts(
+    data: Any = None,
+    model: Any = None,
+    algorithms: Any = None,
+    training: Any = None,
+    evaluation: Any = None,
+    faults: Any = None,
+) -> dict[str, Any]:
+    """The parts of a recipe that Python code gave, by their names, without those it did not."""
+    given = {
+        "data": data,
+        "model": model,
+        "algorithms": algorithms,
+        "training": training,
+        "evaluation": evaluation,
+        "faults": faults,
+    }
+    return {name: part for name, part in given.items() if part is not None}
+
+
 def load(
     recipe: str | Path | Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
@@ -45,7 +65,7 @@ def load(
     recipe's. Without a recipe, the demo is meant where its data are, else one with settings that go by the data.
     Without `trust`, code of one's own that the recipe names is not imported but refused (`config/trust.py`).
     """
-    given = {k: v for k, v in (given or {}).items() if v is not None}
+    given = given or {}
     asked = dict(map(_pair, overrides))
     other = _other_data(given.get("data"), asked)
     if isinstance(recipe, Mapping):

@@ -43,7 +43,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._number = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._hash, self._size = hashlib.sha256(), 0
 
     def write(self, data: bytes | memoryview) -> None:
@@ -67,6 +67,20 @@ class Writer:
                 os.fsync(self._number)
         finally:
             os.close(self._number)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a file; a pipe or a device in its place is refused, since reading or writing it may not end."""
+    number = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if stat.S_ISREG(os.fstat(number).st_mode):
+        return number
+    os.close(number)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is not a file, for readers that would wait for it."""
+    os.close(open_regular(path))
 
 
 def write_all(number: int, data: bytes | memoryview) -> None:
@@ -131,27 +145,18 @@ def remove(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """A text of moderate size; a pipe or a device in its place is refused, since reading it may not end."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        about = os.fstat(number)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if about.st_size > LARGEST_TEXT:
+    """A text of moderate size."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_TEXT:
             raise OSError(errno.EFBIG, f"larger than {LARGEST_TEXT >> 20} MiB", str(path))
-        data = b""
-        while block := os.read(number, BLOCK):
-            data += block
-        return data.decode()
-    finally:
-        os.close(number)
+        return file.read().decode()
 
 
 def stamp(path: Path, size: int | None = None) -> Stamp:
     """The stamp of a file, or of so many bytes it begins with."""
     found, left = hashlib.sha256(), os.stat(path).st_size if size is None else size
     read = 0
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         while block := file.read(min(BLOCK, left - read)):
             found.update(block)
             read += len(block)

@@ -260,6 +260,8 @@ class Store:
             for n, column in self._columns.items():
                 column.rows = self._room(store_files.file(n), column.rows, *column.form, capacity)
         new = {n: t for n, t in kept.items() if n not in self._columns}
+        if new:
+            self._check_names(kept)
         for n, t in new.items():
             shape = tuple(t.shape[1:])
             form, dtype = _stored(shape, t.dtype)
@@ -274,6 +276,16 @@ class Store:
             self._files.take_room(name, each, count, capacity)
         if new:
             self._files.write_header({n: (c.shape, c.dtype) for n, c in self._columns.items()})
+
+    def _check_names(self, kept: Params) -> None:
+        """Refuse names other than those of fresh clients: a checkpoint of such rows could not be gone on from."""
+        begun = self.fresh(torch.zeros(1, dtype=torch.int64))
+        if other := sorted(kept.keys() ^ begun.keys()):
+            how = "keep it but do not begin with it" if other[0] in kept else "begin with it but do not keep it"
+            raise UserError(
+                f"{other[0]!r}: clients {how}; what is kept has the names of init_clients, what the server knows of "
+                "clients those of init_known, in every round"
+            )
 
     def _room(
         self,
@@ -332,6 +344,7 @@ class Store:
     def load(self, path: Path) -> None:
         """Store all rows of a file that `save` wrote, a part at a time."""
         try:
+            files.check_regular(path)
             with safe_open(path, "pt") as file:
                 ids = file.get_tensor("ids")
                 order = {n: i for i, n in enumerate(json.loads((file.metadata() or {}).get("names", "[]")))}
@@ -439,7 +452,7 @@ class _Index:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On the host only what is written to takes up memory."""
-    if device.type != "cpu":
+    if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 

@@ -108,6 +108,8 @@ class StoreFiles:
             held = self._maps[name] = mmap.mmap(number, size, access=access)
         finally:
             os.close(number)
+        if not math.prod(shape):
+            return torch.zeros((size, *shape), dtype=dtype)  # a byte in the file for each, so that they are counted
         return torch.frombuffer(held, dtype=dtype, count=size // each * math.prod(shape)).view(-1, *shape)
 
     def take_room(self, name: str, each: int, count: int, capacity: int) -> None:
@@ -126,11 +128,7 @@ class StoreFiles:
     def _open(self, name: str) -> int:
         if self.write:
             self.folder.mkdir(parents=True, exist_ok=True)
-        flags = ((os.O_RDWR | os.O_CREAT) if self.write else os.O_RDONLY) | os.O_NONBLOCK
-        try:
-            return os.open(self.folder / name, flags, 0o666)
-        except OSError as e:
-            raise UserError(f"{self.folder / name}: {e.strerror}") from None
+        return _opened(self.folder / name, (os.O_RDWR | os.O_CREAT) if self.write else os.O_RDONLY)
 
     def touched(self, count: int) -> None:
         """Let mapped pages go once there are many; what was written is in the file."""
@@ -183,7 +181,8 @@ class StoreFiles:
         """Begin to note what rows were at this commit."""
         if self._close is not None:
             self._close()
-        self._undo = os.open(self._undo_file(number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        self._undo = files.open_regular(self._undo_file(number), flags)
         self._close = weakref.finalize(self, os.close, self._undo)
         self._undone = np.zeros(rows, bool)
         self._changed = False
@@ -207,11 +206,8 @@ class StoreFiles:
     def entries(self, number: int, each: Sequence[int]) -> Iterator[tuple[Places, NDArray[np.int64], list[bytes]]]:
         """What rows were at a commit, with their sums and bytes by tensor, where they have been written since."""
         path = self._undo_file(number)
-        try:
-            size, file = path.stat().st_size, path.open("rb")
-        except OSError as e:
-            raise UserError(f"{path}: {e.strerror}") from None
-        with file:
+        with os.fdopen(_opened(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             while head := file.read(_ENTRY.size):
                 if len(head) < _ENTRY.size or not any(head):  # cut short, before a row was written over
                     return
@@ -251,6 +247,13 @@ class StoreFiles:
 def file(name: str) -> str:
     """The file of a tensor's rows."""
     return f"{quote(name, safe='')}.rows"
+
+
+def _opened(path: Path, flags: int = os.O_RDONLY) -> int:
+    try:
+        return files.open_regular(path, flags)
+    except OSError as e:
+        raise UserError(f"{path}: {e.strerror}") from None
 
 
 def _form(path: Path, name: str, told: object) -> Form:

@@ -88,7 +88,7 @@ class RowLog:
 
     def __init__(self, path: Path, keep: Stamp | None = None) -> None:
         """A new one, or one there is cut behind what is to be kept of it."""
-        self._number = os.open(path, os.O_RDWR | os.O_CREAT | (0 if keep else os.O_TRUNC), 0o666)
+        self._number = files.open_regular(path, os.O_RDWR | os.O_CREAT | (0 if keep else os.O_TRUNC))
         self.close = weakref.finalize(self, os.close, self._number)
         self._hash, self._size = hashlib.sha256(), 0
         if keep:
@@ -436,6 +436,8 @@ def restore(sim: Simulation, choices: Sequence[Saved]) -> Saved | None:
     """Bring a simulation to the newest of these checkpoints its stores can go back to; None where there is none."""
     world = sim.ranks
     for saved in choices:
+        state = saved.state(world.rank, sim.device)
+        fits(saved, state, sim)
         told = ""
         try:
             stores = [_restored(store, saved, name, world.rank, sim.device) for name, store in _stores(sim)]
@@ -446,8 +448,6 @@ def restore(sim: Simulation, choices: Sequence[Saved]) -> Saved | None:
             continue
         sim.store, sim.known = stores
         _note_environment(saved, sim)
-        state = saved.state(world.rank, sim.device)
-        fits(saved, state, sim)
         if state.rounds == saved.manifest["asked"]:  # it was not stopped, and may be asked for more by now
             state.rounds = sim.training.num_rounds
         sim.resume(state)
@@ -510,6 +510,7 @@ def tidy(home: Path) -> None:
 
 def _load_tensors(path: Path) -> Params:
     try:
+        files.check_regular(path)
         with safe_open(path, "pt") as file:
             names = json.loads(file.metadata()["names"])
             return {n: file.get_tensor(n) for n in names}

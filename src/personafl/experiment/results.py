@@ -326,18 +326,8 @@ class Result(Displayed):
         if not (out / "recipe.toml").is_file():
             raise UserError(f"{out}: not a run folder, it has no recipe.toml")
         device = chosen_device(device)
-        recipe = config.load(
-            out / "recipe.toml",
-            given={
-                "data": data,
-                "model": model,
-                "algorithms": algorithms,
-                "training": training,
-                "evaluation": evaluation,
-                "faults": faults,
-            },
-            trust=trust,
-        )
+        given = config.parts(data, model, algorithms, training, evaluation, faults)
+        recipe = config.load(out / "recipe.toml", given=given, trust=trust)
         divided = divisions(recipe, out / SPLIT)
         here = [m.label for m in recipe.algorithms]
         if unknown := [label for label, _ in run_folder.asked(out) if label not in here]:
@@ -448,6 +438,7 @@ def began(network: StackedModel, home: Path) -> StackedModel:
     """The model with the weights the run in this folder began with."""
     path = home / checkpoint.FINAL / "initial.safetensors"
     try:
+        files.check_regular(path)
         held = load_file(path)
     except (OSError, SafetensorError) as e:
         raise UserError(f"{path}: cannot be read: {e}") from None

@@ -127,7 +127,11 @@ def _write(folder: Path, recipe: str, asked: Asked) -> None:
 
 def check_recipe(folder: Path, told: Asked) -> None:
     """Refuse to go on under another recipe than the run began with."""
-    if files.stamp(folder / RECIPE).sha256 != told.recipe:
+    try:
+        there = files.stamp(folder / RECIPE).sha256
+    except OSError as e:
+        raise UserError(f"{folder / RECIPE}: cannot be read: {e.strerror}") from None
+    if there != told.recipe:
         raise UserError(f"{folder / RECIPE}: was changed since the run began; a run goes on as it began")
 
 

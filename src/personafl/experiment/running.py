@@ -101,14 +101,12 @@ def run(
         checkpoint_every=checkpoint_every,
     )
     numbers = _seeds(seeds)
-    given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
-    given |= {"faults": faults}
-    recipe = _recipe(recipe, overrides, given)
+    recipe = _recipe(recipe, overrides, config.parts(data, model, algorithms, training, evaluation, faults))
     place = ranks.device_of(conditions.device)
     with execution_plan.threads(conditions.threads), ranks.process_group(place) as world:
         folder = None if out is None else Path(world.gather(str(out))[0])
-        if folder is not None and not world.rank:
-            checked(folder)
+        if folder is not None:
+            folder = (folder if world.rank else checked(folder)).absolute()  # the working directory may change
         asked = recipe
         found = world.in_turn(lambda: source(asked))
         recipe, feds = resolved(recipe, numbers or (recipe.training.seed,), place, found)
@@ -137,11 +135,10 @@ def resume(
     `Result.load`. The one override there is, `"training.num_rounds=500"`, goes on beyond the end, for methods whose
     stages so far are those of the longer run.
     """
-    out = run_folder.root(Path(folder))
+    out = run_folder.root(Path(folder).absolute())  # the working directory may change
     told = run_folder.read(out)
     run_folder.check_recipe(out, told)
-    given = {"data": data, "model": model, "algorithms": algorithms, "training": training, "evaluation": evaluation}
-    given |= {"faults": faults}
+    given = config.parts(data, model, algorithms, training, evaluation, faults)
     recipe = extension.recipe(config.load(out / "recipe.toml", given=given), overrides)
     conditions = told.conditions
     place = ranks.device_of(chosen_device(conditions.device))
@@ -176,7 +173,7 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 def _recipe(recipe: Any, overrides: Sequence[str], given: Mapping[str, Any]) -> Recipe:
     if isinstance(recipe, Recipe):
-        if overrides or any(v is not None for v in given.values()):
+        if overrides or given:
             raise UserError("a finished Recipe takes no overrides and no parts; give a path, a name or a dict")
         return recipe
     if not (recipe is None or isinstance(recipe, (str, Path, Mapping))):

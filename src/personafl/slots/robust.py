@@ -19,6 +19,7 @@ the mean square over positions that both hold, so a client is not near because i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -51,8 +52,8 @@ class Robust:
             raise UserError(f"rule={self.rule!r}: possible are {', '.join(RULES)}")
         if not 0 <= self.share < 0.5:
             raise UserError(f"share={self.share}: must be in [0, 0.5)")
-        if self.bound < 0:
-            raise UserError(f"bound={self.bound}: must not be negative")
+        if not 0 <= self.bound < math.inf:
+            raise UserError(f"bound={self.bound}: must be finite and not negative")
 
     def around(self, method: Algorithm) -> RobustAggregation:
         if why := method.not_averaged():
