@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,10 @@ from personafl.core.admission import Update
 from personafl.core.aggregation import add, next_server, summed
 from personafl.core.errors import UserError
 from personafl.core.schedule import ended_after, missed
+from personafl.core.tasks import MOST_CLASSES
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.data import normalize
+from personafl.data.client_files import natural_order
 from personafl.deployment.messages import Failure, Reply, Request, Transport
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
@@ -37,11 +39,14 @@ from personafl.deployment.settings import NAME, Deployment
 from personafl.deployment.world import VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
 from personafl.evaluation import metrics, rounds
 from personafl.sim.accounting import Totals, finite_mean
+from personafl.sim.checks import check_stopping
 from personafl.sim.execution_plan import products
 
 log = logging.getLogger("personafl")
 Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
+MOST_WORK = 1e30  # FLOP or steps of one exchange
+MOST_VALUE = 1e100  # of an input, where clients tell their sums
 RETRY = 30.0  # seconds until a node that could not be used is asked again
 
 
@@ -52,11 +57,12 @@ class State:
     rounds: int
     played: int = 0
     totals: Totals = field(default_factory=Totals)
-    evaluation_bytes: int = 0  # sent for scores alone
+    evaluation_bytes: int = 0  # sent outside of rounds: for scores, for final models, to newcomers at the end
     rows: int = 0  # that are complete
     metrics: int = 0  # bytes of metrics.jsonl that are theirs
     pending: Row | None = None  # a row whose scores are to come
     left: dict[str, float] = field(default_factory=dict)
+    judged: dict[str, Row] = field(default_factory=dict)  # scores of the last cohort right after training
     seconds: float = 0.0
     finished: bool = False
 
@@ -84,7 +90,6 @@ class Coordinator:
         self.aside: dict[int, float] = {}  # nodes that cannot be used, and until when
         self.met: dict[int, str] = {}  # nodes by name, in this process
         self.schedule: list[Stage] = []
-        self.judged: dict[int, Row] = {}  # scores of the last cohort right after training
         self._changed: set[int] = set()
 
     # A run
@@ -202,39 +207,40 @@ class Coordinator:
         roster = Roster(self.settings.clients)
         members = roster.add(node_of)
         told = self._described({m.number: (node_of[m.name], m) for m in members})
-        forms: dict[int, Form] = {}
-        for m in members:
-            if m.number in told:
-                form = Form.read(told[m.number]["form"])
-                first = next(iter(forms.values()), form)
-                if why := form.unlike(first):
-                    self._set_aside(node_of[m.name], m, why)
-                    continue
-                forms[m.number] = form
-        settings = {json.dumps(told[n]["normalize"]) for n in forms}
-        if len(settings) > 1:
-            raise UserError(
-                f"clients differ in what data.normalize means for their data: {', '.join(sorted(settings))}"
-            )
-        if len(forms) < len(members):  # numbers follow from who is there, so all are told anew
+        if not told:
             return False
+        usual = Counter(d.kind for d in told.values()).most_common(1)[0][0]  # what one says does not shut out the rest
+        like = next(d for d in told.values() if d.kind == usual)
+        held = {n: d for n, d in told.items() if d.kind == usual}
+        form = self._common_form([d.form for d in held.values()])
+        for m in members:
+            if m.number in told and (why := told[m.number].unlike(like) or _labels_beyond(told[m.number].form, form)):
+                self._set_aside(node_of[m.name], m, why)
+                held.pop(m.number, None)
+        normalization = None
+        first = members[: self.settings.clients]
+        if len(held) == len(members):
+            normalization = self._normalization(form, {m.number: held[m.number] for m in first}, members, node_of)
+        if len(held) < len(members) or any(m.name not in self.met.values() for m in members):
+            return False  # numbers follow from who is there, so all are told anew
         if len(members) < wanted:
             return False
-        form = self._common_form([forms[m.number] for m in members])
         self.roster = roster
         for m in members:
-            m.node, m.sizes = node_of[m.name], told[m.number]["sizes"]
-        normalization = self._normalization(form, [told[m.number] for m in members])
+            m.node, m.sizes = node_of[m.name], held[m.number].sizes
         everybody = len(members) >= self.settings.clients
-        examples = sum(m.sizes["train"] for m in members[: self.settings.clients]) if everybody else 0
+        examples = sum(m.sizes["train"] for m in first) if everybody else 0
         world = World(self.experiment, VERSION, self.recipe, self.settings.clients, examples, form, normalization)
-        self.world = dataclasses.replace(world, init=init_hash(build_parts(world).initial))
+        parts = build_parts(world)
+        validation = sum(m.sizes["validation"] for m in first)
+        check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
+        self.world = dataclasses.replace(world, init=init_hash(parts.initial))
         self._build()
         self._save()
         log.info("%d clients are there, %s", len(members), ", ".join(m.name for m in members[:20]))
         return True
 
-    def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, Row]:
+    def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, _Described]:
         """What these clients tell of their data, by number; those that cannot are set aside."""
         asked = {
             node: Request("describe", {"experiment": self.experiment, "recipe": self.recipe, "number": number})
@@ -245,14 +251,11 @@ class Coordinator:
             why, told = _answer(replies[node])
             try:
                 if not why:
-                    Form.read(told["form"])
-                    told["sizes"] = _sizes(told["sizes"])
+                    found[number] = _Described.read(told)
             except (UserError, KeyError, TypeError, ValueError):
                 why = "what it tells of its data cannot be understood"
             if why:
                 self._set_aside(node, member, why)
-            else:
-                found[number] = told
         return found
 
     def _set_aside(self, node: int, member: Member, why: str) -> None:
@@ -262,26 +265,33 @@ class Coordinator:
 
     def _common_form(self, forms: Sequence[Form]) -> Form:
         """The form of all, with the classes of all."""
-        first = forms[0]
+        first, given = forms[0], self.settings.labels
         if first.class_names is None:
-            named = self.settings.labels
-            count = len(named) or max(f.classes for f in forms)
-            return dataclasses.replace(first, classes=max(count, *(f.classes for f in forms)))
-        names = self.settings.labels or tuple(sorted({n for f in forms for n in f.class_names or ()}))
+            return dataclasses.replace(first, classes=len(given) or max(f.classes for f in forms))
+        names = given or tuple(sorted({n for f in forms for n in f.class_names or ()}))
+        if len(names) > MOST_CLASSES:
+            raise UserError(f"clients have {len(names)} labels together, at most {MOST_CLASSES} are possible")
         return dataclasses.replace(first, classes=len(names), class_names=names)
 
-    def _normalization(self, form: Form, told: Sequence[Row]) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        setting = normalize.checked(told[0]["normalize"])
+    def _normalization(
+        self, form: Form, told: Mapping[int, _Described], members: Sequence[Member], node_of: Mapping[str, int]
+    ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """What inputs are normalised by; clients whose sums cannot be used are set aside."""
+        setting = next(iter(told.values())).setting
         if setting == "none":
             return None
         if setting == "half":
             return normalize.HALF
         if not isinstance(setting, str):
             return setting
-        each = [
-            normalize.Moments(int(m["count"]), np.asarray(m["mean"], float), np.asarray(m["squares"], float))
-            for m in (t["moments"] for t in told)
-        ]
+        each = []
+        for n, d in told.items():
+            try:
+                each.append(_moments(d.moments, form, d.sizes["train"]))
+            except (KeyError, TypeError, ValueError, OverflowError):
+                self._set_aside(node_of[members[n].name], members[n], "sums of its data that cannot be")
+        if len(each) < len(told):
+            return None
         made = normalize.standardization(each, form.stand_in(None).x)
         return made.mean, made.std
 
@@ -289,30 +299,35 @@ class Coordinator:
         """Take note of clients that came, or came back, since the last stage."""
         assert self.world is not None
         new = self._hello()
-        if not new:
-            return
-        strangers = [self.met[n] for n in new if self.roster.named(self.met[n]) is None]
-        self.roster.add(strangers)
-        members: dict[int, tuple[int, Member]] = {}
+        strangers = sorted((self.met[n] for n in new if self.roster.named(self.met[n]) is None), key=natural_order)
         for node, told in new.items():
-            member = self.roster.named(self.met[node])
-            assert member is not None
-            member.node = node
-            members[member.number] = node, member
-            there = told.get("stages")
-            if member.acknowledged >= 0 and not (isinstance(there, list) and member.acknowledged in there):
-                self._lost(member)
-        for number, told in self._described(members).items():
-            node, member = members[number]
-            form = Form.read(told["form"])
-            fits = form.classes <= self.world.form.classes and set(form.class_names or ()) <= set(
-                self.world.form.class_names or ()
-            )
-            if why := form.unlike(self.world.form) or ("" if fits else "labels that were not agreed on"):
+            if member := self.roster.named(self.met[node]):
+                there = told.get("stages")
+                if member.acknowledged >= 0 and not (isinstance(there, list) and member.acknowledged in there):
+                    self._lost(member)
+                self._admitted({member.number: (node, member)})
+        while strangers:  # a number is given for good, so to none that cannot be used
+            node_of = {name: node for node, name in self.met.items()}
+            begin = len(self.roster.members)
+            trial = [Member(name, begin + i, node_of[name]) for i, name in enumerate(strangers)]
+            if len(self._admitted({m.number: (m.node, m) for m in trial})) == len(trial):
+                self.roster.members += trial
+                break
+            strangers = [name for name in strangers if name in self.met.values()]
+
+    def _admitted(self, clients: Mapping[int, tuple[int, Member]]) -> list[Member]:
+        """Those of these clients whose data are what was agreed on; the others are set aside."""
+        assert self.world is not None
+        found = []
+        for number, told in self._described(clients).items():
+            node, member = clients[number]
+            if why := told.form.unlike(self.world.form) or _labels_beyond(told.form, self.world.form):
                 self._set_aside(node, member, why)
                 continue
-            member.sizes = told["sizes"]
+            member.sizes = told.sizes
+            found.append(member)
             log.info("client %s is there, number %d", member.name, number)
+        return found
 
     def _lost(self, member: Member) -> None:
         """A client that lost what it kept begins anew, and nothing of it stays at the server."""
@@ -348,8 +363,8 @@ class Coordinator:
         if self.state.pending is not None:
             self._complete(self.state.pending, found)
         kept_model = self._aggregate(taken, rnd, notes) if stage.up and stage.who != "nobody" else ""
-        for n in taken:
-            self._acknowledge(n, position)
+        for n in taken if len(taken) >= self.settings.quorum or not stage.up else ():
+            self._acknowledge(n, position)  # without a quorum no session counts, at either side
         self.state.played += 1
         row: Row = {
             "round": stage.number,
@@ -421,42 +436,54 @@ class Coordinator:
         }
         plays: list[Row] = []
 
-        def append(at: int, stage: Stage, payload: Payload) -> None:
-            down = talk.blob(payload, at, counted=True) if stage.down else 0
-            judged = at == position and self._judged_now()
-            plays.append({"position": at, "stage": dataclasses.asdict(stage), "down": down, "judged": judged})
+        def ask(at: int, rnd: Round, payload: Payload, *, counted: bool = True) -> None:
+            stage = rnd.stage
+            down = talk.blob(payload, at, counted=counted) if stage.down else 0
+            ours = at == position and stage == self.schedule[at]
+            judged = {"train_loss": self._asked_loss} if ours and self._judged_now() else None
+            asked = {"position": at, "stage": dataclasses.asdict(stage), "lr": rnd.lr}
+            plays.append(asked | {"down": down, "judged": judged})
             talk.sent = payload if stage.down else {}
 
         last = self.state.played if position is None else position
         if told["begin"] == "newcomer":
             given = self.download(member.number, self.now)
             told["given"] = talk.blob(given, last, counted=position is not None)
+            talk.apart = position is None
             if phase := algorithm.welcome():
                 number = self.schedule[-1].number + 1
-                append(last, Stage(number=number, phase=phase, who="all", up=False), given)
+                welcome = Stage(number=number, phase=phase, who="all", up=False)
+                ask(last, Round(welcome, self.now.lr), given, counted=position is not None)
         elif position is not None or close:
             for at in missed(self.schedule, member.acknowledged, last):
-                append(at, self.schedule[at], self.download(member.number, self._round(self.schedule[at])))
+                ask(at, self._round(at), self.download(member.number, self._round(at)))
         if position is not None:
-            stage = self.schedule[position]
-            append(position, stage, self.download(member.number, self._round(stage)))
+            ask(position, self._round(position), self.download(member.number, self._round(position)))
         if score and told["begin"] != "newcomer":
             down = talk.blob(self.download(member.number, self.now), last, counted=False)
-            told["evaluate"] = {"down": down, "train_loss": self.parts.recipe.evaluation.train_loss}
+            told["evaluate"] = {"down": down, "train_loss": self._asked_loss}
         if close:
             down = talk.blob(self.download(member.number, self.now), last, counted=False)
-            told["close"] = {"down": down, "train_loss": self.parts.recipe.evaluation.train_loss}
+            told["close"] = {"down": down, "train_loss": self._asked_loss}
         told["plays"] = plays
         talk.told = told
         return talk
 
-    def _round(self, stage: Stage) -> Round:
+    @property
+    def _asked_loss(self) -> bool:
+        return self.parts.recipe.evaluation.train_loss
+
+    def _round(self, position: int) -> Round:
+        stage = self.schedule[position]
         return Round(stage, self.parts.algorithm.rate(stage))
 
     def _played(
-        self, talks: Mapping[int, _Talk], cohort: Sequence[int], rnd: Round, wanted: admission.Schema, notes: _Notes
+        self, talks: dict[int, _Talk], cohort: Sequence[int], rnd: Round, wanted: admission.Schema, notes: _Notes
     ) -> dict[int, Payload]:
-        """Have a stage played; the updates that are taken, by client in the cohort's order."""
+        """Have a stage played; the updates that are taken, by client in the cohort's order.
+
+        Who has lost what it kept is asked anew, and that talk takes the place of the first.
+        """
         self._hold(talks)
         again = {}
         for n, talk in talks.items():
@@ -465,9 +492,10 @@ class Coordinator:
                 if n in cohort:
                     again[n] = self._talk(talk.member, self.state.played)
         self._hold(again)
+        talks |= again
         taken: dict[int, Payload] = {}
         for n in cohort:
-            talk = again.get(n, talks[n])
+            talk = talks[n]
             payload, why = self._update(talk, rnd, wanted)
             if payload is None:
                 (notes.quarantined if talk.answered else notes.failed).append((n, why))
@@ -487,8 +515,8 @@ class Coordinator:
             totals.down_bytes += talk.down_bytes
             self.state.evaluation_bytes += talk.evaluation_bytes
             totals.up_bytes += len(talk.reply_blob)
-            totals.flops += talk.work.get("flops", 0.0)
-            totals.dense_flops += talk.work.get("dense_flops", 0.0)
+            totals.flops += 0.0 if talk.apart else talk.work.get("flops", 0.0)
+            totals.dense_flops += 0.0 if talk.apart else talk.work.get("dense_flops", 0.0)
 
     def _update(self, talk: _Talk, rnd: Round, wanted: admission.Schema) -> tuple[Payload | None, str]:
         """What a client sent in a stage, or why it is not taken."""
@@ -557,6 +585,8 @@ class Coordinator:
 
     def _evaluated(self) -> list[int]:
         """The clients that are scored after a stage."""
+        if self.state.judged:
+            return [int(n) for n in self.state.judged]
         which = self.parts.recipe.evaluation.clients
         if which == "selected":
             behind = self.schedule[: self.state.played]
@@ -566,42 +596,47 @@ class Coordinator:
         return sampling.evaluated(self.roster, self.parts.training, most).tolist()
 
     def _to_score(self) -> set[int]:
-        """Clients whose scores belong to the row that waits for them."""
-        return set() if self.state.pending is None else set(self._evaluated())
+        """Clients whose scores belong to the row that waits for them, but for those that have no model any more."""
+        if self.state.pending is None:
+            return set()
+        members = [self.roster.numbered(n) for n in self._evaluated()]
+        return {m.number for m in members if m is not None and not m.anew}
 
     def _then_score(self, row: Row, position: int, talks: Mapping[int, _Talk]) -> None:
         """Complete a row, now or with the next exchange."""
-        if self._judged_at(position, talks):
-            self._complete(row, self.judged, judged=True)
-        elif not self._due(position):
+        if found := {str(n): t.judged for n, t in talks.items() if t.judged is not None}:
+            self.state.judged = found
+        if not self._due(position):
+            self._complete(row, {}, due=False)
+        elif self.state.judged and not self._has_common():
             self._complete(row, {})
         elif self.parts.training.stops_early and position + 1 < len(self.schedule):
-            asked = {m.number: self._talk(m, None, score=True) for m in self._online(self._evaluated())}
+            asked = {m.number: self._talk(m, None, score=True) for m in self._online(self._evaluated()) if not m.anew}
             self._hold(asked)
             self._complete(row, {n: t.scores for n, t in asked.items() if t.scores is not None})
         else:
             self.state.pending = row
 
-    def _judged_at(self, position: int, talks: Mapping[int, _Talk]) -> bool:
-        if self.parts.recipe.evaluation.when != "after_local":
-            return False
-        found = {n: t.judged for n, t in talks.items() if t.judged is not None}
-        if found:
-            self.judged = found
-        return self._due(position) and bool(self.judged)
+    def _has_common(self) -> bool:
+        """Whether the method has a complete model at the server, which clients score after a stage."""
+        down = tree.received(Download(self.download(0, self.now)), 1)
+        return self.parts.algorithm.common(down) is not None
 
-    def _complete(self, row: Row, found: Mapping[int, Row], *, judged: bool = False) -> None:
-        """Write a row with the scores that came."""
+    def _complete(self, row: Row, found: Mapping[int, Row], *, due: bool = True) -> None:
+        """Write a row with the scores that came: where clients are judged after training those, and of the model of all
+        the ones that came since."""
         self.state.pending = None
+        judged = {int(n): s for n, s in self.state.judged.items()} if due else {}
+        if judged:
+            found = {n: s | {k: v for k, v in found.get(n, {}).items() if k == "common"} for n, s in judged.items()}
         if found:
             row |= self._stats(found)
         if judged:
-            came = {str(n): s["before"] for n, s in found.items()}
-            gained = [came[n] - self.state.left[n] for n in came if n in self.state.left]
+            gained = [s["before"] - self.state.left[str(n)] for n, s in judged.items() if str(n) in self.state.left]
             sign = 1 if self.parts.task.metric.better == "higher" else -1
-            row["before"] = self._over({int(n): v for n, v in came.items()})
+            row["before"] = self._over({n: s["before"] for n, s in judged.items()})
             row["delta"] = sign * sum(gained) / len(gained) if gained else None
-            self.state.left |= {str(n): s["own"] for n, s in found.items()}
+            self.state.left |= {str(n): s["own"] for n, s in judged.items()}
         asked, here = self.parts.training, row["round"] + 1
         if found and here < self.state.rounds:
             rows = [*self.results.rows(), row]
@@ -729,11 +764,12 @@ class _Talk:
         self.blobs: list[bytes] = []
         self.counted: set[int] = set()  # blobs that are part of a round
         self.sent: Payload = {}  # of the last stage
+        self.apart = False  # whether what is done is part of no round: a newcomer's session at the end
         self.why, self.answered, self.lost, self.diverged, self.busy = "no answer", False, False, 0, False
         self.reply_blob = b""
         self.work: dict[str, float] = {}
-        self.scores: Row | None = None  # of what the client came with
-        self.judged: Row | None = None  # of what its training gave, and before it
+        self.scores: Row | None = None
+        self.judged: Row | None = None  # right after training, and before it
 
     def blob(self, payload: Payload, stage: int, *, counted: bool) -> int:
         """The place of a payload among what is sent; the same bytes are sent once."""
@@ -755,7 +791,7 @@ class _Talk:
 
     @property
     def loss(self) -> float:
-        return self.work["loss"] / self.work["steps"] if self.work.get("steps") else math.nan
+        return self.work["loss"] / self.work["steps"] if self.work and self.work["steps"] else math.nan
 
     def request(self) -> Request:
         return Request("work", self.told, tuple(self.blobs))
@@ -767,17 +803,54 @@ class _Talk:
         self.lost = told.get("lost") is True
         self.reply_blob = reply.blob if isinstance(reply, Reply) else b""
         if told.get("diverged"):
-            self.why, self.diverged = str(told["diverged"])[:200], 1
+            self.why, self.diverged = _line(told["diverged"]), 1
         if self.lost:
             self.why = "it lost what it kept"
         try:
-            self.work = {k: _finite(v) for k, v in dict(told.get("work") or {}).items()}
+            self.work = _work(told["work"]) if told.get("work") is not None else {}
             self.scores = _scores(told["scores"]) if told.get("scores") is not None else None
-            if told.get("judged") is not None:
-                self.judged = _scores(told["judged"]) | {"before": _finite(told["before"])}
-        except (TypeError, ValueError, KeyError):
+            if (judged := told.get("judged")) is not None and self._asked_to_judge:
+                self.judged = _scores(judged) | {"before": _number(judged["before"])}
+        except (TypeError, ValueError, KeyError, OverflowError):
             self.work, self.scores, self.judged = {}, None, None
             self.why = self.why or "its numbers cannot be understood"
+
+    @property
+    def _asked_to_judge(self) -> bool:
+        return any(play["judged"] is not None for play in self.told["plays"])
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What a client tells of its data, checked."""
+
+    form: Form
+    sizes: dict[str, int]
+    setting: normalize.Setting  # what data.normalize means for them
+    moments: Any
+
+    @classmethod
+    def read(cls, told: Row) -> _Described:
+        setting = normalize.checked(told["normalize"])
+        return cls(Form.read(told["form"]), _sizes(told["sizes"]), setting, told.get("moments"))
+
+    @property
+    def kind(self) -> tuple[Form, normalize.Setting]:
+        """What must be the same at all clients."""
+        names = None if self.form.class_names is None else ()
+        return dataclasses.replace(self.form, classes=1, class_names=names), self.setting
+
+    def unlike(self, other: _Described) -> str:
+        if why := self.form.unlike(other.form):
+            return why
+        same = self.setting == other.setting
+        return "" if same else f"data.normalize={self.setting!r:.80} for its data, others {other.setting!r:.80}"
+
+
+def _labels_beyond(form: Form, agreed: Form) -> str:
+    """What is wrong with a client's labels where all agreed on theirs; nothing where it has no others."""
+    fits = form.classes <= agreed.classes and set(form.class_names or ()) <= set(agreed.class_names or ())
+    return "" if fits else "labels that were not agreed on"
 
 
 @dataclass
@@ -803,33 +876,61 @@ class _Notes:
 def _answer(reply: Reply | Failure) -> tuple[str, Row]:
     """Why an answer is none, and what it tells."""
     if isinstance(reply, Failure):
-        return reply.why[:300], {}
-    return (str(reply.told["error"])[:300] if reply.told.get("error") else ""), reply.told
+        return _line(reply.why), {}
+    return (_line(reply.told["error"]) or "an error" if reply.told.get("error") else ""), reply.told
+
+
+def _line(told: Any) -> str:
+    """What a client says, for a log: one line of moderate length, without anything that is no letter."""
+    shown = "".join(c if c.isprintable() else " " for c in str(told)[:1000])
+    return " ".join(shown.split())[:300]
 
 
 def _finite(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError
     number = float(value)
-    if isinstance(value, bool) or not math.isfinite(number):
+    if not math.isfinite(number):
         raise ValueError
     return number
 
 
+def _number(value: Any) -> float:
+    """A score; what is not finite, which JSON has as null, counts as zero."""
+    return 0.0 if value is None else _finite(value)
+
+
 def _scores(told: Any) -> Row:
-    """A client's scores, checked; what is not finite counts as zero."""
+    """A client's scores, checked."""
     found: Row = {"finite": bool(told["finite"])}
-    for name in ("own", "common", "validation", "train_loss"):
-        if name in told:
-            found[name] = 0.0 if told[name] is None else _finite(told[name])
-    if "own" not in found:
-        raise KeyError("own")
+    return found | {
+        n: _number(told[n]) for n in ("own", "common", "validation", "train_loss") if n in told or n == "own"
+    }
+
+
+def _work(told: Any) -> dict[str, float]:
+    """What a client's training took, checked."""
+    found = {n: _finite(told[n]) for n in ("flops", "dense_flops", "loss", "steps")}
+    if any(not 0 <= found[n] <= MOST_WORK for n in ("flops", "dense_flops", "steps")):
+        raise ValueError
     return found
 
 
 def _sizes(told: Any) -> dict[str, int]:
-    sizes = {split: int(told[split]) for split in ("train", "validation", "test")}
-    if not (0 < sizes["train"] < 2**32 and 0 <= sizes["validation"] < 2**32 and 0 < sizes["test"] < 2**32):
+    sizes: dict[str, int] = {split: told[split] for split in ("train", "validation", "test")}
+    if any(type(n) is not int or not (split != "validation") <= n < 2**32 for split, n in sizes.items()):
         raise ValueError
     return sizes
+
+
+def _moments(told: Any, form: Form, train: int) -> normalize.Moments:
+    """The sums of a client's training data, checked: of so many examples of this form, and of numbers data may have."""
+    like = normalize.moments(form.stand_in(None).x)
+    mean, squares = (np.asarray([_finite(v) for v in told[n]], np.float64) for n in ("mean", "squares"))
+    fits = mean.shape == squares.shape == like.mean.shape and told["count"] == train * like.count // 2
+    if not fits or (np.abs(mean) > MOST_VALUE).any() or (squares < 0).any() or (squares > MOST_VALUE**2).any():
+        raise ValueError
+    return normalize.Moments(train * like.count // 2, mean, squares)
 
 
 def _row(payload: Payload) -> Payload:

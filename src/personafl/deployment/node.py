@@ -95,7 +95,7 @@ class Node:
         recipe = read_recipe(told["recipe"])
         try:
             return local_data.load(self.settings, recipe, int(told["number"]))
-        except (UserError, OSError) as e:
+        except (UserError, OSError, SystemExit) as e:
             raise _DataError(str(e)) from None
 
     # Work
@@ -150,21 +150,25 @@ class _Session:
         plays = self.told.get("plays", [])
         for play in plays:
             stage = Stage(**play["stage"])
-            rnd = Round(stage, self.parts.algorithm.rate(stage))
+            rnd = Round(stage, float(play["lr"]))
             down = Download(self.downs[play["down"]]) if stage.down else Download()
             done = client_round(self.parts.algorithm, self.parts.task, self._train(), kept, down, rnd)
             new = {n: t for n, t in done.kept.items() if t is not kept.get(n)}
+            work = {n: float(getattr(done.work, n)[0]) for n in ("flops", "dense_flops", "loss", "steps")}
+            spent = told.get("work", {})
+            told["work"] = work | {n: work[n] + spent.get(n, 0.0) for n in ("flops", "dense_flops")}
             if broken := admission.not_finite(done.work.loss, done.upload, new):
-                return Reply(told | {"diverged": broken[0]})
-            if play.get("judged"):
+                told["work"] |= {"loss": 0.0, "steps": 0.0}
+                if play is plays[-1] and "close" not in self.told:
+                    return Reply(told | {"diverged": broken[0]})
+                continue  # a session made up for: as in a simulation the client goes on with what it had
+            if (judged := play.get("judged")) is not None:
                 payload = tree.received(down, 1)
                 own = self.parts.algorithm.after_training(done.kept, done.local, payload, rnd)
                 before = self._predicting(self.parts.algorithm.personal(kept, payload), payload)
-                told["before"] = self._test(before)
-                told["judged"] = self._scores(self._predicting(own, payload), {"down": play["down"]})
+                came = {"before": _or_none(self._test(before))}
+                told["judged"] = self._scores(self._predicting(own, payload), judged) | came
             kept, upload = done.kept, done.upload
-            work = done.work
-            told["work"] = {n: float(getattr(work, n)[0]) for n in ("flops", "dense_flops", "loss", "steps")}
         blob = b""
         if plays:
             position = int(plays[-1]["position"])
@@ -205,17 +209,18 @@ class _Session:
         return deployed(self.parts.algorithm, self.parts.task, own, payload, self._unchanged)
 
     def _scores(self, ready: Params, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """How good this model and the common one are on the client's data."""
+        """How good this model, and the common one where it was sent, are on the client's data."""
         found: dict[str, Any] = {"own": self._test(ready), "finite": bool(finite(ready)[0])}
         if self.data.size("validation"):
             found["validation"] = self._mean(self._of(ready, "validation"))
         if asked.get("train_loss"):
             each = self._of(ready, "train", Metric(self.parts.task.criterion))
             found["train_loss"] = float(each.double().mean())
-        common = self.parts.algorithm.common(tree.received(Download(self.downs[asked["down"]]), 1))
-        if common is not None:
-            found["common"] = self._mean(self._of(common, "test", common=True))
-        return {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in found.items()}
+        if "down" in asked:
+            common = self.parts.algorithm.common(tree.received(Download(self.downs[asked["down"]]), 1))
+            if common is not None:
+                found["common"] = self._mean(self._of(common, "test", common=True))
+        return {n: _or_none(v) if isinstance(v, float) else v for n, v in found.items()}
 
     def _test(self, ready: Params) -> float:
         return self._mean(self._of(ready, "test"))
@@ -228,3 +233,8 @@ class _Session:
         algorithm = self.parts.algorithm
         answer: Callable[..., Tensor] = algorithm.common_answer if common else algorithm.predict
         return scores(answer, task, ready, self.data.examples(split, self.number), ACTIVATIONS)[0]
+
+
+def _or_none(value: float) -> float | None:
+    """A number as JSON has it."""
+    return value if math.isfinite(value) else None

@@ -43,14 +43,10 @@ class PrivateState:
         path = self._path(stage)
         files.remove(path.with_suffix(".json"))  # a repeated stage: the old file is none while it is written over
         files.write(path.with_suffix(".json"), json.dumps(write_tensors(path, kept)))
-        for other in self.stages():
-            if other not in (stage, acknowledged):
-                self._remove(other)
-
-    def _remove(self, stage: int) -> None:
-        path = self._path(stage)
-        files.remove(path.with_suffix(".json"))
-        files.remove(path)
+        mine = {self._path(at).with_suffix(s) for at in (stage, acknowledged) for s in (".json", ".safetensors")}
+        for other in sorted(self.folder.glob("kept-*")):  # what says that a state is there goes before it
+            if other not in mine:
+                files.remove(other)
 
     def _path(self, stage: int) -> Path:
         return self.folder / f"kept-{stage:06d}.safetensors"

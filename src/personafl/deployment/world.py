@@ -17,7 +17,7 @@ from personafl.config import Recipe
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
-from personafl.core.tasks import as_targets
+from personafl.core.tasks import MOST_CLASSES, as_targets
 from personafl.core.types import LOSSES, Params, Setup, Stage, Task, TaskName, Training
 from personafl.data import Source
 from personafl.experiment import parts
@@ -29,6 +29,7 @@ DTYPES = {
     str(t).removeprefix("torch."): t
     for t in (torch.float32, torch.float64, torch.uint8, torch.int64, torch.int32, torch.int16, torch.bool)
 }
+MOST_AXES, MOST_NUMBERS = 8, 2**28  # of an example; a server makes up two of the form clients tell
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,11 @@ class Form:
             held: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in told.items()}
             made = cls(**held)
             whole = all(type(d) is int and 0 < d < 2**31 for d in (*made.shape, *made.target, made.classes))
-            if not whole or made.dtype not in DTYPES or made.task not in LOSSES or math.prod(made.shape) > 2**31:
+            if not whole or made.dtype not in DTYPES or made.task not in LOSSES or made.classes > MOST_CLASSES:
+                raise ValueError
+            if any(len(s) > MOST_AXES or math.prod(s) > MOST_NUMBERS for s in (made.shape, made.target)):
+                raise ValueError
+            if made.class_names is not None and len(set(made.class_names)) != made.classes:
                 raise ValueError
             if not all(
                 isinstance(n, str) for n in (*(made.class_names or ()), *(made.feature_names or ()), made.model)
@@ -82,7 +87,7 @@ class Form:
                 continue
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
             if mine != theirs:
-                return f"{f.name} {mine!r}, others have {theirs!r}"
+                return f"{f.name} {mine!r:.80}, others have {theirs!r:.80}"
         if (self.class_names is None) != (other.class_names is None):
             return "labels that are numbers where others' are text, or the other way round"
         return ""

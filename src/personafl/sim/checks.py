@@ -10,7 +10,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
 from personafl.core.settings import shortened
-from personafl.core.types import Training
+from personafl.core.types import TaskName, Training
 from personafl.data.federated import Federation
 from personafl.evaluation import image_transforms, metrics
 from personafl.evaluation.settings import Evaluation
@@ -24,7 +24,7 @@ def check_data(federation: Federation, training: Training, evaluation: Evaluatio
         raise UserError(
             f"evaluation.shift='label': it changes the mix of classes, and {task} has none; use donor or pool"
         )
-    check_stopping(federation, training, evaluation)
+    check_stopping(int(federation.splits["validation"].offsets[-1]), federation.source.task, training, evaluation)
     if training.augment != "none" and federation.source.x.dim() != 4:
         raise UserError(
             f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
@@ -32,14 +32,14 @@ def check_data(federation: Federation, training: Training, evaluation: Evaluatio
         )
 
 
-def check_stopping(federation: Federation, training: Training, evaluation: Evaluation) -> None:
-    """Refuse to stop by what is not there or cannot be reached."""
-    if training.patience and not int(federation.splits["validation"].offsets[-1]):
+def check_stopping(validation: int, task: TaskName, training: Training, evaluation: Evaluation) -> None:
+    """Refuse to stop by what is not there or cannot be reached; `validation` is how many examples there are for it."""
+    if training.patience and not validation:
         raise UserError(
             f"training.patience={training.patience}: needs validation data, and there are none; set "
             "data.validation_share, such as 0.1"
         )
-    metric = evaluation.metric if evaluation.metric != "auto" else metrics.default_metric(federation.source.task)
+    metric = evaluation.metric if evaluation.metric != "auto" else metrics.default_metric(task)
     if training.target is not None and metric in metrics.PERCENT and not 0 < training.target <= 1:
         raise UserError(f"training.target={training.target:g}: must be a share in (0, 1]")
 

@@ -1,0 +1,10 @@
+"""What all tests of a deployment have: data and models that are made once."""
+
+import pytest
+
+from tests.deployment import worlds
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds.quicken(monkeypatch)

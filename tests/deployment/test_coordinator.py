@@ -1,0 +1,740 @@
+"""The server of a deployment: the simulator's numbers under every setting, and whatever its clients do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tools.fuzz import sealed
+from torch import Tensor, nn
+
+from personafl.core import tree, wire
+from personafl.core.errors import UserError
+from personafl.deployment import coordinator as module
+from personafl.deployment.coordinator import Coordinator
+from personafl.deployment.messages import Failure, Reply, Request
+from personafl.deployment.node import Node
+from personafl.deployment.settings import Deployment
+from tests.deployment import worlds
+from tests.deployment.worlds import InProcess, Spoil
+
+
+class Normed(nn.Module):
+    """A network with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.first(x.flatten(1))).relu())
+        return out
+
+
+class Recurrent(nn.Module):
+    """A row of pixels a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.last = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.cells(x.flatten(0, 1))[0][:, -1])
+        return out
+
+
+def priced() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Real targets of four clients."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(3.0, 2.0, (96, 5)).astype(np.float32)
+    return x, (x @ np.arange(5) + draw.normal(size=96)).astype(np.float32), np.repeat(np.arange(4), 24)
+
+
+HERE = "tests.deployment.test_coordinator"
+SMALL = "tests.deployment.test_server_files:Small"
+PRICES = {"dataset": f"{HERE}:priced", "partition": "natural", "alpha": 0.5, "num_clients": 4}
+WORLDS: dict[str, tuple[str | dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "everybody in every round, each evaluated": (
+        "fedper",
+        {"training": {"join_ratio": 1.0, "num_rounds": 2}, "evaluation": {"eval_every": 1}},
+    ),
+    "validation and training loss": (
+        "ditto",
+        {"data": {"validation_share": 0.2}, "evaluation": {"train_loss": True}, "training": {"num_rounds": 2}},
+    ),
+    "after local training": ("fedrep", {"evaluation": {"when": "after_local", "eval_every": 1, "train_loss": True}}),
+    "after local training, with rounds of nobody": (
+        "dm-pfl",
+        {"evaluation": {"when": "after_local", "eval_every": 1}, "training": {"num_rounds": 5}},
+    ),
+    "the cohort is evaluated": ("fedavg-ft", {"evaluation": {"clients": "selected", "eval_every": 1}}),
+    "two clients are evaluated": ("fedpac", {"evaluation": {"clients": 2, "eval_every": 1}}),
+    "a target is reached": (
+        "fedavg-ft",
+        {"training": {"target": 0.02, "num_rounds": 6}, "evaluation": {"eval_every": 2}},
+    ),
+    "no patience": (
+        "fedrep",
+        {
+            "data": {"validation_share": 0.2},
+            "training": {"patience": 1, "num_rounds": 8, "lr": 1e-9},
+            "evaluation": {"eval_every": 1},
+        },
+    ),
+    "standardised": ("fedphp", {"data": {"normalize": "standardize"}}),
+    "batch norm, averaged": ("fedavg", {"model": {"name": f"{HERE}:Normed", "buffers": "average"}}),
+    "batch norm, at the client": ("fedrep", {"model": {"name": f"{HERE}:Normed", "buffers": "local"}}),
+    "an LSTM": ("dm-pfl", {"model": {"name": f"{HERE}:Recurrent"}}),
+    "prices": ("fedavg", {"data": PRICES, "training": {"lr": 0.01}}),
+    "prices, a mask": ("dm-pfl", {"data": PRICES, "training": {"lr": 0.01}}),
+    "decaying rate": ("scaffold", {"training": {"lr_decay": 0.9, "momentum": 0.0}}),
+}
+
+
+@pytest.mark.parametrize("which", WORLDS)
+@pytest.mark.filterwarnings("ignore:only 0.99:UserWarning")
+def test_a_setting_gives_the_simulator_s_numbers(which: str, tmp_path: Path) -> None:
+    method, changes = WORLDS[which]
+    text = worlds.recipe(method, **changes)
+    server, _ = worlds.deployed(text, tmp_path)
+    server.run()
+    sim = worlds.simulated(text)
+    worlds.same_run(server, tmp_path, sim)
+    assert server.state.rounds == sim.rounds
+    stops = {"a target is reached", "no patience"}
+    assert (sim.rounds < sim.training.num_rounds) == (which in stops)
+
+
+# Clients that are not there, or not heard
+
+
+def position(request: Request) -> int:
+    """The stage a request is about; -1 where it plays none."""
+    plays = request.told.get("plays") or [{"position": -1}]
+    return int(plays[-1]["position"])
+
+
+def first_of(text: str, place: int) -> int:
+    """The first client of a stage."""
+    sim = worlds.simulation(text)
+    return int(sim.cohort(sim.schedule[place])[0])
+
+
+def unheard(client: int, place: int, *, works: bool) -> Spoil:
+    """The reply of a client to a stage is lost, before or behind its work."""
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply | Failure:
+        if node != 100 + client or request.kind != "work" or position(request) != place:
+            return answer(request)
+        if works:
+            answer(request)
+        return Failure("no answer within 1 s")
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("method", "works"), [("scaffold", True), ("fedrep", True), ("fedpews", True), ("ditto", False)]
+)
+def test_a_reply_that_is_lost_is_that_of_a_client_that_was_not_there(method: str, works: bool, tmp_path: Path) -> None:
+    """What it came to meanwhile is gone back from, and it takes part again."""
+    text = worlds.recipe(method, training={"join_ratio": 0.75})
+    client = first_of(text, 1)
+    server, _ = worlds.deployed(text, tmp_path, spoil=unheard(client, 1, works=works))
+    server.run()
+    worlds.same_state(server, tmp_path, worlds.simulated_without(text, {1: [client]}))
+    row = server.results.rows()[1]
+    assert row["failed"] == [{"client": client, "why": "no answer within 1 s"}]
+    assert row["dropped"] == 1 and row["clients"] == 3
+    assert server.roster.members[client].acknowledged >= 0
+
+
+def test_who_is_offline_is_skipped_and_comes_back_with_its_state(tmp_path: Path) -> None:
+    text = worlds.recipe("scaffold", training={"join_ratio": 1.0})
+    server, transport = worlds.deployed(text, tmp_path)
+    worlds.before_stages(server, {1: lambda: transport.online.discard(102), 3: lambda: transport.online.add(102)})
+    server.run()
+    worlds.same_state(server, tmp_path, worlds.simulated_without(text, {1: [2], 2: [2]}))
+    assert [r.get("dropped") for r in server.results.rows()] == [None, 1, 1, None]
+    assert server.roster.members[2].lost == 0
+
+
+def test_who_is_offline_is_waited_for_where_that_is_set(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 2})
+    server, transport = worlds.deployed(text, tmp_path, offline="wait", wait=60.0)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            transport.online.add(101)
+
+    server.sleep = sleep
+    worlds.before_stages(server, {1: lambda: transport.online.discard(101)})
+    server.run()
+    assert slept == [1.0] * 3
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
+
+
+def test_a_wait_has_an_end(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 2})
+    server, transport = worlds.deployed(text, tmp_path, offline="wait", wait=0.01)
+    worlds.before_stages(server, {1: lambda: transport.online.discard(101)})
+    server.run()
+    worlds.same_state(server, tmp_path, worlds.simulated_without(text, {1: [1]}))
+
+
+def test_without_a_quorum_nothing_changes_on_either_side(tmp_path: Path) -> None:
+    """SCAFFOLD's control is the mean of what clients keep, also then."""
+    text = worlds.recipe("scaffold", training={"join_ratio": 1.0})
+    server, transport = worlds.deployed(text, tmp_path, quorum=3)
+    worlds.before_stages(
+        server, {1: lambda: transport.online.difference_update({101, 102}), 2: lambda: transport.online.add(101)}
+    )
+    server.run()
+    rows = server.results.rows()
+    assert [r.get("kept_model") for r in rows] == [None, "2 updates, 3 are needed", None, None]
+    worlds.same_state(server, tmp_path, worlds.simulated_without(text, {1: range(4), 2: [2], 3: [2]}))
+
+
+# Who comes when
+
+
+def test_numbers_follow_the_natural_order_of_names(tmp_path: Path) -> None:
+    text = worlds.recipe("local", training={"num_rounds": 1})
+    server, transport = worlds.deployed(text, tmp_path)
+    for node, name in zip((100, 101, 102, 103), ("c10", "c9", "b", "c2"), strict=True):
+        settings = dataclasses.replace(transport.held[node].settings, id=name)
+        transport.held[node] = Node(settings)
+    server.run()
+    assert [m.name for m in server.roster.members] == ["b", "c2", "c9", "c10"]
+    assert [m.number for m in server.roster.members] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["fedavg-ft", "fedrep", "fedper", "dm-pfl", "scaffold"])
+def test_a_late_first_timer_begins_as_the_others_began(method: str, tmp_path: Path) -> None:
+    """And plays the stages of all clients that it missed, before anything else."""
+    text = worlds.recipe(method, training={"join_ratio": 1.0})
+    server, transport = worlds.deployed(text, tmp_path, start=3)
+    transport.online.discard(103)
+    schedule = worlds.simulation(text).schedule
+    come = len(schedule) - 1
+    worlds.before_stages(server, {come: lambda: transport.online.add(103)})
+    server.run()
+    asked = [r.told for n, r, _ in transport.log if n == 103 and r.kind == "work"]
+    owed = [i for i, s in enumerate(schedule[:come]) if s.who == "all"]
+    now = [come] if schedule[come].who != "nobody" else []
+    played = [p["position"] for told in asked for p in told["plays"]]
+    assert played == owed + now
+    assert asked[0]["begin"] == "fresh" and server.roster.members[3].lost == 0
+    if not owed:
+        worlds.same_state(server, tmp_path, worlds.simulated_without(text, {at: [3] for at in range(come)}))
+    assert server.roster.members[3].closed
+
+
+@pytest.mark.parametrize("method", ["fedavg-ft", "fedrep"])
+def test_who_missed_the_last_stage_of_all_plays_it_at_the_end(method: str, tmp_path: Path) -> None:
+    """The server's model has not changed since, so it comes to what it would have come to."""
+    text = worlds.recipe(method)
+    server, transport = worlds.deployed(text, tmp_path)
+    last = len(worlds.simulation(text).schedule) - 1
+    worlds.before_stages(server, {last: lambda: transport.online.discard(100), -1: lambda: transport.online.add(100)})
+    server.run()
+    if method == "fedavg-ft":
+        worlds.same_state(server, tmp_path, worlds.simulated(text))
+        assert server.roster.members[0].acknowledged == last
+    assert server.roster.members[0].closed
+
+
+NEWCOMERS: dict[str, Any] = {"data": {"num_clients": 6, "unseen_ratio": 0.34}, "training": {"lr_decay": 0.8}}
+
+
+@pytest.mark.parametrize("method", ["fedrep", "dm-pfl", "fedavg", "fedphp"])
+def test_clients_beyond_the_number_are_the_simulator_s_newcomers(method: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = NEWCOMERS | {"data": NEWCOMERS["data"] | {"normalize": "standardize"}}
+    text = worlds.recipe(method, **changes)
+    server, transport = worlds.deployed(text, tmp_path, count=6)
+    transport.online.discard(105)
+    worlds.before_stages(server, {2: lambda: transport.online.add(105)})
+    server.run()
+    sim = worlds.simulated(text)
+    worlds.same_run(server, tmp_path, sim)
+    for n in (4, 5):
+        worlds.same(worlds.final(server, tmp_path, f"c{n}"), sim.newcomer_models(sim.model, torch.tensor([n])))
+    told = json.loads((server.results.folder / "summary.json").read_text())
+    assert worlds.alike(told["accuracy"]["unseen"], sim.newcomers())
+
+
+# Clients that lose what they kept
+
+
+def control(params: dict[str, Tensor]) -> dict[str, Tensor]:
+    return tree.under(params, "control") or tree.under(params, "own")
+
+
+def mean_of_clients(server: Coordinator, root: Path, one: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Any:
+    """The mean over all N of what each client holds, those that have begun anew with what a client begins with."""
+    algorithm, rows = server.parts.algorithm, []
+    for m in server.roster.members:
+        fresh = algorithm.init_clients(server.parts.initial, torch.tensor([m.number]))
+        held = worlds.kept(server, root, m.name) if m.acknowledged >= 0 else fresh
+        assert held is not None
+        rows.append(one(held))
+    return {n: torch.cat([r[n] for r in rows]).mean(0) for n in rows[0]}
+
+
+def probabilities(params: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t.sigmoid() for n, t in params.items() if "/score/" in n}
+
+
+@pytest.mark.parametrize("how", ["hello", "middle", "damaged"])
+@pytest.mark.parametrize("method", ["scaffold", "fedpews", "fedpac"])
+def test_nothing_of_a_client_that_lost_its_state_stays_at_the_server(method: str, how: str, tmp_path: Path) -> None:
+    """SCAFFOLD's control is the mean of the c_i, FedPeWS's theta that of the probabilities, right after."""
+    entry = {"name": "fedpews", "warmup_share": 0.99} if method == "fedpews" else method
+    text = worlds.recipe(entry, training={"join_ratio": 1.0})
+    server, transport = worlds.deployed(text, tmp_path)
+    seen: list[int] = []
+
+    def check() -> None:
+        if method == "scaffold":
+            wanted, mine = mean_of_clients(server, tmp_path, control), control(server.server)
+        elif method == "fedpews":
+            wanted = mean_of_clients(server, tmp_path, probabilities)
+            mine = {n.replace("/theta/", "/score/"): t for n, t in server.server.items() if "/theta/" in n}
+        else:
+            wanted, mine = {}, {}
+        assert mine.keys() == wanted.keys() and (method == "fedpac" or mine)
+        for n, t in wanted.items():
+            torch.testing.assert_close(mine[n], t, rtol=0, atol=1e-12)
+        seen.append(server.state.played)
+
+    lost = server._lost
+
+    def losing(member: Any) -> None:
+        lost(member)
+        assert member.number not in server.known
+        check()
+
+    def lose() -> None:
+        check()
+        for path in sorted((tmp_path / "c1").rglob("kept-*")):
+            if how == "damaged":
+                path.write_bytes(path.read_bytes()[:-1] + b"!")
+            else:
+                path.unlink()
+        if how == "hello":
+            server.met.pop(101)
+
+    setattr(server, "_lost", losing)  # noqa: B010
+    worlds.before_stages(server, {2: lose, 3: check})
+    server.run()
+    assert seen == [2, 2, 3]
+    member = server.roster.members[1]
+    assert member.lost == 1 and member.closed and member.acknowledged == 3 and not member.anew
+    begun = [r.told["begin"] for n, r, _ in transport.log if n == 101 and r.kind == "work"]
+    assert begun.count("newcomer") == 1
+
+
+# Who is not let in
+
+
+def renamed(transport: InProcess, node: int, like: int, name: str) -> None:
+    """A further node, with the data of another and a name of its own."""
+    old = transport.held[like].settings
+    transport.held[node] = Node(dataclasses.replace(old, id=name, state=f"{old.state}-{node}"))
+
+
+def test_a_name_that_is_taken_is_not_given_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server, transport = worlds.deployed(worlds.recipe("fedavg"), tmp_path)
+    renamed(transport, 104, 101, "c1")
+    worlds.before_stages(server, {0: lambda: transport.online.add(104), 2: lambda: transport.online.discard(101)})
+    server.run()
+    assert [m.node for m in server.roster.members] == [100, 101, 102, 103]
+    assert "node 104 is not used: client c1 is bound to another key than that of this node" in caplog.text
+    assert not [r for n, r, _ in transport.log if n == 104 and r.kind != "hello"]
+
+
+def test_without_binding_the_newest_node_of_a_name_is_the_client(tmp_path: Path) -> None:
+    """With its state, if that is on the disk it shares with the old one."""
+    text = worlds.recipe("scaffold", training={"join_ratio": 1.0})
+    server, transport = worlds.deployed(text, tmp_path, bind=False)
+    transport.held[104] = transport.held[101]
+    worlds.before_stages(server, {2: lambda: (transport.online.add(104), transport.online.discard(101))})
+    server.run()
+    assert server.roster.members[1].node == 104 and server.roster.members[1].lost == 0
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
+
+
+def told(**changes: Any) -> Callable[[Reply], Reply]:
+    return lambda reply: Reply(reply.told | changes, reply.blob)
+
+
+def formed(**changes: Any) -> Callable[[Reply], Reply]:
+    return lambda reply: Reply(reply.told | {"form": reply.told["form"] | changes}, reply.blob)
+
+
+REFUSED: dict[str, tuple[str, Callable[[Reply], Reply], str]] = {
+    "another version": ("hello", told(version="0.0"), "it runs personafl '0.0', this is"),
+    "no name": ("hello", told(client="../x"), "its name is '../x'"),
+    "another shape": ("describe", formed(shape=[1, 8, 9]), "shape (1, 8, 9), others have (1, 8, 8)"),
+    "another type": ("describe", formed(dtype="uint8"), "dtype 'uint8', others have 'float32'"),
+    "another task": ("describe", formed(task="regression"), "task 'regression', others have 'classification'"),
+    "text labels": ("describe", formed(class_names=list("abcdefghij")), "labels that are numbers where others' are"),
+    "another normalisation": ("describe", told(normalize="half"), "data.normalize='half' for its data, others 'none'"),
+    "nothing": ("describe", lambda r: Reply({}), "what it tells of its data cannot be understood"),
+    "an error": ("describe", lambda r: Reply({"error": "a\nb"}), "client c0 is not used: a b"),
+    "no answer": ("hello", lambda r: Reply({"error": "busy"}), "node 100 is not used: busy"),
+}
+
+
+@pytest.mark.parametrize(
+    ("which", "late"),
+    [*((w, False) for w in REFUSED), *((w, True) for w in ("another version", "another shape", "an error"))],
+)
+def test_a_client_that_does_not_fit_is_set_aside(
+    which: str, late: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first by name, so that it is not what others are compared with; it does not get a number, either."""
+    kind, change, why = REFUSED[which]
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        return change(answer(request)) if node == 100 and request.kind == kind else answer(request)
+
+    text = worlds.recipe("fedavg", training={"num_rounds": 1}, model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path, spoil=spoil, start=3)
+    if late:
+        transport.online.discard(100)
+        worlds.before_stages(server, {0: lambda: transport.online.add(100)})
+    server.run()
+    assert why in caplog.text and all("\n" not in r.getMessage() for r in caplog.records)
+    assert [m.name for m in server.roster.members] == ["c1", "c2", "c3"]
+    assert server.state.finished
+
+
+def test_who_was_set_aside_is_asked_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY", -1.0)
+    times = iter(range(100))
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        if node == 103 and request.kind == "describe" and next(times) < 2:
+            return Reply({"error": "its data cannot be used; its log has why"})
+        return answer(request)
+
+    text = worlds.recipe("fedavg", training={"num_rounds": 1})
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    server.run()
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
+
+
+def test_too_few_clients_end_the_wait(tmp_path: Path) -> None:
+    server, transport = worlds.deployed(worlds.recipe("fedavg"), tmp_path, start_timeout=0.01)
+    transport.online = {100, 101}
+    with pytest.raises(UserError, match=r"2 of 4 clients came within 0\.01 s"):
+        server.run()
+
+
+def test_a_method_that_must_know_all_examples_needs_everybody_at_the_start(tmp_path: Path) -> None:
+    text = worlds.recipe({"name": "scaffold", "weights": "examples"})
+    server, transport = worlds.deployed(text, tmp_path, start=3)
+    transport.online.discard(100)
+    with pytest.raises(UserError, match="must know how many examples all clients have together"):
+        server.run()
+
+
+def test_patience_without_validation_data_is_refused(tmp_path: Path) -> None:
+    server, _ = worlds.deployed(worlds.recipe("fedavg", training={"patience": 2}), tmp_path)
+    with pytest.raises(UserError, match=r"training\.patience=2: needs validation data"):
+        server.run()
+
+
+# Text labels
+
+
+def sorted_by_name(kinds: str, count: int = 12) -> Any:
+    """Points that lie where their label says."""
+    draw = np.random.default_rng(len(kinds))
+    y = np.array([kinds[i % len(kinds)] for i in range(count)])
+    return (draw.normal(size=(count, 3)) + np.array([ord(c) for c in y])[:, None]).astype(np.float32), y
+
+
+def named_abc(client: str) -> Any:
+    kinds = {"c0": "ab", "c1": "bc", "c2": "ca", "c3": "abd"}[client]
+    return sorted_by_name(kinds), sorted_by_name(kinds, 6)
+
+
+def lettered(tmp_path: Path, **settings: Any) -> tuple[Coordinator, InProcess]:
+    text = worlds.recipe("fedavg", data={"normalize": "none"}, training={"num_rounds": 1, "lr": 0.001})
+    server, transport = worlds.deployed(text, tmp_path, **settings)
+    for node in transport.held.values():
+        node.settings = dataclasses.replace(node.settings, data=f"{HERE}:named_abc")
+    return server, transport
+
+
+def test_labels_are_those_of_all_clients(tmp_path: Path) -> None:
+    server, _ = lettered(tmp_path)
+    server.run()
+    assert server.world is not None and server.world.form.class_names == ("a", "b", "c", "d")
+    assert server.state.finished
+
+
+def test_given_labels_are_the_only_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server, _ = lettered(tmp_path, labels=("c", "b", "a"), start=3)
+    server.run()
+    assert server.world is not None and server.world.form.class_names == ("c", "b", "a")
+    assert [m.name for m in server.roster.members] == ["c0", "c1", "c2"]
+    assert "client c3 is not used: labels that were not agreed on" in caplog.text
+
+
+def test_a_late_client_with_another_label_is_not_used(tmp_path: Path) -> None:
+    server, transport = lettered(tmp_path, start=3)
+    transport.online.discard(103)
+    worlds.before_stages(server, {0: lambda: transport.online.add(103)})
+    server.run()
+    assert [m.name for m in server.roster.members] == ["c0", "c1", "c2"]
+
+
+# The end
+
+
+def test_a_second_run_closes_for_those_that_were_absent(tmp_path: Path) -> None:
+    text = worlds.recipe("fedrep")
+    server, transport = worlds.deployed(text, tmp_path)
+    worlds.before_stages(server, {-1: lambda: transport.online.discard(102)})
+    server.run()
+    first = json.loads((server.results.folder / "summary.json").read_text())
+    assert first["without_model"] == ["c2"] and not server.state.finished
+    again, transport = worlds.deployed(text, tmp_path)
+    again.run()
+    second = json.loads((again.results.folder / "summary.json").read_text())
+    assert second["without_model"] == [] and again.state.finished
+    worked = {n for n, r, _ in transport.log if r.kind == "work"}
+    assert worked == {102}
+    sim = worlds.simulated(text)
+    worlds.same_state(again, tmp_path, sim)
+    for n in range(4):
+        theirs = sim.deployed_models(sim.model, torch.tensor([n]))
+        worlds.same(worlds.final(again, tmp_path, f"c{n}"), theirs)
+
+
+def test_what_a_run_began_with_cannot_be_changed(tmp_path: Path) -> None:
+    server, _ = worlds.deployed(worlds.recipe("fedavg", training={"num_rounds": 1}), tmp_path)
+    server.run()
+    for text, other_settings, what in (
+        (worlds.recipe("fedavg", training={"num_rounds": 2}), {}, "recipe.toml"),
+        (server.recipe, {"clients": 5}, "deployment.clients"),
+    ):
+        other, _ = worlds.deployed(text, tmp_path, **other_settings)
+        with pytest.raises(UserError, match=f"{what} is not what experiment {server.experiment} began with"):
+            other.run()
+
+
+def test_another_version_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = worlds.recipe("fedavg", training={"num_rounds": 1})
+    server, _ = worlds.deployed(text, tmp_path)
+    server.run()
+    monkeypatch.setattr(module, "VERSION", "99")
+    other, _ = worlds.deployed(text, tmp_path)
+    with pytest.raises(UserError, match=r"began with personafl .*, this is 99"):
+        other.run()
+
+
+# Clients that send what they should not
+
+
+def packed(request: Request, reply: Reply, **numbers: int) -> bytes:
+    """The same update under other numbers."""
+    found = wire.read(reply.blob)
+    return wire.pack(found.payload, **({"stage": found.stage, "examples": found.examples} | numbers))
+
+
+def nan(request: Request, reply: Reply) -> Reply:
+    payload = dict(wire.read(reply.blob).payload)
+    first = next(iter(payload))
+    assert isinstance(payload[first], Tensor)
+    payload[first] = torch.full_like(payload[first], torch.nan)  # type: ignore[arg-type]
+    found = wire.read(reply.blob)
+    return Reply(reply.told, wire.pack(payload, stage=found.stage, examples=found.examples))
+
+
+def huge(request: Request, reply: Reply) -> Reply:
+    """A few bytes that claim a masked tensor of 2^40 numbers."""
+    name = b"layers.0.weight"
+    body = wire._NUMBERS.pack(1, 7, 1) + len(name).to_bytes(2, "little") + name + bytes([1, 2, 2])
+    return Reply(reply.told, sealed(body + (2**20).to_bytes(4, "little") * 2 + bytes(4)))
+
+
+BAD: dict[str, tuple[Callable[[Request, Reply], Reply], str]] = {
+    "cut short": (lambda q, r: Reply(r.told, r.blob[:-7]), "its header says"),
+    "nothing": (lambda q, r: Reply(r.told, b""), "not a personafl message"),
+    "another version": (lambda q, r: Reply(r.told, r.blob[:3] + b"9" + r.blob[4:]), "a message of version b'9'"),
+    "huge": (huge, "is over the limit of"),
+    "not finite": (nan, "not all values are finite"),
+    "more examples": (lambda q, r: Reply(r.told, packed(q, r, examples=10**6)), "an update of 1000000 examples from"),
+    "another stage": (lambda q, r: Reply(r.told, packed(q, r, stage=0)), "an update of stage 0 in stage 1"),
+    "an error": (lambda q, r: Reply({"error": "Disk full\nreally"}), "Disk full really"),
+    "empty": (lambda q, r: Reply({}), "not a personafl message"),
+    "diverged": (lambda q, r: Reply({"diverged": "its loss is not finite"}), "its loss is not finite"),
+    "lost twice": (lambda q, r: Reply({"lost": True}), "it lost what it kept"),
+    "numbers": (lambda q, r: Reply(r.told | {"work": {"loss": 10**400}}, r.blob), "its numbers cannot be understood"),
+}
+
+
+@pytest.mark.parametrize("which", BAD)
+def test_a_bad_update_is_refused_and_the_client_goes_back(
+    which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, why = BAD[which]
+    text = worlds.recipe("scaffold", training={"join_ratio": 0.75, "num_rounds": 3}, model={"name": SMALL})
+    client = first_of(text, 1)
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        reply = answer(request)
+        return change(request, reply) if node == 100 + client and position(request) == 1 else reply
+
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    server.run()
+    row = server.results.rows()[1]
+    (found,) = row.get("quarantined", []) + row.get("failed", [])
+    assert found["client"] == client and why in found["why"]
+    assert any(f"stage 1: client c{client}: " in r.getMessage() and why in r.getMessage() for r in caplog.records)
+    if which != "lost twice":
+        worlds.same_state(server, tmp_path, worlds.simulated_without(text, {1: [client]}))
+    assert server.state.finished
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from([0, 1, -1, 3, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, math.inf, -math.inf, math.nan])
+    | st.sampled_from(["", "x", "1", "../..", "none", "standardize", "float32", "a\nb", "\x00", "NaN"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["own", "loss", "x"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+FIELDS = {
+    "hello": ["client", "version", "stages", "error"],
+    "describe": [
+        *("form", "sizes", "normalize", "moments", "error"),
+        *(
+            f"form.{n}"
+            for n in ("shape", "dtype", "task", "target", "classes", "class_names", "feature_names", "model")
+        ),
+        *("sizes.train", "sizes.validation", "sizes.test", "moments.count", "moments.mean", "moments.squares"),
+    ],
+    "work": [
+        *("work", "scores", "judged", "lost", "diverged", "error"),
+        *("work.flops", "work.dense_flops", "work.loss", "work.steps", "judged.before", "judged.own", "judged.finite"),
+        *(
+            "scores.own",
+            "scores.finite",
+            "scores.common",
+            "scores.validation",
+            "scores.train_loss",
+            "judged.validation",
+        ),
+    ],
+}
+
+
+class Replayed:
+    """Nodes that say again what was once said, so that a run costs what the server does."""
+
+    def __init__(self, log: list[tuple[int, Request, Reply | Failure]], field: str, value: Any) -> None:
+        self.said = {(n, r.kind, position(r), "close" in r.told): reply for n, r, reply in log}
+        self.kind, self.path, self.value = field.split(":")[0], field.split(":")[1].split("."), value
+
+    def nodes(self) -> list[int]:
+        return [100, 101, 102, 103]
+
+    def exchange(self, requests: Any, timeout: float) -> dict[int, Reply | Failure]:
+        return {n: self._reply(n, r) for n, r in requests.items()}
+
+    def _reply(self, node: int, request: Request) -> Reply | Failure:
+        key = (node, request.kind, position(request), "close" in request.told)
+        reply = self.said.get(key, Reply({"error": "not known"}))
+        if node != 100 or request.kind != self.kind or not isinstance(reply, Reply):
+            return reply
+        told = json.loads(json.dumps(reply.told))
+        inner = told if len(self.path) == 1 else told.setdefault(self.path[0], {})
+        inner[self.path[-1]] = self.value
+        return Reply(json.loads(json.dumps(told)), reply.blob)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, Request, Reply | Failure]]:
+    """All that is said in a run in which everything there is to say is said."""
+    with pytest.MonkeyPatch.context() as patch:
+        worlds.quicken(patch)
+        server, transport = worlds.deployed(EVERYTHING(), tmp_path_factory.mktemp("said"))
+        server.run()
+    return transport.log
+
+
+def EVERYTHING() -> str:  # noqa: N802
+    return worlds.recipe(
+        "fedavg",
+        data={"validation_share": 0.2, "normalize": "standardize"},
+        training={"join_ratio": 1.0, "num_rounds": 2},
+        evaluation={"eval_every": 1, "when": "after_local", "train_loss": True},
+        model={"name": SMALL},
+    )
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    field=st.sampled_from([f"{kind}:{name}" for kind, names in FIELDS.items() for name in names]),
+    value=JSON,
+)
+def test_whatever_a_client_tells_the_others_go_on(
+    said: list[tuple[int, Request, Reply | Failure]],
+    field: str,
+    value: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "build_parts", worlds.BUILT)
+    logging.getLogger("personafl").setLevel(logging.ERROR)
+    root = tmp_path_factory.mktemp("told")
+    server = Coordinator(
+        root, Deployment(clients=4, start=3), EVERYTHING(), Replayed(said, field, value), sleep=lambda s: None
+    )
+    try:
+        server.run()
+    finally:
+        logging.getLogger("personafl").setLevel(logging.NOTSET)
+    others = [m for m in server.roster.members if m.name in ("c1", "c2", "c3")]
+    assert len(others) == 3 and all(m.closed and m.acknowledged >= 0 for m in others)
+    assert server.state.played == len(server.schedule) == 2
+    for row in server.results.rows():
+        json.loads(json.dumps(row), parse_constant=lambda name: pytest.fail(f"{name} in a row"))
+
+
+# Data that must not be told
+
+
+def secretive(client: str) -> Any:
+    raise {"c0": ValueError, "c1": OSError, "c2": UserError, "c3": SystemExit}[client]("patient 4711")
+
+
+def test_nothing_of_what_went_wrong_with_data_reaches_the_server(tmp_path: Path) -> None:
+    server, transport = worlds.deployed(worlds.recipe("fedavg"), tmp_path, start_timeout=0.01)
+    for node in transport.held.values():
+        node.settings = dataclasses.replace(node.settings, data=f"{HERE}:secretive")
+    with pytest.raises(UserError, match="0 of 4 clients came"):
+        server.run()
+    replies = [reply for _, request, reply in transport.log if request.kind == "describe"]
+    assert len(replies) == 4
+    for reply in replies:
+        assert isinstance(reply, Reply) and reply.told["error"] and "4711" not in str(reply)

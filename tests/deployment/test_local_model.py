@@ -1,0 +1,61 @@
+"""The model a client ends up with: what the simulator's client predicts, without any server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from personafl.core.errors import UserError
+from personafl.deployment import load_model
+from personafl.deployment.local_model import MODEL
+from tests.deployment import worlds
+
+
+@pytest.mark.parametrize("method", ["dm-pfl-plus", "ditto", "flda", "fedphp"])
+def test_a_model_predicts_what_the_simulator_s_client_predicts(method: str, tmp_path: Path) -> None:
+    text = worlds.recipe(method, training={"num_rounds": 2}, data={"normalize": "standardize"})
+    server, _ = worlds.deployed(text, tmp_path)
+    server.run()
+    sim = worlds.simulated(text)
+    norm = sim.federation.source.normalization
+    assert norm is not None
+    x = worlds._digits().x[:50].double()
+    for n in (0, 3):
+        model = load_model(tmp_path / f"c{n}" / server.experiment / f"c{n}" / MODEL)
+        ready = sim.deployed_models(sim.model, torch.tensor([n]))
+        wanted = sim.algorithm.predict(sim.model, ready, norm(x, torch.float64)[None])[0]
+        torch.testing.assert_close(model.predict(x.numpy()), wanted, rtol=1e-9, atol=1e-9)
+        assert model.client == f"c{n}" and model.scores == server.roster.members[n].scores
+        assert model.class_names is None
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    text = worlds.recipe("fedavg", training={"num_rounds": 1})
+    server, _ = worlds.deployed(text, tmp_path)
+    server.run()
+    return tmp_path / "c0" / server.experiment / "c0" / MODEL
+
+
+def test_a_damaged_model_is_refused_in_one_line(left: Path) -> None:
+    with pytest.raises(UserError, match=r"examples of shape \(3, 5\): must be \(examples, 1, 8, 8\)"):
+        load_model(left).predict(np.zeros((3, 5)))
+    about, tensors = left / "model.json", left / "deployed.safetensors"
+    whole, raw = about.read_text(), tensors.read_bytes()
+    told = json.loads(whole)
+    for text in ("{", "[]", "5", "{}", json.dumps(told | {"world": 5}), json.dumps(told | {"tensors": []})):
+        about.write_text(text)
+        with pytest.raises(UserError) as e:
+            load_model(left)
+        assert "\n" not in str(e.value)
+    about.write_text(whole)
+    tensors.write_bytes(raw[:-1])
+    with pytest.raises(UserError, match="is cut short"):
+        load_model(left)
+    about.unlink()
+    with pytest.raises(UserError, match="no model is in it"):
+        load_model(left)

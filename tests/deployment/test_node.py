@@ -1,0 +1,155 @@
+"""A client's answers: the same to the same request, an error to any other, and nothing outside of its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from personafl.core import files, wire
+from personafl.deployment.messages import Reply, Request
+from personafl.deployment.node import Node
+from personafl.deployment.settings import ClientSettings
+from tests.deployment import worlds
+
+SMALL = "tests.deployment.test_server_files:Small"
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("method", ["ditto", "dm-pfl", "fedpews"])
+def test_a_repeated_request_has_the_same_reply_byte_for_byte(method: str, tmp_path: Path) -> None:
+    """And leaves the same files, whatever was done in between."""
+    text = worlds.recipe(method, training={"num_rounds": 3})
+    seen = 0
+
+    def twice(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        nonlocal seen
+        first, held = answer(request), everything(tmp_path / f"c{node - 100}")
+        second = answer(request)
+        assert first == second and everything(tmp_path / f"c{node - 100}") == held
+        seen += request.kind == "work"
+        return second
+
+    server, _ = worlds.deployed(text, tmp_path, spoil=twice)
+    server.run()
+    assert seen >= 6
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
+    """A request of each kind."""
+    root = tmp_path_factory.mktemp("asked")
+    with pytest.MonkeyPatch.context() as patch:
+        worlds.quicken(patch)
+        server, transport = worlds.deployed(
+            worlds.recipe("ditto", training={"num_rounds": 1}, model={"name": SMALL}), root
+        )
+        server.run()
+    return {r.kind: r for n, r, _ in transport.log if n == 100 and (r.kind != "work" or r.told["plays"])}
+
+
+def started(root: Path, data: str = "recipe:0") -> Node:
+    return Node(ClientSettings(id="c0", data=data, state=str(root / "state"), threads=1))
+
+
+GARBAGE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0, -1, 2**63, 10**400, 0.5, float("nan"), float("inf")])
+    | st.sampled_from(["", "../x", "/etc/x", "a/b", "..", "x" * 300, "\x00", "e\n", "newcomer", "kept"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+PLACES = [
+    *("experiment", "number", "begin", "acknowledged", "world", "plays", "evaluate", "close", "given", "recipe"),
+    *("world.recipe", "world.form", "world.init", "world.clients", "world.examples", "world.normalization"),
+    *("plays.position", "plays.stage", "plays.down", "plays.lr", "plays.judged"),
+]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from(["hello", "describe", "work"]), place=st.sampled_from(PLACES), value=GARBAGE)
+def test_any_request_is_answered_and_no_file_is_touched_elsewhere(
+    asked: dict[str, Request], kind: str, place: str, value: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("node")
+    (root / "own.txt").write_text("mine")
+    request = asked[kind]
+    told = dict(request.told)
+    first, _, rest = place.partition(".")
+    if not rest:
+        told[first] = value
+    elif first == "plays" and "plays" in told:
+        told["plays"] = [*told["plays"][:-1], told["plays"][-1] | {rest: value}]
+    elif first in told:
+        told[first] = told[first] | {rest: value}
+    reply = started(root).answer(dataclasses.replace(request, told=told))
+    assert isinstance(reply, Reply)
+    outside = [p for p in root.rglob("*") if p.is_file() and root / "state" not in p.parents]
+    assert outside == [root / "own.txt"]
+    inside = {p.relative_to(root / "state").parts for p in (root / "state").rglob("*") if p.is_file()}
+    assert all(parts[1] == "c0" for parts in inside)
+
+
+@pytest.mark.parametrize(
+    "experiment", ["../x", "/tmp/x", "..", "", "a/b", "a\\b", ".hidden", "x" * 65, "a\n", 5, None, ["a"], True]
+)
+def test_an_experiment_is_a_name(experiment: Any, tmp_path: Path) -> None:
+    reply = started(tmp_path).answer(Request("hello", {"experiment": experiment}))
+    assert "error" in reply.told and not list(tmp_path.rglob("*/*"))
+
+
+@pytest.mark.parametrize("blob", [b"", b"PFL9", wire.pack({})[:-1]])
+def test_a_blob_that_is_none_is_an_error(blob: bytes, asked: dict[str, Request], tmp_path: Path) -> None:
+    reply = started(tmp_path).answer(dataclasses.replace(asked["work"], blobs=(blob,)))
+    assert reply.told.keys() == {"error"}
+
+
+def test_other_first_weights_are_refused(asked: dict[str, Request], tmp_path: Path) -> None:
+    request = asked["work"]
+    told = request.told | {"world": request.told["world"] | {"init": "0" * 16}}
+    reply = started(tmp_path).answer(dataclasses.replace(request, told=told))
+    assert reply.told["error"].startswith("the first weights differ: ")
+
+
+def test_a_full_disk_loses_nothing(asked: dict[str, Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = started(tmp_path)
+    first = node.answer(asked["work"])
+    held = everything(tmp_path)
+
+    def full(path: Path, data: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", full)
+        later = [p | {"position": 1} for p in asked["work"].told["plays"]]
+        reply = node.answer(dataclasses.replace(asked["work"], told=asked["work"].told | {"plays": later}))
+    assert reply.told == {"error": "No space left on device; nothing was lost, its last state is in place"}
+    assert everything(tmp_path) == held
+    assert node.answer(asked["work"]) == first
+
+
+def test_sessions_made_up_for_are_counted_and_may_diverge(asked: dict[str, Request], tmp_path: Path) -> None:
+    """A stage that was missed and diverges leaves the client what it had; the work of all is added up."""
+    request = asked["work"]
+    (play,) = request.told["plays"]
+    one = started(tmp_path / "a").answer(request)
+    bad = play | {"lr": 1e300}
+    told = request.told | {"plays": [bad, play]}
+    two = started(tmp_path / "b").answer(dataclasses.replace(request, told=told))
+    assert two.blob == one.blob
+    assert two.told["work"]["flops"] == 2 * one.told["work"]["flops"] > 0
+    assert two.told["work"]["loss"] == one.told["work"]["loss"]
+    alone = started(tmp_path / "c").answer(dataclasses.replace(request, told=request.told | {"plays": [bad]}))
+    assert "is not finite" in alone.told["diverged"] and not alone.blob
+    assert not list((tmp_path / "c").rglob("kept-*"))
