@@ -106,7 +106,8 @@ def sound(loop: Loopback, count: int = 3, lost: int = 0) -> dict[str, Any]:
     assert [m["closed"] for m in members] == [True] * count, members
     assert sum(m["lost"] for m in members) == lost
     for i in range(count):
-        assert loop.kept(i) is not None
+        if members[i]["acknowledged"] >= 0:  # else nothing of it was ever taken, and it has what all began with
+            assert loop.kept(i) is not None
         assert list(loop.home(i).glob("state/*/*/model/model.json"))
     assert len(loop.rows()) == len({(r["round"], r["phase"]) for r in loop.rows()})
     return told

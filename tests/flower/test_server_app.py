@@ -12,8 +12,14 @@ from personafl.flower import client_app, server_app
 from personafl.flower.in_process import RUN, InProcessGrid
 
 
-def test_a_folder_without_a_recipe_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_its_files_is_refused_and_its_log_says_so(tmp_path: Path) -> None:
     told = {"folder": str(tmp_path)}
     grid = InProcessGrid(client_app.app, {}, told)
+    context = Context(RUN, 1, {}, RecordDict(), told)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"deployment.toml: cannot be read"):
+        server_app.app(grid, context)
+    (tmp_path / "deployment.toml").write_text("[deployment]\nclients = 1\n")
     with pytest.raises(UserError, match=r"recipe.toml: cannot be read"):
-        server_app.app(grid, Context(RUN, 1, {}, RecordDict(), told))  # type: ignore[arg-type]
+        server_app.app(grid, context)
+    lines = (tmp_path / "logs" / server_app.LOG).read_text().splitlines()
+    assert len(lines) == 2 and "the run ended" in lines[0] and "recipe.toml" in lines[1]
