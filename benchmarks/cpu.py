@@ -34,7 +34,7 @@ from torch.nn import functional
 from personafl import ALGORITHMS, Evaluation, Federation, Simulation, StackedModel, Training, arrays
 from personafl.core import batches
 from personafl.core import rng as streams
-from personafl.experiment import environment
+from personafl.experiment.environment import environment
 from personafl.models import MODELS
 
 

@@ -21,7 +21,7 @@ import personafl
 from personafl import DMPFL, Algorithm, Ditto, FedAvg, FedAvgFT
 from personafl.core import rng
 from personafl.data.partition import PartitionRequest, partition
-from personafl.experiment import environment
+from personafl.experiment.environment import environment
 from personafl.models import MODELS
 
 METHODS: dict[str, Algorithm] = {

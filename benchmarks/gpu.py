@@ -48,7 +48,7 @@ from personafl import (
 from personafl.core import batches, rng
 from personafl.data import DATASETS
 from personafl.data.partition import PartitionRequest, partition
-from personafl.experiment import environment
+from personafl.experiment.environment import environment
 from personafl.models import MODELS
 
 TABLE_1 = (

@@ -27,7 +27,7 @@ from personafl import Evaluation, FedAvg, Federation, Machine, Simulation, Stack
 from personafl.core import batches
 from personafl.core import rng as streams
 from personafl.data.normalize import SHIPPED, normalized
-from personafl.experiment import environment
+from personafl.experiment.environment import environment
 from personafl.models import MODELS
 
 SETTINGS = ("none", "half", "auto")

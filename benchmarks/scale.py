@@ -33,7 +33,7 @@ from personafl import DMPFL, Evaluation, Federation, Machine, Simulation, Stacke
 from personafl.core import rng
 from personafl.data import DATASETS
 from personafl.data.ragged import Ragged
-from personafl.experiment import environment
+from personafl.experiment.environment import environment
 from personafl.models import MLP
 
 COHORT, POINTS, WARM, TIMED = 50, 10, 4, 20

@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import personafl
-from personafl.experiment import environment
+from personafl.experiment.environment import environment
 
 WARM = 50  # rounds before anything is judged
 STRETCH = 100  # rounds that are compared at both ends

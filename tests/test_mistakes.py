@@ -18,6 +18,8 @@ import personafl
 from personafl import Ditto, Evaluation, FedAvg, Simulation, Training, UserError, cli
 from tests import worlds
 
+NESTED = r"(<dict>|\{.*\.\.\.)"  # from some depth on Python cannot show it, which depth goes by its version
+
 X, Y = np.zeros((40, 6), np.float32), np.arange(40) % 3
 QUICK = {"num_rounds": 1, "local_epochs": 1}
 
@@ -198,7 +200,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: run(training={"lr": 10**5000}), r"training.lr=<int>: must be finite"),
     (
         lambda: run(training={"batch_size": nested("a", {}, 5000)}),
-        r"training.batch_size=<dict>: must be a whole number",
+        rf"training.batch_size={NESTED}: must be a whole number",
     ),
     (lambda: run(recipe={"data": 3, "algorithms": "fedavg"}, data={"alpha": 1.0}), r"\[data\] must be a table of .* 3"),
     (lambda: run(training=Training), r"training=<class .*: must be a dict of settings or Training\(\.\.\.\)"),
@@ -306,10 +308,10 @@ def test_a_wrong_command_is_refused_in_one_line(
 TEXTS: list[tuple[str, str]] = [
     ("a = " + "[" * 5000, r"not valid TOML: nested too deeply"),
     ("a = " + "{a = " * 3000 + "1" + "}" * 3000, r"not valid TOML: nested too deeply"),
-    (f"[data.{'.'.join(['a'] * 3000)}]\nx = 1", r"data.a=<dict>: no such setting of \[data\]"),
+    (f"[data.{'.'.join(['a'] * 3000)}]\nx = 1", rf"data.a={NESTED}: no such setting of \[data\]"),
     (
         f"[[algorithms]]\nname = 'fedpews'\n[algorithms.{'.'.join(['base'] * 5000)}]\nname = 'ditto'",
-        r"fedpews.base: \[\[algorithms\]\] entry <dict>: it has no name",
+        rf"fedpews.base: \[\[algorithms\]\] entry {NESTED}: it has no name",
     ),
     ("[training]\nlr = " + "1" * 5000, r"not valid TOML: Exceeds the limit"),
     ("algorithms = 3", r"algorithms=3: must be"),

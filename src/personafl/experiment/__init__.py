@@ -6,7 +6,7 @@ from personafl.core.lazy import attributes
 
 if TYPE_CHECKING:
     from personafl.experiment.build import resolved, simulation
-    from personafl.experiment.environment import cpu, environment
+    from personafl.experiment.environment import cpu
     from personafl.experiment.parts import federation, model, note_clients, source
     from personafl.experiment.results import Client, MethodResult, Result
     from personafl.experiment.run_folder import checked
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "personafl.experiment.build": ("resolved", "simulation"),
-    "personafl.experiment.environment": ("cpu", "environment"),
+    "personafl.experiment.environment": ("cpu",),
     "personafl.experiment.parts": ("federation", "model", "note_clients", "source"),
     "personafl.experiment.results": ("Client", "MethodResult", "Result"),
     "personafl.experiment.run_folder": ("checked",),
@@ -35,7 +35,6 @@ __all__ = [
     "checked",
     "chosen_device",
     "cpu",
-    "environment",
     "federation",
     "model",
     "note_clients",
