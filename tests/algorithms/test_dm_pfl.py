@@ -305,6 +305,7 @@ def test_an_upload_under_the_mask_just_received_carries_values_only() -> None:
     assert known == {"masks": {False}, "global": {True}}
 
 
+@pytest.mark.slow
 def test_costs_of_table_four_by_accounting_alone() -> None:
     """DM-PFL's Table 4 at S = 0.5: 40.3 % of FedAvg's traffic (+- 1 point), 63.9 % of its FLOP (+- 2 points)."""
     model = StackedModel(MODELS["cifar-cnn"].build((3, 32, 32), 10), torch.zeros(2, 3, 32, 32))

@@ -290,11 +290,11 @@ def unregistered_key_and_wrong_ca(box: Path) -> str:
         with Loopback(box / "other", (loop.root / "recipe.toml").read_text(), loop.data, 1) as other:
             shutil.copy(other.home(0) / "node.key", stranger / "node.key")
             loop.launch("stranger", "client", str(stranger / "client.toml"))
-            loop.until(lambda: _exited(loop, "stranger"), 120, "the stranger's end")
+            loop.until(lambda: _exited(loop, "stranger"), 400, "the stranger's end")
             key_line = loop.log("stranger").strip().splitlines()[-1]
             shutil.copy(other.home(0) / "ca.crt", stranger / "ca.crt")
             loop.launch("wrong-ca", "client", str(stranger / "client.toml"))
-            loop.until(lambda: _exited(loop, "wrong-ca"), 120, "the end of who trusts another CA")
+            loop.until(lambda: _exited(loop, "wrong-ca"), 400, "the end of who trusts another CA")
             ca_line = loop.log("wrong-ca").strip().splitlines()[-1]
         loop.command("start", str(loop.folder), "--wait")
         told = sound(loop, 2)

@@ -282,7 +282,8 @@ KINDS = [
 
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")  # of any nn.LSTM that is exported
-@pytest.mark.parametrize("cases", [KINDS, pytest.param(list(CASES), marks=pytest.mark.slow)], ids=["kinds", "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [KINDS, list(CASES)], ids=["kinds", "all"])
 def test_exported_modules_run_without_the_package(cases: list[str], tmp_path: Path) -> None:
     """Also with another number of examples than they were exported with."""
     wanted = {}

@@ -87,7 +87,7 @@ def peak(name: str, more: float, rounds: int) -> dict[str, float]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read from /proc")
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "dm-pfl"])
+@pytest.mark.parametrize("name", ["fedavg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ditto", "dm-pfl"))])
 def test_memory_stays_under_a_limit(name: str) -> None:
     found = peak(name, 320, rounds=4)
     assert found["peak"] <= found["limit"]
