@@ -137,6 +137,9 @@ class OneNode:
     def nodes(self) -> list[int]:
         return [1]
 
+    def key(self, node: int) -> str:
+        return str(node)
+
     def exchange(self, requests: Any, timeout: float) -> dict[int, Reply | Failure]:
         if requests[1].kind == "work":
             raise Captured(requests[1])

@@ -77,9 +77,8 @@ def main() -> None:
 
     # The server's folder, and a folder for each phone with its key.
     port, inner = free_port(), free_port()
-    deploy("init", str(home / "recipe.toml"), str(folder), "--clients", str(PHONES), "--address", f"localhost:{port}")
-    for file in (folder / "deployment.toml", folder / "nginx.conf"):
-        file.write_text(file.read_text().replace("9443", str(inner)))
+    at = ["--address", f"localhost:{port}", "--port", str(inner)]
+    deploy("init", str(home / "recipe.toml"), str(folder), "--clients", str(PHONES), *at)
     deploy("keys", str(folder))
     try:
         with (home / "server.log").open("w") as log:

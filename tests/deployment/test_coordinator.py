@@ -658,6 +658,9 @@ class Replayed:
     def nodes(self) -> list[int]:
         return [100, 101, 102, 103]
 
+    def key(self, node: int) -> str:
+        return str(node)
+
     def exchange(self, requests: Any, timeout: float) -> dict[int, Reply | Failure]:
         return {n: self._reply(n, r) for n, r in requests.items()}
 

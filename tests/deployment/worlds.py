@@ -67,6 +67,9 @@ class InProcess:
     def nodes(self) -> list[int]:
         return sorted(self.online)
 
+    def key(self, node: int) -> str:
+        return str(node)
+
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
         found: dict[int, Reply | Failure] = {}
         for n, request in requests.items():

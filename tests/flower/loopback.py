@@ -113,11 +113,10 @@ class Loopback:
         self.port, outer = free_port(), free_port()
         self.address = f"localhost:{outer}"
         self.command(
-            "init", str(root / "recipe.toml"), str(self.folder), "--clients", str(count), "--address", self.address
+            *("init", str(root / "recipe.toml"), str(self.folder), "--clients", str(count)),
+            *("--address", self.address, "--port", str(self.port)),
         )
-        nginx = self.folder / "nginx.conf"
-        nginx.write_text(nginx.read_text().replace(":9443/", f":{self.port}/"))
-        self.change(self.folder / "deployment.toml", {"port": self.port} | settings)
+        self.change(self.folder / "deployment.toml", settings)
         self.command("keys", str(self.folder))
         for i in range(count):
             own: dict[str, Any] = {"data": str(data / f"client-{i}"), "threads": 1}

@@ -59,13 +59,13 @@ def test_a_lost_connection_is_told_once() -> None:
     assert said == [
         "online at host:1",
         "no connection to host:1; it is tried again until there is one",
-        "connected to host:1 again",
+        "connected to host:1",
     ]
 
 
 def test_other_lines_are_passed_on_but_not_what_uvicorn_says_of_itself() -> None:
     _, said = heard("INFO:     Started server process [1]", "", "INFO :", "INFO :      [RUN 1, ROUND 2]", "of the app")
-    assert said == ["INFO :      [RUN 1, ROUND 2]", "of the app"]
+    assert said == ["of the app"]
 
 
 def test_a_file_is_written_for_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +91,8 @@ class World:
         folder = with_keys(root / "fed")
         self.file = folder.clients / "client-0" / "client.toml"
         self.root, self._patch = root, monkeypatch
+        (self.file.parent / "data").mkdir()
+        (self.file.parent / "data" / "mine.csv").write_text("x,y\n1,0\n")
         self.said: list[str] = []
         monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
 

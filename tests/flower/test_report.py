@@ -60,6 +60,9 @@ def test_nodes_have_their_clients_names_where_the_server_app_knows_them(folder: 
 
 def test_a_status_says_how_far_the_run_is(folder: Folder) -> None:
     write(folder, more='{"round": 2, "pha')  # of which the rest is still to come
+    folder.roster.parent.mkdir()
+    told = {"clients": [], "unused": {"12": "another version"}, "waits": "", "stage": 3, "stages": 6}
+    folder.roster.write_text(json.dumps(told))
     found = report.status(folder)
     assert found["position"] == {"round": 1, "rounds": 80, "phase": "tune", "personal": 0.5}
     assert report.status_lines(found) == [
@@ -69,7 +72,8 @@ def test_a_status_says_how_far_the_run_is(folder: Folder) -> None:
         "         client-1: offline (node 12)",
         "run      8, running, 12 s",
         "traffic  300 bytes from nodes, 500 to them, by Flower's report",
-        "round    2 of 80 is done (phase tune), accuracy 0.500",
+        "unused   client-1: another version",
+        "rounds   3 of 6 stages are done; scores are known up to round 1, tune, accuracy 0.500",
     ]
 
 

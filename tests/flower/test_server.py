@@ -181,7 +181,7 @@ def test_a_server_starts_again_what_ends_and_stops_when_it_is_told(
 
     server.serve(fake, plain=True, proxied=True, say=say)
     assert "can start runs and so run code on every node" in said[0]
-    assert [line.split()[0] for line in said] == ["PLAIN:", "run", "ready;", "the", "run", "ready;", "stopped"]
+    assert [line.split()[0] for line in said] == ["PLAIN:", "run", "ready;", "the", "run", "ready;", "stopped;"]
     assert not answers(fake.link().port)
 
 

@@ -46,11 +46,14 @@ def init(
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where clients reach the server; default localhost:8443.")
     ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Of Flower's SuperLink on this machine, for nobody else; default 9443.")
+    ] = None,
 ) -> None:
     """Write a deployment folder: recipe, settings, Flower app, nginx configuration, systemd units."""
     from personafl.flower import folder as deployment
 
-    made = deployment.init(recipe, overrides or [], folder, clients, address)
+    made = deployment.init(recipe, overrides or [], folder, clients, address, port)
     console.print(f"written to {folder}", soft_wrap=True)
     console.print(
         f"look through {made.deployment} and {made.client}, then: personafl deploy keys {folder}", soft_wrap=True

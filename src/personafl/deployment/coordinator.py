@@ -26,8 +26,8 @@ from personafl.core import admission, cost, sampling, tree, wire
 from personafl.core.admission import Update
 from personafl.core.aggregation import add, next_server, summed
 from personafl.core.errors import UserError
+from personafl.core.lock import locked
 from personafl.core.schedule import ended_after, missed
-from personafl.core.tasks import MOST_CLASSES
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.data import normalize
 from personafl.data.client_files import natural_order
@@ -36,7 +36,7 @@ from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
 from personafl.deployment.settings import NAME, Deployment
-from personafl.deployment.world import VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
+from personafl.deployment.world import MOST_CLASSES, VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
 from personafl.evaluation import metrics, rounds
 from personafl.sim.accounting import Totals, finite_mean
 from personafl.sim.checks import check_stopping
@@ -46,7 +46,8 @@ log = logging.getLogger("personafl")
 Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
 MOST_WORK = 1e30  # FLOP or steps of one exchange
-MOST_VALUE = 1e100  # of an input, where clients tell their sums
+MOST_VALUE = 1e15  # of an input, where clients tell their sums
+MOST_SCORE = 1e15  # of a metric that has no bound
 RETRY = 30.0  # seconds until a node that could not be used is asked again
 
 
@@ -89,13 +90,18 @@ class Coordinator:
         self.known: dict[int, Params] = {}  # of each client: known/..., and lasting/... of what it added for good
         self.aside: dict[int, float] = {}  # nodes that cannot be used, and until when
         self.met: dict[int, str] = {}  # nodes by name, in this process
+        self.unused: dict[str, str] = {}  # nodes that cannot be used, and why
         self.schedule: list[Stage] = []
         self._changed: set[int] = set()
 
     # A run
 
     def run(self) -> None:
-        """Play what is left of the schedule, then give every client its model."""
+        """Play what is left of the schedule, then give every client its model; refused where another process does."""
+        with locked(self.folder / "server"):
+            self._run()
+
+    def _run(self) -> None:
         if not self._restored():
             self.experiment = f"{self.settings.name}-{secrets.token_hex(4)}"
             self._gather()
@@ -130,7 +136,7 @@ class Coordinator:
         self.server = {n: t.to(self.parts.device) for n, t in server.items()}
         self.schedule = ended_after(self.schedule, self.parts.training.num_rounds, self.state.rounds)
         self.results.cut(self.state.metrics)
-        log.info("experiment %s goes on behind stage %d", self.experiment, self.state.played)
+        log.info("experiment %s goes on with stage %d", self.experiment, self.state.played)
         return True
 
     def _build(self) -> None:
@@ -150,7 +156,18 @@ class Coordinator:
         }
         self.files.save(numbers, self.server, self.known, self._changed)
         self._changed = set()
-        write_roster(self.folder / "server", self.experiment, self.roster)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Leave who takes part, who does not and how far it is where `deploy status` looks."""
+        there = len(set(self.met.values()))
+        told = {
+            "unused": self.unused,
+            "waits": "" if self.world else f"waits for {self.settings.at_start} clients, {there} can be used so far",
+            "stage": self.state.played if self.world else 0,
+            "stages": len(self.schedule),
+        }
+        write_roster(self.folder / "server", self.experiment, self.roster, told)
 
     # Who is there
 
@@ -163,6 +180,7 @@ class Coordinator:
             self._hello()
             if len(set(self.met.values())) >= wanted and self._agreed(wanted):
                 return
+            self._tell()
             if time.monotonic() > until:
                 raise UserError(f"{len(self.met)} of {wanted} clients came within {self.settings.start_timeout:g} s")
             self.sleep(1.0)
@@ -187,17 +205,20 @@ class Coordinator:
                 why = f"it runs personafl {told.get('version')!r:.40}, this is {VERSION}"
             member = self.roster.named(name)
             other = next((n for n, m in self.met.items() if m == name), None)
-            if not why and self.settings.bind and member is not None and member.node not in (0, node):
+            key = self.transport.key(node)
+            if not why and self.settings.bind and member is not None and member.key not in ("", key):
                 why = f"client {name} is bound to another key than that of this node"
             if not why and other is not None and self.settings.bind:
                 why = f"client {name} is here already, as another node"
             if why:
                 log.warning("node %d is not used: %s", node, why)
+                self.unused[str(node)] = why
                 self.aside[node] = time.monotonic() + RETRY
                 continue
+            self.unused.pop(str(node), None)
             self.met = {n: m for n, m in self.met.items() if m != name} | {node: name}
             if member is not None:
-                member.node = node
+                member.node, member.key = node, key
             found[node] = told
         return found
 
@@ -213,6 +234,10 @@ class Coordinator:
         like = next(d for d in told.values() if d.kind == usual)
         held = {n: d for n, d in told.items() if d.kind == usual}
         form = self._common_form([d.form for d in held.values()])
+        if form.classes > MOST_CLASSES:
+            most = max(held, key=lambda n: held[n].form.classes)
+            self._set_aside(node_of[members[most].name], members[most], "too many labels beside those of the others")
+            return False
         for m in members:
             if m.number in told and (why := told[m.number].unlike(like) or _labels_beyond(told[m.number].form, form)):
                 self._set_aside(node_of[m.name], m, why)
@@ -228,6 +253,7 @@ class Coordinator:
         self.roster = roster
         for m in members:
             m.node, m.sizes = node_of[m.name], held[m.number].sizes
+            m.key = self.transport.key(m.node)
         everybody = len(members) >= self.settings.clients
         examples = sum(m.sizes["train"] for m in first) if everybody else 0
         world = World(self.experiment, VERSION, self.recipe, self.settings.clients, examples, form, normalization)
@@ -242,10 +268,9 @@ class Coordinator:
 
     def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, _Described]:
         """What these clients tell of their data, by number; those that cannot are set aside."""
-        asked = {
-            node: Request("describe", {"experiment": self.experiment, "recipe": self.recipe, "number": number})
-            for number, (node, _) in clients.items()
-        }
+        told: Row = {"experiment": self.experiment, "recipe": self.recipe}
+        told |= {} if self.world is None else {"form": dataclasses.asdict(self.world.form)}
+        asked = {node: Request("describe", told | {"number": number}) for number, (node, _) in clients.items()}
         replies, found = self._exchange(asked), {}
         for number, (node, member) in clients.items():
             why, told = _answer(replies[node])
@@ -260,6 +285,7 @@ class Coordinator:
 
     def _set_aside(self, node: int, member: Member, why: str) -> None:
         log.warning("client %s is not used: %s", member.name, why)
+        self.unused[str(node)] = why
         self.aside[node] = time.monotonic() + RETRY
         self.met.pop(node, None)
 
@@ -269,8 +295,6 @@ class Coordinator:
         if first.class_names is None:
             return dataclasses.replace(first, classes=len(given) or max(f.classes for f in forms))
         names = given or tuple(sorted({n for f in forms for n in f.class_names or ()}))
-        if len(names) > MOST_CLASSES:
-            raise UserError(f"clients have {len(names)} labels together, at most {MOST_CLASSES} are possible")
         return dataclasses.replace(first, classes=len(names), class_names=names)
 
     def _normalization(
@@ -300,16 +324,21 @@ class Coordinator:
         assert self.world is not None
         new = self._hello()
         strangers = sorted((self.met[n] for n in new if self.roster.named(self.met[n]) is None), key=natural_order)
+        back: dict[int, tuple[int, Member]] = {}
         for node, told in new.items():
             if member := self.roster.named(self.met[node]):
                 there = told.get("stages")
                 if member.acknowledged >= 0 and not (isinstance(there, list) and member.acknowledged in there):
                     self._lost(member)
-                self._admitted({member.number: (node, member)})
+                back[member.number] = node, member
+        self._admitted(back)
         while strangers:  # a number is given for good, so to none that cannot be used
             node_of = {name: node for node, name in self.met.items()}
             begin = len(self.roster.members)
-            trial = [Member(name, begin + i, node_of[name]) for i, name in enumerate(strangers)]
+            trial = [
+                Member(name, begin + i, node_of[name], self.transport.key(node_of[name]))
+                for i, name in enumerate(strangers)
+            ]
             if len(self._admitted({m.number: (m.node, m) for m in trial})) == len(trial):
                 self.roster.members += trial
                 break
@@ -500,6 +529,8 @@ class Coordinator:
             if payload is None:
                 (notes.quarantined if talk.answered else notes.failed).append((n, why))
                 notes.diverged += talk.diverged
+                if "examples from a client that has" in why:  # its data have changed: it is asked about them again
+                    self.met.pop(talk.member.node, None)
                 log.warning("stage %d: client %s: %s", self.state.played, talk.member.name, why)
                 continue
             taken[n] = payload
@@ -510,13 +541,22 @@ class Coordinator:
         """Exchange, and count what it took."""
         replies = self._exchange({t.member.node: t.request() for t in talks.values()})
         for talk in talks.values():
-            talk.hear(replies[talk.member.node])
+            talk.hear(replies[talk.member.node], self._bounds(talk.member))
             totals = self.state.totals
             totals.down_bytes += talk.down_bytes
             self.state.evaluation_bytes += talk.evaluation_bytes
             totals.up_bytes += len(talk.reply_blob)
             totals.flops += 0.0 if talk.apart else talk.work.get("flops", 0.0)
             totals.dense_flops += 0.0 if talk.apart else talk.work.get("dense_flops", 0.0)
+
+    def _bounds(self, member: Member) -> dict[str, float]:
+        """What scores of a client can be at most, in size; none of what it has no data for."""
+        metric = self.parts.task.metric
+        assert self.world is not None
+        shipped = metric.name in metrics.METRICS[self.world.form.task]
+        most = 1.0 if shipped and metric.better == "higher" else MOST_SCORE
+        bounds = {"own": most, "common": most, "before": most, "train_loss": MOST_SCORE}
+        return bounds | ({"validation": most} if member.sizes.get("validation") else {})
 
     def _update(self, talk: _Talk, rnd: Round, wanted: admission.Schema) -> tuple[Payload | None, str]:
         """What a client sent in a stage, or why it is not taken."""
@@ -606,6 +646,8 @@ class Coordinator:
         """Complete a row, now or with the next exchange."""
         if found := {str(n): t.judged for n, t in talks.items() if t.judged is not None}:
             self.state.judged = found
+        else:  # what a cohort before this one came with is no news
+            self.state.judged = {n: {k: v for k, v in s.items() if k != "before"} for n, s in self.state.judged.items()}
         if not self._due(position):
             self._complete(row, {}, due=False)
         elif self.state.judged and not self._has_common():
@@ -631,7 +673,7 @@ class Coordinator:
             found = {n: s | {k: v for k, v in found.get(n, {}).items() if k == "common"} for n, s in judged.items()}
         if found:
             row |= self._stats(found)
-        if judged:
+        if judged and all("before" in s for s in judged.values()):
             gained = [s["before"] - self.state.left[str(n)] for n, s in judged.items() if str(n) in self.state.left]
             sign = 1 if self.parts.task.metric.better == "higher" else -1
             row["before"] = self._over({n: s["before"] for n, s in judged.items()})
@@ -796,7 +838,7 @@ class _Talk:
     def request(self) -> Request:
         return Request("work", self.told, tuple(self.blobs))
 
-    def hear(self, reply: Reply | Failure) -> None:
+    def hear(self, reply: Reply | Failure, bounds: Mapping[str, float]) -> None:
         self.why, told = _answer(reply)
         self.answered = isinstance(reply, Reply) and "error" not in told
         self.busy = isinstance(reply, Failure) and reply.busy
@@ -808,9 +850,9 @@ class _Talk:
             self.why = "it lost what it kept"
         try:
             self.work = _work(told["work"]) if told.get("work") is not None else {}
-            self.scores = _scores(told["scores"]) if told.get("scores") is not None else None
+            self.scores = _scores(told["scores"], bounds) if told.get("scores") is not None else None
             if (judged := told.get("judged")) is not None and self._asked_to_judge:
-                self.judged = _scores(judged) | {"before": _number(judged["before"])}
+                self.judged = _scores(judged, bounds) | {"before": _number(judged["before"], bounds["before"])}
         except (TypeError, ValueError, KeyError, OverflowError):
             self.work, self.scores, self.judged = {}, None, None
             self.why = self.why or "its numbers cannot be understood"
@@ -895,17 +937,19 @@ def _finite(value: Any) -> float:
     return number
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, most: float) -> float:
     """A score; what is not finite, which JSON has as null, counts as zero."""
-    return 0.0 if value is None else _finite(value)
+    found = 0.0 if value is None else _finite(value)
+    if found > most * (1 + 1e-9) or found < -MOST_SCORE:
+        raise ValueError
+    return found
 
 
-def _scores(told: Any) -> Row:
-    """A client's scores, checked."""
+def _scores(told: Any, bounds: Mapping[str, float]) -> Row:
+    """A client's scores, checked: those there are bounds for."""
     found: Row = {"finite": bool(told["finite"])}
-    return found | {
-        n: _number(told[n]) for n in ("own", "common", "validation", "train_loss") if n in told or n == "own"
-    }
+    asked = [n for n in ("own", "common", "validation", "train_loss") if n in bounds and (n in told or n == "own")]
+    return found | {n: _number(told[n], bounds[n]) for n in asked}
 
 
 def _work(told: Any) -> dict[str, float]:

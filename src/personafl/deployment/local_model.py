@@ -41,6 +41,11 @@ class LocalModel(Displayed):
         """What the outputs stand for, where labels are text."""
         return self.world.form.class_names
 
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """The columns of an example, in their order, where the data are tables."""
+        return self.world.form.feature_names
+
     @torch.no_grad()
     def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
         """Outputs `[B, K]` for examples `[B, ...]` as the client's data have them."""

@@ -45,6 +45,10 @@ class Transport(Protocol):
         """The nodes that are there."""
         ...
 
+    def key(self, node: int) -> str:
+        """What a node is known by for good, however often it registers: the name of its key."""
+        ...
+
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
         """Ask each of these nodes one thing; an answer of some kind from each within so many seconds."""
         ...

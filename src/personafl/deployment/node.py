@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, ClientSettings
-from personafl.deployment.world import VERSION, Parts, World, build_parts, init_hash, read_recipe
+from personafl.deployment.world import VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
 from personafl.evaluation.evaluate import deployed, finite, scores
 from personafl.sim.execution_plan import products, threads
 
@@ -65,7 +66,7 @@ class Node:
             return Reply({"error": str(e)[:500]})
         except OSError as e:
             log.error("client %s: %s", self.settings.id, e)
-            return Reply({"error": f"{e.strerror or type(e).__name__}; nothing was lost, its last state is in place"})
+            return Reply({"error": e.strerror or "its disk cannot be written to"})
         except Exception as e:  # anything: of a message it would tell the server, which is told no more than the kind
             log.exception("client %s failed", self.settings.id)
             return Reply({"error": f"{type(e).__name__} at the client; its log has where"})
@@ -81,6 +82,11 @@ class Node:
 
     def _describe(self, told: Mapping[str, Any]) -> Reply:
         data = self._data(told)
+        if told.get("form") is not None:  # others have agreed on it already
+            try:
+                data.fitted(Form.read(told["form"]), None)
+            except UserError as e:
+                raise _DataError(str(e)) from None
         found: dict[str, Any] = {
             "form": asdict(data.form()),
             "normalize": data.normalize,
@@ -95,8 +101,8 @@ class Node:
         recipe = read_recipe(told["recipe"])
         try:
             return local_data.load(self.settings, recipe, int(told["number"]))
-        except (UserError, OSError, SystemExit) as e:
-            raise _DataError(str(e)) from None
+        except (Exception, SystemExit) as e:  # of a function of one's own, anything
+            raise _DataError(f"{type(e).__name__}: {e}") from e
 
     # Work
 
@@ -112,8 +118,20 @@ class Node:
             raise _DataError(str(e)) from None
         dtype = next(iter(parts.initial.values())).dtype
         state = self._state(told)
-        with locked(state.folder), products(parts.training.precision):
+        with _alone(state.folder), products(parts.training.precision):
             return _Session(self.settings, world, parts, data.to(parts.device, dtype), state, told, blobs).played()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes of this client from working; who does is said in its own log."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder))
+        except UserError as e:
+            log.error("%s", e)
+            raise UserError("another process is at work for this client") from None
+        yield
 
 
 class _DataError(Exception):
@@ -175,10 +193,13 @@ class _Session:
             if Stage(**plays[-1]["stage"]).up:
                 blob = wire.pack(tree.row_of(upload, 0), stage=position, examples=self.data.size("train"))
             self.state.save(position, kept, acknowledged=int(self.told["acknowledged"]))
+            last_stage = plays[-1]["stage"]
+            log.info("stage %d (round %d, %s) played", position, last_stage["number"], last_stage["phase"])
         if (last := self.told.get("close")) is not None:
             ready = self._ready(kept, last["down"])
             told["scores"] = self._scores(ready, last)
             write_model(self.state.folder / MODEL, self.settings.id, self.world, ready, told["scores"])
+            log.info("the model is in %s", self.state.folder / MODEL)
         return Reply(told, blob)
 
     def _kept(self) -> Params | None:

@@ -16,9 +16,9 @@ Row = dict[str, Any]
 ROWS, SUMMARY, CLIENTS, ROSTER = "metrics.jsonl", "summary.json", "clients.csv", "roster.json"
 
 
-def write_roster(folder: Path, experiment: str, roster: Roster) -> None:
+def write_roster(folder: Path, experiment: str, roster: Roster, told: Row) -> None:
     """Who takes part, for people and `deploy status`."""
-    files.write(folder / ROSTER, json.dumps({"experiment": experiment, "clients": roster.told()}, indent=1))
+    files.write(folder / ROSTER, json.dumps({"experiment": experiment, "clients": roster.told(), **told}, indent=1))
 
 
 class Results:

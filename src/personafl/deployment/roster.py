@@ -20,6 +20,7 @@ class Member:
     name: str
     number: int
     node: int = 0  # of the transport
+    key: str = ""  # what the transport knows it by for good
     sizes: dict[str, int] = field(default_factory=dict)  # examples by split
     acknowledged: int = -1  # the last stage of it that counts
     lost: int = 0  # how often what it kept was gone

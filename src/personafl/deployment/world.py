@@ -17,11 +17,12 @@ from personafl.config import Recipe
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
-from personafl.core.tasks import MOST_CLASSES, as_targets
+from personafl.core.plain_text import is_text
+from personafl.core.tasks import as_targets
 from personafl.core.types import LOSSES, Params, Setup, Stage, Task, TaskName, Training
 from personafl.data import Source
 from personafl.experiment import parts
-from personafl.models.stacked import StackedModel
+from personafl.models import MODELS, StackedModel
 from personafl.slots.assemble import assembled
 from personafl.version import __version__
 
@@ -29,6 +30,8 @@ DTYPES = {
     str(t).removeprefix("torch."): t
     for t in (torch.float32, torch.float64, torch.uint8, torch.int64, torch.int32, torch.int16, torch.bool)
 }
+MOST_CLASSES = 10_000  # of a deployment: one client's word makes everybody's last layer as large
+MOST_NAME, MOST_NAMES = 256, 2**18  # characters of a label or column, and of all of them
 MOST_AXES, MOST_NUMBERS = 8, 2**28  # of an example; a server makes up two of the form clients tell
 
 
@@ -72,9 +75,13 @@ class Form:
                 raise ValueError
             if made.class_names is not None and len(set(made.class_names)) != made.classes:
                 raise ValueError
-            if not all(
-                isinstance(n, str) for n in (*(made.class_names or ()), *(made.feature_names or ()), made.model)
-            ):
+            names = (*(made.class_names or ()), *(made.feature_names or ()))
+            if not all(isinstance(n, str) and is_text(n) and len(n) <= MOST_NAME for n in names):
+                raise ValueError
+            if sum(map(len, names)) > MOST_NAMES or made.model not in (
+                "",
+                *MODELS,
+            ):  # a name of ours, no code to import
                 raise ValueError
         except (TypeError, ValueError, AttributeError):
             raise UserError("not a description of examples") from None

@@ -10,8 +10,9 @@ from pathlib import Path
 import tomli_w
 
 from personafl.core.errors import UserError
+from personafl.deployment.settings import ClientSettings
 from personafl.flower import keys
-from personafl.flower.folder import usable
+from personafl.flower.folder import CLIENT, usable
 from personafl.flower.processes import Child, Stop, environment, free_port, option, program
 from personafl.flower.settings import LOOPBACK, Client, ClientLink, commented, read_client, split_address
 
@@ -26,7 +27,7 @@ LAPSE_SECONDS = 120.0  # a SuperLink counts on a killed node's connection for ab
 _NOISE = re.compile(
     r"^INFO\s*:\s*$|^INFO:  |FastAPI lifespan|Starting Flower Super|Exit Code: 305"
     r"|Failed to initialize the connection|For more information|could not establish a connection"
-    r"|handshake error detected"
+    r"|handshake error detected|HTTP Request: |^[\d\-]+ [\d:,]+\s*$|\[RUN \d+, ROUND|Received: |Sent reply|^\s*$"
 )
 
 REFUSED = (
@@ -58,7 +59,7 @@ class Hearer:
             self._waiting = True
         elif "Connection successful" in line:
             self._waiting = False
-            self._say(f"connected to {self._address} again")
+            self._say(f"connected to {self._address}")
         elif "[code: 2004]" in line:
             self.refused = True
         elif "CERTIFICATE_VERIFY_FAILED" in line:
@@ -103,7 +104,10 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
 
     Modules of its own are found in the folder `code`, by default that of the file.
     """
+    if file.is_dir():
+        raise UserError(f"{file}: is a folder; give the client.toml in it")
     client = read_client(file)
+    _check_data(ClientSettings.read(file))
     _check(client, plain)
     if plain:
         say(PLAIN.format(address=client.link.address))
@@ -139,6 +143,18 @@ def _ending(code: int | None) -> str:
     if code == 0:  # as Flower ends where a signature is not taken
         return "the server does not take this client's signature: its key was revoked, or its clock is wrong"
     return f"the SuperNode ended by itself (exit code {code})"
+
+
+def _check_data(told: ClientSettings) -> None:
+    """Refuse the template, and a folder of data that is not there; what is in it is looked at in a run."""
+    if told.id == CLIENT:
+        raise UserError(
+            f'client.id="{CLIENT}": this is the template; each client has its own, clients/client-0 and so on'
+        )
+    home = Path(told.data)
+    if ":" not in told.data and not (home.is_dir() and any(home.iterdir())):
+        what = "is empty" if home.is_dir() else "no such folder"
+        raise UserError(f"client.data={told.data!r}: {what}; set data in client.toml to the client's own")
 
 
 def _check(client: Client, plain: bool) -> None:

@@ -33,7 +33,8 @@ def work(message: Message, context: Context) -> Message:
 
 
 def _answered(kind: Kind, message: Message, context: Context) -> Message:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("personafl").setLevel(logging.INFO)
     try:
         told, blobs = from_records(message.content)
         reply = Node(client_settings(context)).answer(Request(kind, told, blobs))

@@ -14,6 +14,7 @@ from typing import Any
 import tomli_w
 
 from personafl.core.errors import UserError
+from personafl.deployment.settings import Deployment
 from personafl.flower.folder import Folder
 from personafl.flower.processes import answers, call, environment, option
 
@@ -103,6 +104,7 @@ def _run(told: dict[str, Any]) -> Run:
 
 def submit(folder: Folder) -> str:
     """Start a run and give its id; refused while another is under way."""
+    Deployment.read(folder.deployment)
     if busy := [r.id for r in runs(folder) if not r.finished]:
         raise UserError(
             f"run {busy[0]} is under way; wait for it, or stop it: {by_hand(folder)} flwr stop {busy[0]} {LINK}"

@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from personafl import config
 from personafl.config import Recipe
@@ -130,7 +131,14 @@ def _without_shift(recipe: Recipe, overrides: list[str]) -> Recipe:
     return replace(recipe, evaluation=replace(recipe.evaluation, shift="none"))
 
 
-def init(recipe: str | None, overrides: list[str], root: Path, clients: int | None, address: str | None) -> Folder:
+def init(
+    recipe: str | None,
+    overrides: list[str],
+    root: Path,
+    clients: int | None,
+    address: str | None,
+    port: int | None = None,
+) -> Folder:
     """Write a deployment folder for a recipe of one method."""
     chosen = _without_shift(config.anchored(config.load(recipe, overrides)), overrides)
     if len(chosen.algorithms) != 1:
@@ -142,7 +150,8 @@ def init(recipe: str | None, overrides: list[str], root: Path, clients: int | No
         raise UserError("--clients: the recipe does not say how many clients there are")
     if number < 1:
         raise UserError(f"--clients {number}: must be at least 1")
-    link = ServerLink() if address is None else ServerLink(address=address)
+    given: dict[str, Any] = {"address": address, "port": port}
+    link = ServerLink(**{n: v for n, v in given.items() if v is not None})
     folder = Folder(root.absolute())
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root}: is there already and not empty; a deployment needs a new folder")

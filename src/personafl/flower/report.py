@@ -26,6 +26,7 @@ def status(folder: Folder) -> dict[str, Any]:
         "nodes": _nodes(folder) if up else [],
         "run": _run(runs[0]) if runs else None,
         "position": _position(folder),
+        "server_app": _server_app(folder),
     }
 
 
@@ -43,9 +44,16 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"traffic  {sent}, by Flower's report")
     elif found["server"] == "running":
         lines.append("run      none yet; personafl deploy start begins one")
+    app = found["server_app"]
+    if app.get("waits"):
+        lines.append(f"rounds   none yet: {app['waits']}")
+    named = {n["node"]: n["name"] for n in found["nodes"]}
+    for node, why in app.get("unused", {}).items():
+        lines.append(harmless(f"unused   {named.get(node, f'node {node}')}: {why}"))
     if at := found["position"]:
         scored = f", accuracy {at['personal']:.3f}" if at["personal"] is not None else ""
-        lines.append(f"round    {at['round'] + 1} of {at['rounds']} is done (phase {at['phase']}){scored}")
+        done = f"{app['stage']} of {app['stages']} stages are" if app.get("stages") else "a stage is"
+        lines.append(f"rounds   {done} done; scores are known up to round {at['round']}, {at['phase']}{scored}")
     return lines
 
 
@@ -118,6 +126,18 @@ def _roster(folder: Folder) -> dict[str, str]:
         return {str(c["node"]): str(c["name"]) for c in held["clients"] if c.get("node") is not None}
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{folder.roster}: not a roster of clients") from None
+
+
+def _server_app(folder: Folder) -> dict[str, Any]:
+    """How far the server app is, and whom it does not use, by its own word."""
+    try:
+        held = json.loads(folder.roster.read_text(encoding="utf-8"))
+        unused = {str(n): str(why) for n, why in dict(held.get("unused", {})).items()}
+        return {"waits": str(held.get("waits", "")), "unused": unused} | {
+            n: int(held.get(n, 0)) for n in ("stage", "stages")
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _clients(file: Path) -> list[dict[str, Any]]:

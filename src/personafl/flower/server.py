@@ -10,6 +10,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from personafl.core.errors import UserError
+from personafl.deployment.settings import Deployment
 from personafl.flower import control, keys, proxy
 from personafl.flower.folder import Folder
 from personafl.flower.processes import Child, Stop, adopt, answers, end_family, environment, program
@@ -37,6 +38,7 @@ _SAID = {
 def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]) -> None:
     """Run until asked to stop; a SuperLink or proxy that ends by itself is started again."""
     link = folder.link()
+    Deployment.read(folder.deployment)  # what is wrong with it is said now, not in the first run
     nginx = None if plain or not proxied else proxy.find()
     if answers(link.port):
         raise UserError(f"port {link.port} of 127.0.0.1 (link.port) is in use; is this server running already?")
@@ -64,7 +66,7 @@ def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]
             finally:
                 server.stop()
             stop.wait(AGAIN_SECONDS if not stop else 0)
-    say("stopped")
+    say("stopped; a run that was under way goes on with personafl deploy start once the server is back")
 
 
 class EndedError(RuntimeError):

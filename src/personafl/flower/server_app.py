@@ -16,7 +16,8 @@ from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.settings import Deployment
-from personafl.flower.control import is_plain
+from personafl.flower.control import is_plain, registered
+from personafl.flower.folder import Folder
 from personafl.flower.transport import FlowerTransport
 
 app = ServerApp()
@@ -27,7 +28,7 @@ LOG = "rounds.log"
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Lines of ours to Flower's log and to a file."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     ours = logging.getLogger("personafl")
     ours.setLevel(logging.INFO)
     path.parent.mkdir(exist_ok=True)
@@ -59,4 +60,4 @@ def _run(grid: Grid, folder: Path) -> None:
         recipe = files.read_text(folder / "recipe.toml")
     except (OSError, ValueError) as e:
         raise UserError(f"{folder / 'recipe.toml'}: cannot be read: {e}") from None
-    Coordinator(folder, settings, recipe, FlowerTransport(grid)).run()
+    Coordinator(folder, settings, recipe, FlowerTransport(grid, lambda: registered(Folder(folder)))).run()

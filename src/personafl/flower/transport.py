@@ -29,12 +29,19 @@ CODES = {
 class FlowerTransport:
     """A grid, as the coordinator sees it."""
 
-    def __init__(self, grid: Grid, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.grid, self.sleep = grid, sleep
+    def __init__(
+        self, grid: Grid, keys: Callable[[], Mapping[str, str]] = dict, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """`keys` gives the names of keys and the node ids they are registered under."""
+        self.grid, self.keys, self.sleep = grid, keys, sleep
         self.outstanding: dict[int, str] = {}  # message ids by node
 
     def nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
+
+    def key(self, node: int) -> str:
+        """The name of a node's key; its id where there are none."""
+        return next((name for name, number in self.keys().items() if number == str(node)), str(node))
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
         """Ask each node one thing; who is still at an earlier one is not asked."""
