@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from personafl.core import tree, wire
 from personafl.core.errors import UserError
+from personafl.core.lock import locked
 from personafl.deployment import coordinator as module
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.messages import Failure, Reply, Request
@@ -741,3 +742,76 @@ def test_nothing_of_what_went_wrong_with_data_reaches_the_server(tmp_path: Path)
     assert len(replies) == 4
     for reply in replies:
         assert isinstance(reply, Reply) and reply.told["error"] and "4711" not in str(reply)
+
+
+def test_a_new_key_of_the_same_name_is_the_client_and_another_s_is_not(tmp_path: Path) -> None:
+    """A node that registers anew has another number; what it is bound to is the name of its key."""
+    server, transport = worlds.deployed(worlds.recipe("ditto"), tmp_path)
+    keys = {100: "k0", 101: "k1", 102: "k2", 103: "k3", 200: "k1", 201: "k3"}
+    transport.key = keys.__getitem__  # type: ignore[method-assign]
+
+    def change() -> None:
+        transport.held[200], transport.held[201] = transport.held[101], transport.held[102]
+        transport.online = {100, 102, 103, 200}
+
+    def steal() -> None:  # client c2 by the key of c3
+        transport.online = {100, 103, 200, 201}
+
+    worlds.before_stages(server, {1: change, 3: steal})
+    server.run()
+    members = server.roster.members
+    assert [m.closed for m in members] == [True, True, False, True] and members[1].node == 200
+    assert "bound to another key" in server.unused["201"]
+
+
+def test_who_has_other_data_than_before_is_asked_about_them_again(tmp_path: Path) -> None:
+    grown = {"train": 7}
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply | Failure:
+        reply = answer(request)
+        if node == 100 and request.kind == "describe" and not grown.get("told"):
+            grown["told"] = 1
+            return Reply(reply.told | {"sizes": reply.told["sizes"] | {"train": reply.told["sizes"]["train"] - 1}})
+        return reply
+
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0})
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    server.run()
+    rows = server.results.rows()
+    assert [len(r.get("quarantined", [])) for r in rows] == [1, 0, 0, 0]
+    assert "examples from a client that has" in rows[0]["quarantined"][0]["why"]
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    server, _ = worlds.deployed(worlds.recipe("fedavg"), tmp_path)
+    with locked(tmp_path / "server-folder" / "server"), pytest.raises(UserError, match="is writing to this folder"):
+        server.run()
+
+
+@pytest.mark.parametrize(
+    ("own", "validation"), [({"own": 1.5}, False), ({"own": 1e6}, False), ({"validation": 1.0}, True)]
+)
+def test_scores_are_what_a_metric_can_be(own: dict[str, float], validation: bool, tmp_path: Path) -> None:
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply | Failure:
+        reply = answer(request)
+        if node == 100 and reply.told.get("scores"):
+            return Reply(reply.told | {"scores": reply.told["scores"] | own}, reply.blob)
+        return reply
+
+    server, _ = worlds.deployed(worlds.recipe("fedavg"), tmp_path, spoil=spoil)
+    server.run()
+    last = server.results.rows()[-1]
+    assert last["personal"]["mean"] <= 1 and "validation" not in last
+    assert server.roster.members[0].closed == validation  # scores without data for them are left out, others refused
+
+
+def test_a_round_without_its_cohort_tells_nothing_of_the_one_before(tmp_path: Path) -> None:
+    text = worlds.recipe("fedrep", evaluation={"when": "after_local", "eval_every": 1})
+    server, transport = worlds.deployed(text, tmp_path)
+    gone = set(transport.online)
+    worlds.before_stages(
+        server, {2: transport.online.clear, 3: lambda: transport.online.update(gone), -1: lambda: None}
+    )
+    server.run()
+    rows = server.results.rows()
+    assert "before" in rows[1] and "before" not in rows[2] and "before" in rows[3]

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from personafl.core import files, wire
+from personafl.core.lock import locked
 from personafl.deployment.messages import Reply, Request
 from personafl.deployment.node import Node
 from personafl.deployment.settings import ClientSettings
@@ -153,3 +154,18 @@ def test_sessions_made_up_for_are_counted_and_may_diverge(asked: dict[str, Reque
     alone = started(tmp_path / "c").answer(dataclasses.replace(request, told=request.told | {"plays": [bad]}))
     assert "is not finite" in alone.told["diverged"] and not alone.blob
     assert not list((tmp_path / "c").rglob("kept-*"))
+
+
+def test_what_the_lock_or_the_labels_tell_stays_at_the_client(
+    asked: dict[str, Request], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = started(tmp_path)
+    request = asked["work"]
+    home = tmp_path / "state" / request.told["experiment"] / "c0"
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home):
+        assert node.answer(request).told == {"error": "another process is at work for this client"}
+    assert str(home) in caplog.text  # who is, is said in its own log
+    world = request.told["world"]
+    other = world | {"form": world["form"] | {"classes": 3}}
+    assert node.answer(dataclasses.replace(request, told=request.told | {"world": other})).told.keys() == {"error"}

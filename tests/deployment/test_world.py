@@ -45,6 +45,10 @@ def test_a_world_survives_json() -> None:
         {"class_names": list(range(10))},
         {"feature_names": [1]},
         {"model": None},
+        {"model": "os:abort"},
+        {"classes": 10_001},
+        {"classes": 1, "class_names": ["x" * 257]},
+        {"classes": 2000, "class_names": [f"{i:0200d}" for i in range(2000)]},
         {"more": 1},
     ],
 )

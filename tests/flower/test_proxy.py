@@ -218,3 +218,18 @@ def test_a_superlink_that_is_somebody_else_s_is_not_spoken_to(front: Front, tmp_
     finally:
         process.terminate()
         process.wait(60)
+
+
+def test_the_configuration_checks_the_superlink_and_passes_calls_of_nodes_alone() -> None:
+    """By its text, where there is no nginx to try it with."""
+    text = proxy.text(ServerLink(address="fl.example.org:8443", port=9443))
+    for line in (
+        "proxy_ssl_verify on;",
+        "ssl_protocols TLSv1.2 TLSv1.3;",
+        "client_max_body_size 64m;",
+        'if ($request_uri !~ "^/v1/fleet/[a-z-]+$") {',
+        "if ($request_method != POST) {",
+        "proxy_pass https://127.0.0.1:9443/v1/fleet/$call;",
+    ):
+        assert text.count(line) == 1, line
+    assert text.count("location") == 2 and text.count("proxy_pass") == 1
