@@ -748,7 +748,7 @@ def test_a_new_key_of_the_same_name_is_the_client_and_another_s_is_not(tmp_path:
     """A node that registers anew has another number; what it is bound to is the name of its key."""
     server, transport = worlds.deployed(worlds.recipe("ditto"), tmp_path)
     keys = {100: "k0", 101: "k1", 102: "k2", 103: "k3", 200: "k1", 201: "k3"}
-    transport.key = keys.__getitem__  # type: ignore[method-assign]
+    transport.key = keys.__getitem__  # type: ignore[method-assign, assignment]
 
     def change() -> None:
         transport.held[200], transport.held[201] = transport.held[101], transport.held[102]
