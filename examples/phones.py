@@ -3,7 +3,7 @@
 python examples/phones.py [FOLDER]
 
 The phones hold 60 windows each of three people's movements (UCI HAR, where PERSONAFL_DATA or the cache has it, else
-handwritten digits of three habits). Everything a real federation does is done by the same commands: `personafl deploy
+36 handwritten digits each of three habits). Everything a real federation does is done by the same commands: `personafl deploy
 init`, `keys`, `server`, `client`, `start`, `collect`. Needs `pip install 'personafl[flower]'`; takes a few minutes.
 """
 
@@ -25,19 +25,19 @@ from personafl.deployment import load_model
 PHONES = 3
 
 
-def people() -> tuple[str, list[tuple[np.ndarray, np.ndarray]]]:
-    """The network for them, and what each phone recorded."""
+def people() -> tuple[str, dict[str, float], list[tuple[np.ndarray, np.ndarray]]]:
+    """A network and how it is trained, and what each phone recorded."""
     try:
         har = DATASETS["har"]()
     except personafl.UserError:
         digits = DATASETS["digits"]()
         habits = [range(6), range(2, 8), range(4, 10)]
-        rows = [np.flatnonzero(np.isin(digits.labels, list(h)))[i * 60 : (i + 1) * 60] for i, h in enumerate(habits)]
-        return "mlp", [(digits.x[r].numpy(), digits.labels[r]) for r in rows]
+        rows = [np.flatnonzero(np.isin(digits.labels, list(h)))[i * 36 : (i + 1) * 36] for i, h in enumerate(habits)]
+        return "mlp", {"local_epochs": 10, "lr": 0.3}, [(digits.x[r].numpy(), digits.labels[r]) for r in rows]
     assert har.clients is not None
     who = np.unique(har.clients)[:PHONES]
     rows = [np.random.default_rng(int(p)).permutation(np.flatnonzero(har.clients == p))[:60] for p in who]
-    return "har-dnn", [(har.x[r].numpy(), har.labels[r]) for r in rows]
+    return "har-dnn", {"local_epochs": 5, "lr": 0.1}, [(har.x[r].numpy(), har.labels[r]) for r in rows]
 
 
 def deploy(*words: str) -> str:
@@ -58,7 +58,8 @@ def free_port() -> int:
 def main() -> None:
     home = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="phones-")).absolute()
     folder, running = home / "federation", []
-    network, recorded = people()
+    network, trained, recorded = people()
+    print(f"{PHONES} phones with {len(recorded[0][1])} examples each; half of them are for testing", flush=True)
 
     # What every phone has. The simulation further down reads the same, a file a phone.
     for i, (x, y) in enumerate(recorded):
@@ -69,7 +70,7 @@ def main() -> None:
     recipe = {
         "data": {"dataset": str(home / "all"), "partition": "natural", "test_share": 0.5},
         "model": {"name": network},
-        "training": {"num_rounds": 12, "join_ratio": 1.0, "local_epochs": 5, "batch_size": 10, "lr": 0.1},
+        "training": {"num_rounds": 12, "join_ratio": 1.0, "batch_size": 10, **trained},
         "evaluation": {"shift": "none", "eval_every": 12},
         "algorithms": [{"name": "dm-pfl", "allocation": "erk"}],
     }
@@ -95,9 +96,10 @@ def main() -> None:
             if running[0].poll() is not None:
                 sys.exit((home / "server.log").read_text())
             time.sleep(0.5)
+        print("server and phones are up; 12 rounds of DM-PFL take some minutes", flush=True)
         begun = time.monotonic()
         deploy("start", str(folder), "--wait")
-        print(f"{PHONES} phones, 12 rounds of DM-PFL in {time.monotonic() - begun:.0f} s")
+        print(f"they took {time.monotonic() - begun:.0f} s")
         print(deploy("collect", str(folder)))
         summary = json.loads((folder / "results" / "summary.json").read_text())
     finally:
