@@ -3,8 +3,9 @@
 python examples/phones.py [FOLDER]
 
 The phones hold 60 windows each of three people's movements (UCI HAR, where PERSONAFL_DATA or the cache has it, else
-36 handwritten digits each of three habits). Everything a real federation does is done by the same commands: `personafl deploy
-init`, `keys`, `server`, `client`, `start`, `collect`. Needs `pip install 'personafl[flower]'`; takes a few minutes.
+36 handwritten digits each of three habits). Everything a real federation does is done by the same commands:
+`personafl deploy init`, `keys`, `server`, `client`, `start`, `collect`. Needs `pip install 'personafl[flower]'`; takes
+a few minutes.
 """
 
 import json
