@@ -11,6 +11,8 @@ import tomllib
 import warnings
 from pathlib import Path
 
+import pytest
+
 import personafl
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +24,7 @@ def run_example(name: str) -> str:
     return subprocess.run([sys.executable, path], capture_output=True, text=True, env=env, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_method_written_outside_the_package_is_compared_with_the_others() -> None:
     out = run_example("new_algorithm.py")
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
@@ -34,6 +37,7 @@ def test_a_method_written_outside_the_package_is_compared_with_the_others() -> N
     assert "client 3's outputs:" in out
 
 
+@pytest.mark.slow
 def test_quickstart_gives_every_client_a_better_model_than_the_common_one() -> None:
     out = run_example("quickstart.py")
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]

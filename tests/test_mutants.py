@@ -124,6 +124,7 @@ def small(root: Path) -> None:
     (root / "tools/mutants.py").write_bytes(Path(mutants.__file__).read_bytes())
 
 
+@pytest.mark.slow
 def test_a_run_kills_what_is_tested_keeps_the_rest_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """x > 0 to <= and to 'x > 1' are told from it by 5 and -5: the first alone; >= and 1 survive."""
     small(tmp_path)

@@ -17,6 +17,7 @@ import pytest
 if not all(find_spec(needed) for needed in ("nbclient", "ipykernel", "pandas")):
     pytest.skip("the extra dev is not installed", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 

@@ -262,6 +262,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @pytest.mark.filterwarnings("ignore:.*leave room")
+@pytest.mark.slow
 def test_torchrun_gives_the_run_folder_of_one_process(tmp_path: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "personafl", "run"]
     options = ["--json", "--profile", "--device", "cpu", "--threads", "2", "--out", str(tmp_path / "two")]
