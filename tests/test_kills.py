@@ -25,7 +25,15 @@ def recipe(folder: Path, method: str, rounds: int = 40) -> Path:
 
 
 def started(words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    """A command that Ctrl-C reaches, also where these tests were started in the background, which ignores it."""
+    return subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def until(rows: int, folder: Path, process: subprocess.Popen[str]) -> None:
