@@ -343,6 +343,8 @@ def test_a_deployment_of_real_processes(place: Place) -> None:
         for i in range(2):
             shutil.copytree(folder.clients / f"client-{i}", root / f"machine {i}")
             files.append(root / f"machine {i}" / "client.toml")
+            (root / f"machine {i}" / "data").mkdir()
+            (root / f"machine {i}" / "data" / "mine.csv").write_text("x,y\n1,0\n")
             if not proxied:
                 files[i].write_text(
                     files[i].read_text().replace(folder.link().address, f"localhost:{folder.link().port}")
@@ -417,7 +419,7 @@ def test_a_deployment_of_real_processes(place: Place) -> None:
         assert refused.returncode == 2 and "is under way" in refused.stderr
         served.process.terminate()
         assert served.process.wait(60) == 0
-        assert served.text.rstrip().endswith("stopped")
+        assert "stopped; a run that was under way goes on with personafl deploy start" in served.text
         nodes[0].says("no connection to")
     assert waited(lambda: not place.left(), 30), [command_line(pid) for pid in place.left()]
 
