@@ -392,8 +392,8 @@ def test_splits_drawn_later_are_cut_once_for_all_of_them(monkeypatch):
     early = Federation.build(source(), PARTS, seed=0, validation_share=0.25)
     monkeypatch.setattr(federated, "LAZY_FROM", 1)
     late, cuts = Federation.build(source(), PARTS, seed=0, validation_share=0.25), []
-    real = federated._cut
-    monkeypatch.setattr(federated, "_cut", lambda client, *rest: cuts.append(client) or real(client, *rest))
+    real = federated.split_client
+    monkeypatch.setattr(federated, "split_client", lambda client, *rest: cuts.append(client) or real(client, *rest))
     assert late.materialize().digest() == early.digest() == early.materialize().digest()
     assert cuts == [0, 1, 2]
 

@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from tests.flower.loopback import Loopback, descendants, recipe_text, scratch, simulated, worst, write_clients
+from personafl.flower.processes import family
+from tests.flower.loopback import Loopback, recipe_text, scratch, simulated, worst, write_clients
 
 Fault = Callable[[Path], str]
 FAULTS: dict[str, Fault] = {}
@@ -92,7 +93,7 @@ def line_about(loop: Loopback, words: str) -> str:
 def find(parent: int, words: str) -> list[int]:
     """Processes below one whose command line has these words."""
     found = []
-    for pid in descendants(parent):
+    for pid in family(parent):
         with contextlib.suppress(OSError):
             if words in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
                 found.append(pid)
@@ -124,9 +125,9 @@ def same_as_simulated(loop: Loopback, count: int = 3) -> str:
     return f"the result is the simulator's to {apart:.0e}"
 
 
-def family(loop: Loopback, name: str) -> list[int]:
+def processes(loop: Loopback, name: str) -> list[int]:
     pid = loop.processes[name].pid
-    return [pid, *descendants(pid)]
+    return [pid, *family(pid)]
 
 
 def kill_all(pids: list[int]) -> None:
@@ -142,7 +143,7 @@ def node_killed_between_rounds(box: Path) -> str:
             loop.client(i)
         run = started(loop)
         loop.until(lambda: (loop.folder / "server" / "state.json").exists() and _played(loop) >= 1, 300)
-        kill_all(family(loop, "client-1"))
+        kill_all(processes(loop, "client-1"))
         loop.processes.pop("client-1").wait()
         loop.client(1)
         assert run.wait(900) == 0, run.stdout.read() if run.stdout else ""
@@ -160,7 +161,7 @@ def node_killed_while_it_trains(box: Path) -> str:
         loop.until(lambda: (loop.folder / "server" / "state.json").exists(), 300)
         loop.until(lambda: bool(find(loop.processes["client-1"].pid, "flwr-clientapp")), 120)
         time.sleep(3)
-        kill_all(family(loop, "client-1"))
+        kill_all(processes(loop, "client-1"))
         loop.processes.pop("client-1").wait()
         loop.client(1, **slow)
         assert run.wait(900) == 0, run.stdout.read() if run.stdout else ""
@@ -177,7 +178,7 @@ def node_killed_once_its_state_is_written(box: Path) -> str:
         run = started(loop)
         states = loop.home(1) / "state"
         loop.until(lambda: bool(list(states.glob("*/*/kept-000001.json"))), 300)
-        kill_all(family(loop, "client-1"))
+        kill_all(processes(loop, "client-1"))
         loop.processes.pop("client-1").wait()
         ahead = _acknowledged(loop, 1)
         loop.client(1)

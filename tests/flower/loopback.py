@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from personafl.core.types import Params
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.server_files import ServerFiles
 from personafl.experiment import build
+from personafl.flower.processes import family, free_port
 from personafl.flower.proxy import find
 
 METHODS = ("dm-pfl", "dm-pfl-plus", "fedavg-ft", "fedrep", "ditto", "fedphp", "co-pfl", "fedpews")
@@ -83,12 +83,6 @@ def simulated(text: str) -> Simulation:
     sim = build.simulation(recipe, recipe.algorithms[0], fed=feds[recipe.training.seed])
     sim.run()
     return sim
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def deploy(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -208,29 +202,15 @@ class Loopback:
 
 
 def _end(process: subprocess.Popen[bytes], number: int) -> None:
-    family = descendants(process.pid)
+    started = family(process.pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(25)
-    for pid in [process.pid, *family]:
+    for pid in [process.pid, *started]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def descendants(parent: int) -> list[int]:
-    """The processes a process started, and those they did."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
-            parents[int(entry.parent.name)] = int(fields[1])
-    found, new = [], [parent]
-    while new:
-        new = [child for child, above in parents.items() if above in new]
-        found += new
-    return found
 
 
 def worst(a: Params, b: Params) -> float:

@@ -250,29 +250,16 @@ def split_client(
     groups: NDArray[np.int64] | None = None,
 ) -> dict[Split, Indices]:
     """A client's rows, drawn by its number: for testing, for validation, and the rest for training."""
-    shuffled, test, validation = _cut(client, rows, seed, test_share, validation_share, groups)
-    end = test + validation
-    return {"test": shuffled[:test], "validation": shuffled[test:end], "train": shuffled[end:]}
-
-
-def _cut(
-    client: int,
-    rows: Indices,
-    seed: int,
-    test_share: float,
-    validation_share: float,
-    groups: NDArray[np.int64] | None = None,
-) -> tuple[Indices, int, int]:
-    """A client's rows in a random order, and how many of the first are for testing, then for validation."""
     draw = rng.generator(seed, "split", client)
     test, validation = (max(1, round(share * len(rows))) if share else 0 for share in (test_share, validation_share))
     shuffled = draw.permutation(rows)
     if groups is not None and (wanted := [n for n in (test, validation) if n]):
         shuffled, ends = _by_group(client, rows, groups[rows], draw, wanted)
         test, validation = (*ends, 0)[:2] if test else (0, ends[0])
-    if len(rows) - test - validation < 1:
+    end = test + validation
+    if len(rows) - end < 1:
         raise UserError(f"client {client} {too_few(len(rows), test_share, validation_share)}; use fewer clients")
-    return shuffled, test, validation
+    return {"test": shuffled[:test], "validation": shuffled[test:end], "train": shuffled[end:]}
 
 
 def too_few(size: int, test_share: float, validation_share: float) -> str:

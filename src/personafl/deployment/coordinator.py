@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,11 +30,13 @@ from personafl.core.schedule import ended_after, missed
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.data import normalize
 from personafl.data.client_files import natural_order
+from personafl.deployment.client_reports import MOST_SCORE, Described, answer, labels_beyond, read_moments
 from personafl.deployment.messages import Failure, Reply, Request, Transport
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
 from personafl.deployment.settings import NAME, Deployment
+from personafl.deployment.talk import Talk
 from personafl.deployment.world import MOST_CLASSES, VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
 from personafl.evaluation import metrics, rounds
 from personafl.sim.accounting import Totals, finite_mean
@@ -45,9 +46,6 @@ from personafl.sim.execution_plan import products
 log = logging.getLogger("personafl")
 Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
-MOST_WORK = 1e30  # FLOP or steps of one exchange
-MOST_VALUE = 1e15  # of an input, where clients tell their sums
-MOST_SCORE = 1e15  # of a metric that has no bound
 RETRY = 30.0  # seconds until a node that could not be used is asked again
 
 
@@ -197,7 +195,7 @@ class Coordinator:
         asked = {n: Request("hello", {"experiment": self.experiment}) for n in new}
         found = {}
         for node, reply in self._exchange(asked, HELLO).items():
-            why, told = _answer(reply)
+            why, told = answer(reply)
             name = str(told.get("client", ""))
             if not why and not NAME.fullmatch(name):
                 why = f"its name is {name!r:.80}"
@@ -239,7 +237,7 @@ class Coordinator:
             self._set_aside(node_of[members[most].name], members[most], "too many labels beside those of the others")
             return False
         for m in members:
-            if m.number in told and (why := told[m.number].unlike(like) or _labels_beyond(told[m.number].form, form)):
+            if m.number in told and (why := told[m.number].unlike(like) or labels_beyond(told[m.number].form, form)):
                 self._set_aside(node_of[m.name], m, why)
                 held.pop(m.number, None)
         normalization = None
@@ -266,17 +264,17 @@ class Coordinator:
         log.info("%d clients are there, %s", len(members), ", ".join(m.name for m in members[:20]))
         return True
 
-    def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, _Described]:
+    def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, Described]:
         """What these clients tell of their data, by number; those that cannot are set aside."""
         told: Row = {"experiment": self.experiment, "recipe": self.recipe}
         told |= {} if self.world is None else {"form": dataclasses.asdict(self.world.form)}
         asked = {node: Request("describe", told | {"number": number}) for number, (node, _) in clients.items()}
         replies, found = self._exchange(asked), {}
         for number, (node, member) in clients.items():
-            why, told = _answer(replies[node])
+            why, told = answer(replies[node])
             try:
                 if not why:
-                    found[number] = _Described.read(told)
+                    found[number] = Described.read(told)
             except (UserError, KeyError, TypeError, ValueError):
                 why = "what it tells of its data cannot be understood"
             if why:
@@ -298,7 +296,7 @@ class Coordinator:
         return dataclasses.replace(first, classes=len(names), class_names=names)
 
     def _normalization(
-        self, form: Form, told: Mapping[int, _Described], members: Sequence[Member], node_of: Mapping[str, int]
+        self, form: Form, told: Mapping[int, Described], members: Sequence[Member], node_of: Mapping[str, int]
     ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """What inputs are normalised by; clients whose sums cannot be used are set aside."""
         setting = next(iter(told.values())).setting
@@ -311,7 +309,7 @@ class Coordinator:
         each = []
         for n, d in told.items():
             try:
-                each.append(_moments(d.moments, form, d.sizes["train"]))
+                each.append(read_moments(d.moments, form, d.sizes["train"]))
             except (KeyError, TypeError, ValueError, OverflowError):
                 self._set_aside(node_of[members[n].name], members[n], "sums of its data that cannot be")
         if len(each) < len(told):
@@ -350,7 +348,7 @@ class Coordinator:
         found = []
         for number, told in self._described(clients).items():
             node, member = clients[number]
-            if why := told.form.unlike(self.world.form) or _labels_beyond(told.form, self.world.form):
+            if why := told.form.unlike(self.world.form) or labels_beyond(told.form, self.world.form):
                 self._set_aside(node, member, why)
                 continue
             member.sizes = told.sizes
@@ -451,10 +449,10 @@ class Coordinator:
         stage = self.schedule[max(self.state.played - 1, 0)]
         return Round(stage, self.parts.algorithm.rate(stage), predicting=True)
 
-    def _talk(self, member: Member, position: int | None, *, score: bool = False, close: bool = False) -> _Talk:
+    def _talk(self, member: Member, position: int | None, *, score: bool = False, close: bool = False) -> Talk:
         """What a client is asked: to play what it owes and a stage, to be scored before, or to end."""
         assert self.world is not None
-        talk, algorithm = _Talk(member), self.parts.algorithm
+        talk, algorithm = Talk(member), self.parts.algorithm
         new = member.anew or member.number >= self.settings.clients
         told: Row = {
             "experiment": self.experiment,
@@ -507,7 +505,7 @@ class Coordinator:
         return Round(stage, self.parts.algorithm.rate(stage))
 
     def _played(
-        self, talks: dict[int, _Talk], cohort: Sequence[int], rnd: Round, wanted: admission.Schema, notes: _Notes
+        self, talks: dict[int, Talk], cohort: Sequence[int], rnd: Round, wanted: admission.Schema, notes: _Notes
     ) -> dict[int, Payload]:
         """Have a stage played; the updates that are taken, by client in the cohort's order.
 
@@ -537,7 +535,7 @@ class Coordinator:
             notes.losses.append(talk.loss)
         return taken
 
-    def _hold(self, talks: Mapping[int, _Talk]) -> None:
+    def _hold(self, talks: Mapping[int, Talk]) -> None:
         """Exchange, and count what it took."""
         replies = self._exchange({t.member.node: t.request() for t in talks.values()})
         for talk in talks.values():
@@ -558,7 +556,7 @@ class Coordinator:
         bounds = {"own": most, "common": most, "before": most, "train_loss": MOST_SCORE}
         return bounds | ({"validation": most} if member.sizes.get("validation") else {})
 
-    def _update(self, talk: _Talk, rnd: Round, wanted: admission.Schema) -> tuple[Payload | None, str]:
+    def _update(self, talk: Talk, rnd: Round, wanted: admission.Schema) -> tuple[Payload | None, str]:
         """What a client sent in a stage, or why it is not taken."""
         if talk.why:
             return None, talk.why
@@ -642,7 +640,7 @@ class Coordinator:
         members = [self.roster.numbered(n) for n in self._evaluated()]
         return {m.number for m in members if m is not None and not m.anew}
 
-    def _then_score(self, row: Row, position: int, talks: Mapping[int, _Talk]) -> None:
+    def _then_score(self, row: Row, position: int, talks: Mapping[int, Talk]) -> None:
         """Complete a row, now or with the next exchange."""
         if found := {str(n): t.judged for n, t in talks.items() if t.judged is not None}:
             self.state.judged = found
@@ -732,7 +730,7 @@ class Coordinator:
         """Ask these clients to end; whether some of them have not heard of it yet."""
         talks = {m.number: self._talk(m, None, close=True) for m in members}
         self._hold(talks)
-        again: dict[int, _Talk] = {}
+        again: dict[int, Talk] = {}
         for talk in talks.values():
             if talk.lost:
                 self._lost(talk.member)
@@ -797,104 +795,6 @@ class Coordinator:
         return self.transport.exchange(requests, timeout) if requests else {}
 
 
-class _Talk:
-    """One exchange with one client."""
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.told: Row = {}
-        self.blobs: list[bytes] = []
-        self.counted: set[int] = set()  # blobs that are part of a round
-        self.sent: Payload = {}  # of the last stage
-        self.apart = False  # whether what is done is part of no round: a newcomer's session at the end
-        self.why, self.answered, self.lost, self.diverged, self.busy = "no answer", False, False, 0, False
-        self.reply_blob = b""
-        self.work: dict[str, float] = {}
-        self.scores: Row | None = None
-        self.judged: Row | None = None  # right after training, and before it
-
-    def blob(self, payload: Payload, stage: int, *, counted: bool) -> int:
-        """The place of a payload among what is sent; the same bytes are sent once."""
-        packed = wire.pack(payload, stage=stage)
-        if packed not in self.blobs:
-            self.blobs.append(packed)
-        at = self.blobs.index(packed)
-        if counted:
-            self.counted.add(at)
-        return at
-
-    @property
-    def down_bytes(self) -> int:
-        return sum(len(b) for i, b in enumerate(self.blobs) if i in self.counted)
-
-    @property
-    def evaluation_bytes(self) -> int:
-        return sum(len(b) for i, b in enumerate(self.blobs) if i not in self.counted)
-
-    @property
-    def loss(self) -> float:
-        return self.work["loss"] / self.work["steps"] if self.work and self.work["steps"] else math.nan
-
-    def request(self) -> Request:
-        return Request("work", self.told, tuple(self.blobs))
-
-    def hear(self, reply: Reply | Failure, bounds: Mapping[str, float]) -> None:
-        self.why, told = _answer(reply)
-        self.answered = isinstance(reply, Reply) and "error" not in told
-        self.busy = isinstance(reply, Failure) and reply.busy
-        self.lost = told.get("lost") is True
-        self.reply_blob = reply.blob if isinstance(reply, Reply) else b""
-        if told.get("diverged"):
-            self.why, self.diverged = _line(told["diverged"]), 1
-        if self.lost:
-            self.why = "it lost what it kept"
-        try:
-            self.work = _work(told["work"]) if told.get("work") is not None else {}
-            self.scores = _scores(told["scores"], bounds) if told.get("scores") is not None else None
-            if (judged := told.get("judged")) is not None and self._asked_to_judge:
-                self.judged = _scores(judged, bounds) | {"before": _number(judged["before"], bounds["before"])}
-        except (TypeError, ValueError, KeyError, OverflowError):
-            self.work, self.scores, self.judged = {}, None, None
-            self.why = self.why or "its numbers cannot be understood"
-
-    @property
-    def _asked_to_judge(self) -> bool:
-        return any(play["judged"] is not None for play in self.told["plays"])
-
-
-@dataclass(frozen=True)
-class _Described:
-    """What a client tells of its data, checked."""
-
-    form: Form
-    sizes: dict[str, int]
-    setting: normalize.Setting  # what data.normalize means for them
-    moments: Any
-
-    @classmethod
-    def read(cls, told: Row) -> _Described:
-        setting = normalize.checked(told["normalize"])
-        return cls(Form.read(told["form"]), _sizes(told["sizes"]), setting, told.get("moments"))
-
-    @property
-    def kind(self) -> tuple[Form, normalize.Setting]:
-        """What must be the same at all clients."""
-        names = None if self.form.class_names is None else ()
-        return dataclasses.replace(self.form, classes=1, class_names=names), self.setting
-
-    def unlike(self, other: _Described) -> str:
-        if why := self.form.unlike(other.form):
-            return why
-        same = self.setting == other.setting
-        return "" if same else f"data.normalize={self.setting!r:.80} for its data, others {other.setting!r:.80}"
-
-
-def _labels_beyond(form: Form, agreed: Form) -> str:
-    """What is wrong with a client's labels where all agreed on theirs; nothing where it has no others."""
-    fits = form.classes <= agreed.classes and set(form.class_names or ()) <= set(agreed.class_names or ())
-    return "" if fits else "labels that were not agreed on"
-
-
 @dataclass
 class _Notes:
     """What went wrong in a stage, and the losses of those with whom it did not."""
@@ -913,68 +813,6 @@ class _Notes:
             "diverged": self.diverged,
         }
         return {k: v for k, v in found.items() if v}
-
-
-def _answer(reply: Reply | Failure) -> tuple[str, Row]:
-    """Why an answer is none, and what it tells."""
-    if isinstance(reply, Failure):
-        return _line(reply.why), {}
-    return (_line(reply.told["error"]) or "an error" if reply.told.get("error") else ""), reply.told
-
-
-def _line(told: Any) -> str:
-    """What a client says, for a log: one line of moderate length, without anything that is no letter."""
-    shown = "".join(c if c.isprintable() else " " for c in str(told)[:1000])
-    return " ".join(shown.split())[:300]
-
-
-def _finite(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-def _number(value: Any, most: float) -> float:
-    """A score; what is not finite, which JSON has as null, counts as zero."""
-    found = 0.0 if value is None else _finite(value)
-    if found > most * (1 + 1e-9) or found < -MOST_SCORE:
-        raise ValueError
-    return found
-
-
-def _scores(told: Any, bounds: Mapping[str, float]) -> Row:
-    """A client's scores, checked: those there are bounds for."""
-    found: Row = {"finite": bool(told["finite"])}
-    asked = [n for n in ("own", "common", "validation", "train_loss") if n in bounds and (n in told or n == "own")]
-    return found | {n: _number(told[n], bounds[n]) for n in asked}
-
-
-def _work(told: Any) -> dict[str, float]:
-    """What a client's training took, checked."""
-    found = {n: _finite(told[n]) for n in ("flops", "dense_flops", "loss", "steps")}
-    if any(not 0 <= found[n] <= MOST_WORK for n in ("flops", "dense_flops", "steps")):
-        raise ValueError
-    return found
-
-
-def _sizes(told: Any) -> dict[str, int]:
-    sizes: dict[str, int] = {split: told[split] for split in ("train", "validation", "test")}
-    if any(type(n) is not int or not (split != "validation") <= n < 2**32 for split, n in sizes.items()):
-        raise ValueError
-    return sizes
-
-
-def _moments(told: Any, form: Form, train: int) -> normalize.Moments:
-    """The sums of a client's training data, checked: of so many examples of this form, and of numbers data may have."""
-    like = normalize.moments(form.stand_in(None).x)
-    mean, squares = (np.asarray([_finite(v) for v in told[n]], np.float64) for n in ("mean", "squares"))
-    fits = mean.shape == squares.shape == like.mean.shape and told["count"] == train * like.count // 2
-    if not fits or (np.abs(mean) > MOST_VALUE).any() or (squares < 0).any() or (squares > MOST_VALUE**2).any():
-        raise ValueError
-    return normalize.Moments(train * like.count // 2, mean, squares)
 
 
 def _row(payload: Payload) -> Payload:
