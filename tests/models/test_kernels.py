@@ -30,6 +30,8 @@ SHAPES = [
     (1, 5, 8, 8, 5, 8, 8, 2, kernels.POOL, True),
     (2, 40, 3, 5, 3, 7, 6, 0, kernels.POOL, False),
     (4, 130, 64, 70, 3, 8, 8, 1, kernels.PLAIN, True),
+    (10, 40, 16, 130, 3, 8, 8, 1, kernels.RELU, True),  # tiles of 128 columns, as many as a GPU wants
+    (3, 16, 256, 256, 3, 4, 4, 1, kernels.POOL, False),
 ]
 WITHIN = {"float32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}  # error of outputs, as a share of the largest
 

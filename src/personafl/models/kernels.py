@@ -26,9 +26,13 @@ from personafl.core.types import Arithmetic
 _EMPTY = (0, 1, 1)
 _TILE = {"BO": 32, "BJ": 32}  # of kernels that only move weights
 _SMALL_TILE = {"BO": 32, "BJ": 8, "num_warps": 2}  # of one that adds many parts first: more programs, less of a wait
+_BLOCK = {"BLOCK": 4096, "num_warps": 8}  # of one that halves numbers
+_PRODUCTS: dict[Arithmetic, str] = {"float32": "tf32x3", "tf32": "tf32", "bf16": "ieee"}
+"""How Triton takes the products of a precision: float32 as three of TF32, which leaves float32's own rounding."""
 PLAIN, RELU, POOL = 0, 1, 2  # what follows the convolution: nothing, ReLU, ReLU and pooling
 _SIZES = ["B", "H", "W", "OH", "OW", "M", "N", "splits", "per_split", "stride", "threshold"]  # no constants of a kernel
-_LAYER = [*_SIZES, "CI", "CO", "T", "BIASED"]  # nor of those that only move numbers
+_STRIDES = ["N", "of_gates", "of_before", "of_cell", "of_state"]
+_LAYER = [*_SIZES, "CI", "CO", "T", "BIASED", "BACK"]  # nor of those that only move numbers
 
 
 @triton.jit
@@ -60,7 +64,8 @@ def _forward(
 ):  # fmt: skip
     """out[m, n] = sum over k of patch[m, k] * weight[k, n]; OH, OW are what is written (pooled, where it pools).
 
-    Where it takes gradients back, CI are the layer's outputs, CO its inputs, and its taps come in reverse.
+    Where it takes gradients back, CI are the layer's outputs, CO its inputs, and its taps come in reverse. In memory
+    the weights lie along k either way, [n, taps, CI] or [taps, n, CI]: tensor cores take TF32 factors only so.
     """
     client = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -84,7 +89,7 @@ def _forward(
         if BACK:
             at = ((KH * KW - 1 - k // CI)[:, None] * CO + n[None, :]) * CI + (k % CI)[:, None]
         else:
-            at = k[:, None] * CO + n[None, :]
+            at = n[None, :] * K + k[:, None]
         w = tl.load(weight + at, mask=(k < K)[:, None] & (n < CO)[None, :], other=0.0)
         p = _patch(x, row, column, base, inside, k, H, W, CI, KW, K, PAD)
         a0 = tl.dot(p, w, a0, input_precision=PRECISION)
@@ -140,11 +145,16 @@ def _spread(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _for_weight(
-    x, grad, out, for_bias, B, H, W, OH, OW, splits, per_split,
+    x, x_rest, grad, grad_rest, out, for_bias, B, H, W, OH, OW, splits, per_split,
     CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
     BIASED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    HALVES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights: out[k, n] = sum over places m of patch[m, k] * grad[m, n], in `splits` parts."""
+    """The gradient of the weights: out[k, n] = sum over places m of patch[m, k] * grad[m, n], in `splits` parts.
+
+    With HALVES the factors come as a bf16 number and the bf16 number nearest to what that left over; only the product
+    of the two rests is left out.
+    """
     client = (tl.program_id(2) // splits).to(tl.int64)
     split = tl.program_id(2) % splits
     k = tl.program_id(0) * BK + tl.arange(0, BK)
@@ -153,6 +163,9 @@ def _for_weight(
     M = B * OH * OW
     x += client * B * H * W * CI
     grad += client * M * CO
+    if HALVES:
+        x_rest += client * B * H * W * CI
+        grad_rest += client * M * CO
     total = tl.zeros((BK, BN), dtype=tl.float32)
     sums = tl.zeros((BN,), dtype=tl.float32)
     for first in range(0, per_split, BM):
@@ -162,9 +175,18 @@ def _for_weight(
         column = m % OW - PAD
         base = ((image * H + row) * W + column) * CI
         p = _patch(x, row, column, base, m < M, k, H, W, CI, KW, K, PAD)
-        g = tl.load(grad + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
+        at = m[:, None] * CO + n[None, :]
+        real = (m < M)[:, None] & (n < CO)[None, :]
+        g = tl.load(grad + at, mask=real, other=0.0)
         if BIASED:
             sums += tl.sum(g.to(tl.float32), axis=0)
+        if HALVES:
+            q = _patch(x_rest, row, column, base, m < M, k, H, W, CI, KW, K, PAD)
+            h = tl.load(grad_rest + at, mask=real, other=0.0)
+            if BIASED:
+                sums += tl.sum(h.to(tl.float32), axis=0)
+            total = tl.dot(tl.trans(p), h, total)
+            total = tl.dot(tl.trans(q), g, total)
         total = tl.dot(tl.trans(p), g, total, input_precision=PRECISION)
     part = client * splits + split
     tl.store(out + part * K * CO + k[:, None] * CO + n[None, :], total, mask=(k < K)[:, None] & (n < CO)[None, :])
@@ -173,8 +195,8 @@ def _for_weight(
 
 
 @triton.jit(do_not_specialize=_LAYER)
-def _pack(weight, out, stride, CI, CO, T, BO: tl.constexpr, BJ: tl.constexpr):
-    """Each client's weights [O, I, T] as [T, I, O]."""
+def _pack(weight, out, stride, CI, CO, T, BACK, BO: tl.constexpr, BJ: tl.constexpr):
+    """Each client's weights [O, I, T] as [O, T, I], or for the way back as [T, I, O]."""
     client = tl.program_id(2).to(tl.int64)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
@@ -182,7 +204,18 @@ def _pack(weight, out, stride, CI, CO, T, BO: tl.constexpr, BJ: tl.constexpr):
     real = (o < CO)[:, None] & (j < J)[None, :]
     w = tl.load(weight + client * stride + o[:, None] * J + j[None, :], mask=real, other=0.0)
     row = j % T * CI + j // T
-    tl.store(out + client * J * CO + row[None, :] * CO + o[:, None], w, mask=real)
+    to = tl.where(BACK > 0, row[None, :] * CO + o[:, None], o[:, None] * J + row[None, :])
+    tl.store(out + client * J * CO + to, w, mask=real)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _halve(x, half, rest, N, BLOCK: tl.constexpr):
+    """Numbers as bf16, and what that leaves over."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < N, other=0.0)
+    near = value.to(tl.bfloat16)
+    tl.store(half + at, near, mask=at < N)
+    tl.store(rest + at, (value - near.to(tl.float32)).to(tl.bfloat16), mask=at < N)
 
 
 @triton.jit(do_not_specialize=_LAYER)
@@ -227,19 +260,92 @@ def _drop(x, keys, out, N, threshold, share, BLOCK: tl.constexpr):
     tl.store(out + client * N + at, tl.where(kept, tl.div_rn(value, share), 0.0), mask=at < N)
 
 
+@triton.jit
+def _tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit(do_not_specialize=_STRIDES)
+def _lstm_forward(
+    gates, before, cell, state, N, of_gates, of_before, of_cell, of_state, H: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """A step of a layer: N = B * H numbers of each client. Gates are left as they are behind their activation."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = at < N
+    gates += client * of_gates + at // H * (4 * H) + at % H
+    let = tl.sigmoid(tl.load(gates, mask=real, other=0.0))
+    keep = tl.sigmoid(tl.load(gates + H, mask=real, other=0.0))
+    new = _tanh(tl.load(gates + 2 * H, mask=real, other=0.0))
+    show = tl.sigmoid(tl.load(gates + 3 * H, mask=real, other=0.0))
+    value = keep * tl.load(before + client * of_before + at, mask=real, other=0.0) + let * new
+    tl.store(gates, let, mask=real)
+    tl.store(gates + H, keep, mask=real)
+    tl.store(gates + 2 * H, new, mask=real)
+    tl.store(gates + 3 * H, show, mask=real)
+    tl.store(cell + client * of_cell + at, value, mask=real)
+    tl.store(state + client * of_state + at, show * _tanh(value), mask=real)
+
+
+@triton.jit(do_not_specialize=_STRIDES)
+def _lstm_backward(
+    gates, before, cell, for_state, carried, for_cell, slopes, N, of_gates, of_before, of_cell, of_state,
+    H: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The way back through a step; `carried` and `for_cell` are `[C, N]` in one piece."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = at < N
+    place = client * of_gates + at // H * (4 * H) + at % H
+    let = tl.load(gates + place, mask=real, other=0.0)
+    keep = tl.load(gates + place + H, mask=real, other=0.0)
+    new = tl.load(gates + place + 2 * H, mask=real, other=0.0)
+    show = tl.load(gates + place + 3 * H, mask=real, other=0.0)
+    through = _tanh(tl.load(cell + client * of_cell + at, mask=real, other=0.0))
+    own = client * N + at
+    grad = tl.load(for_state + client * of_state + at, mask=real, other=0.0)
+    grad += tl.load(carried + own, mask=real, other=0.0)
+    down = tl.load(for_cell + own, mask=real, other=0.0) + grad * show * (1 - through * through)
+    past = tl.load(before + client * of_before + at, mask=real, other=0.0)
+    tl.store(slopes + place, down * new * let * (1 - let), mask=real)
+    tl.store(slopes + place + H, down * past * keep * (1 - keep), mask=real)
+    tl.store(slopes + place + 2 * H, down * let * (1 - new * new), mask=real)
+    tl.store(slopes + place + 3 * H, grad * through * show * (1 - show), mask=real)
+    tl.store(for_cell + own, down * keep, mask=real)
+
+
+def lstm_forward(gates: Tensor, before: Tensor, cell: Tensor, state: Tensor) -> None:
+    """A step of every client's layer: gates `[C, B, 4 H]`, all else `[C, B, H]`, each client's in one piece."""
+    clients, size, width = cell.shape
+    strides = (t.stride(0) for t in (gates, before, cell, state))
+    grid = (triton.cdiv(size * width, 512), clients)
+    _lstm_forward[grid](gates, before, cell, state, size * width, *strides, H=width, BLOCK=512)
+
+
+def lstm_backward(
+    gates: Tensor, before: Tensor, cell: Tensor, for_state: Tensor, carried: Tensor, for_cell: Tensor, slopes: Tensor
+) -> None:
+    """The way back through it; `for_cell` becomes the gradient of the cell's state before."""
+    clients, size, width = cell.shape
+    strides = (t.stride(0) for t in (gates, before, cell, for_state))
+    grid = (triton.cdiv(size * width, 512), clients)
+    given = (gates, before, cell, for_state, carried, for_cell, slopes, size * width, *strides)
+    _lstm_backward[grid](*given, H=width, BLOCK=512)
+
+
 def _power(n: int, low: int, high: int) -> int:
     """The power of two at or above `n`, between bounds."""
     return max(low, min(high, triton.next_power_of_2(n)))
 
 
-def _packed(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights `[C, O, I, K, K]` as the kernels want them: `[C, K, K, I, O]`."""
+def _packed(weight: Tensor, dtype: torch.dtype, *, back: bool) -> Tensor:
+    """The weights `[C, O, I, K, K]` as the kernels want them: `[C, O, K, K, I]`, for the way back `[C, K, K, I, O]`."""
     clients, co, ci, kh, kw = weight.shape
     if not weight[0].is_contiguous():
         weight = weight.contiguous()
-    out = torch.empty(clients, kh, kw, ci, co, dtype=dtype, device=weight.device)
+    out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     grid = (triton.cdiv(ci * kh * kw, _TILE["BJ"]), triton.cdiv(co, _TILE["BO"]), clients)
-    _pack[grid](weight, out, weight.stride(0), ci, co, kh * kw, **_TILE)
+    _pack[grid](weight, out, weight.stride(0), ci, co, kh * kw, int(back), **_TILE)
     return out
 
 
@@ -262,46 +368,81 @@ class _Layer:
         return replace(self, inputs=self.outputs, outputs=self.inputs, pad=pad, mode=PLAIN, biased=False, back=True)
 
     @property
-    def columns(self) -> int:
-        """Of a tile of outputs."""
-        return _power(self.outputs, 16, 64)
-
-    @property
     def patch(self) -> int:
         return self.size * self.size * self.inputs
+
+    @property
+    def halves(self) -> bool:
+        """Whether the weights' gradient takes factors as two bf16 numbers each.
+
+        Its factors lie across the sum, as tensor cores take 16 bits only; three products of halves are nearer to
+        float32 than one in TF32, and faster where there is so much to multiply that halving does not matter.
+        """
+        return self.precision == "tf32" and self.patch >= 256
 
     def constants(self) -> dict[str, Any]:
         return {
             "CI": self.inputs, "CO": self.outputs, "KH": self.size, "KW": self.size, "PAD": self.pad,
-            "BIASED": self.biased, "PRECISION": self.precision, "BN": self.columns, "num_warps": 4, "num_stages": 3,
+            "BIASED": self.biased, "PRECISION": self.precision,
         }  # fmt: skip
+
+    def tiles(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Of the forward kernel: where there are enough for a GPU, and where not; each is compiled by itself."""
+        wide = self.mode != POOL and self.outputs >= 128 and self.precision != "tf32x3"
+        columns = _power(self.outputs, 16, 128 if wide else 64)
+        rows = 64 if self.mode == POOL or self.precision == "tf32x3" else 128
+        rest = {"BN": columns, "BK": 32, "num_stages": 3}
+        return {"BM": rows, "num_warps": 8 if wide else 4, **rest}, {"BM": 32, "num_warps": 4, **rest}
+
+    def weight_tile(self) -> dict[str, int]:
+        """Of the kernel for the weights' gradient: with 32-bit factors a small one, which older instructions take."""
+        columns, stages = _power(self.outputs, 16, 64), 2 if self.halves else 3
+        if self.precision == "ieee" or self.halves:
+            rows = _power(self.patch, 32, 64)
+            return {"BM": 128, "BK": rows, "BN": columns, "num_warps": 4, "num_stages": stages}
+        if self.patch <= 32:
+            return {"BM": 32, "BK": 32, "BN": min(columns, 32), "num_warps": 4, "num_stages": 4}
+        if self.precision == "tf32":
+            return {"BM": 32, "BK": 64, "BN": columns, "num_warps": 2, "num_stages": 4}
+        return {"BM": 16, "BK": 64, "BN": columns, "num_warps": 2, "num_stages": 5}
 
 
 def _convolved(
     layer: _Layer, x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor, origin: Tensor | None
 ) -> None:
-    """x `[C * B, H, W, I]` under weights `[C, K, K, I, O]` into `out`."""
+    """x `[C * B, H, W, I]` under packed weights into `out`."""
     clients = len(packed)
     sizes = (x.shape[0] // clients, *x.shape[1:3], *out.shape[1:3])
-    places, columns = sizes[0] * sizes[3] * sizes[4], triton.cdiv(layer.outputs, layer.columns)
-    rows = 64 if triton.cdiv(places, 64) * clients * columns >= 132 else 32  # two sizes: each is compiled by itself
-    grid = (triton.cdiv(places, rows), columns, clients)
+    places, (large, small) = sizes[0] * sizes[3] * sizes[4], layer.tiles()
+    columns = triton.cdiv(layer.outputs, large["BN"])
+    tile = large if triton.cdiv(places, large["BM"]) * clients * columns >= 132 else small
+    grid = (triton.cdiv(places, tile["BM"]), columns, clients)
     given = (x, packed, packed if bias is None else bias, out, out if origin is None else origin)
-    _forward[grid](*given, *sizes, MODE=layer.mode, BACK=layer.back, BM=rows, BK=32, **layer.constants())
+    _forward[grid](*given, *sizes, MODE=layer.mode, BACK=layer.back, **tile, **layer.constants())
+
+
+def _halved(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers as bf16, and what that leaves over."""
+    half, rest = torch.empty((2, *x.shape), dtype=torch.bfloat16, device=x.device).unbind()
+    _halve[(triton.cdiv(x.numel(), _BLOCK["BLOCK"]),)](x, half, rest, x.numel(), **_BLOCK)
+    return half, rest
 
 
 def _weight_gradient(layer: _Layer, images: Tensor, g: Tensor, clients: int) -> tuple[Tensor, Tensor | None]:
     """The gradients of weights `[C, O, I, K, K]` and biases, from inputs `[C * B, H, W, I]` and output gradients."""
     sizes = (images.shape[0] // clients, *images.shape[1:3], *g.shape[1:3])
     places, k, co = sizes[0] * sizes[3] * sizes[4], layer.patch, layer.outputs
-    bk = _power(k, 32, 128)
-    tiles = clients * triton.cdiv(k, bk) * triton.cdiv(co, layer.columns)
+    tile = layer.weight_tile()
+    columns = triton.cdiv(co, tile["BN"])
+    tiles = clients * triton.cdiv(k, tile["BK"]) * columns
     splits = max(1, min(triton.cdiv(264, tiles), places // 256))
-    per_split = triton.cdiv(places, 64 * splits) * 64
+    per_split = triton.cdiv(places, tile["BM"] * splits) * tile["BM"]
     parts = images.new_empty(clients, splits, k, co, dtype=torch.float32)
     sums = images.new_empty(clients, splits, co, dtype=torch.float32)
-    grid = (triton.cdiv(k, bk), triton.cdiv(co, layer.columns), clients * splits)
-    _for_weight[grid](images, g, parts, sums, *sizes, splits, per_split, BM=64, BK=bk, **layer.constants())
+    grid = (triton.cdiv(k, tile["BK"]), columns, clients * splits)
+    given = (*_halved(images), *_halved(g)) if layer.halves else (images, images, g, g)
+    constants = {"HALVES": layer.halves, **tile, **layer.constants()}
+    _for_weight[grid](*given, parts, sums, *sizes, splits, per_split, **constants)
     for_weight = parts.new_empty(clients, co, layer.inputs, layer.size, layer.size)
     for_bias = parts.new_empty(clients, co) if layer.biased else None
     _collect[(triton.cdiv(k, _SMALL_TILE["BJ"]), triton.cdiv(co, _SMALL_TILE["BO"]), clients)](
@@ -326,20 +467,22 @@ def _compile(layer: _Layer, x: Tensor, images: Tensor, weight: Tensor, dtype: to
     out, byte = images.new_empty(1, dtype=dtype), images.new_empty(1, dtype=torch.uint8)
     back = layer.reverse()
 
-    def forward(of: _Layer, rows: int, bias: Tensor, out: Tensor, origin: Tensor) -> Callable[[], Any]:
+    def forward(of: _Layer, tile: dict[str, int], bias: Tensor, out: Tensor, origin: Tensor) -> Callable[[], Any]:
         given = (images, images, bias, out, origin, 0, 0, 0, 0, 0)
-        return partial(_forward[_EMPTY], *given, MODE=of.mode, BACK=of.back, BM=rows, BK=32, **of.constants())
+        return partial(_forward[_EMPTY], *given, MODE=of.mode, BACK=of.back, **tile, **of.constants())
 
     bias, origin = weight if layer.biased else images, byte if layer.mode else out
-    launches = [forward(layer, rows, bias, out, origin) for rows in (64, 32)]
-    launches += [forward(back, rows, images, x, x) for rows in (64, 32)]
-    bk, sizes = _power(layer.patch, 32, 128), [0] * 7
-    weights = partial(_for_weight[_EMPTY], images, images, weight, weight, *sizes, BM=64, BK=bk, **layer.constants())
-    launches.append(weights)
-    launches.append(partial(_pack[_EMPTY], weight, images, *sizes[:4], **_TILE))
+    launches = [forward(layer, tile, bias, out, origin) for tile in layer.tiles()]
+    launches += [forward(back, tile, images, x, x) for tile in back.tiles()]
+    factor, sizes = images.new_empty(1, dtype=torch.bfloat16) if layer.halves else images, [0] * 7
+    constants = {"HALVES": layer.halves, **layer.weight_tile(), **layer.constants()}
+    launches.append(partial(_for_weight[_EMPTY], *[factor] * 4, weight, weight, *sizes, **constants))
+    if layer.halves:
+        launches.append(partial(_halve[_EMPTY], images, factor, factor, 0, **_BLOCK))
+    launches.append(partial(_pack[_EMPTY], weight, images, *sizes[:5], **_TILE))
     launches.append(partial(_collect[_EMPTY], weight, weight, weight, weight, *sizes[:5], **_SMALL_TILE))
     if layer.mode:
-        tile = {"BM": 64, "BN": layer.columns, "num_warps": 4}
+        tile = {"BM": 64, "BN": _power(layer.outputs, 16, 64), "num_warps": 4}
         launches.append(
             partial(_spread[_EMPTY], out, byte, images, *sizes[:5], CO=layer.outputs, MODE=layer.mode, **tile)
         )
@@ -374,27 +517,27 @@ class Convolution(Function):
         size = (oh // 2, ow // 2) if mode == POOL else (oh, ow)
         out = images.new_empty(len(images), *size, co, dtype=dtype)
         origin = images.new_empty(out.shape, dtype=torch.uint8) if mode else None
-        packed = _packed(weight, images.dtype)
+        packed = _packed(weight, images.dtype, back=False)
         own = None if bias is None else bias.contiguous()  # clients may share one row
         _convolved(layer, images, packed, own, out, origin)
-        ctx.save_for_backward(images, packed, origin)
+        ctx.save_for_backward(images, weight, origin)
         ctx.rest = (layer, (oh, ow), x.dtype)
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        images, packed, origin = ctx.saved_tensors
+        images, weight, origin = ctx.saved_tensors
         layer, (oh, ow), dtype = ctx.rest
         g = grad.permute(0, 2, 3, 1).contiguous()
         g = _returned(g, origin, layer, oh, ow, images.dtype) if layer.mode else g.to(images.dtype)
         for_x = for_weight = for_bias = None
         if ctx.needs_input_grad[0]:
             for_x = torch.empty_like(images, dtype=dtype)
-            _convolved(layer.reverse(), g, packed, None, for_x, None)
+            _convolved(layer.reverse(), g, _packed(weight, images.dtype, back=True), None, for_x, None)
             for_x = for_x.permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
-            for_weight, for_bias = _weight_gradient(layer, images, g, len(packed))
+            for_weight, for_bias = _weight_gradient(layer, images, g, len(weight))
         return for_x, for_weight, for_bias, None, None, None, None
 
 
@@ -403,7 +546,7 @@ def _prepared(x: Tensor, how: Arithmetic) -> tuple[str, Tensor]:
     if how == "bf16":
         half = torch.bfloat16
         return "ieee", x.contiguous() if x.dtype == half else torch.empty(x.shape, dtype=half, device=x.device).copy_(x)
-    return ("tf32" if how == "tf32" else "ieee"), x.contiguous()
+    return _PRODUCTS[how], x.contiguous()
 
 
 def _returned(g: Tensor, origin: Tensor, layer: _Layer, oh: int, ow: int, dtype: torch.dtype) -> Tensor:
@@ -411,7 +554,7 @@ def _returned(g: Tensor, origin: Tensor, layer: _Layer, oh: int, ow: int, dtype:
     count, small_h, small_w, co = g.shape
     odd = layer.mode == POOL and (oh % 2 or ow % 2)
     out = (g.new_zeros if odd else g.new_empty)(count, oh, ow, co, dtype=dtype)
-    places, columns = count * small_h * small_w, layer.columns
+    places, columns = count * small_h * small_w, _power(co, 16, 64)
     _spread[(triton.cdiv(places, 64), triton.cdiv(co, columns))](
         g, origin, out, places, oh, ow, small_h, small_w, CO=co, MODE=layer.mode, BM=64, BN=columns, num_warps=4
     )
