@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import personafl
 from personafl import (
@@ -29,7 +30,7 @@ from personafl.core.algorithm import ClientState, LocalWork, Turn
 from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Round, Task
 from personafl.evaluation import report
-from personafl.models import MODELS
+from personafl.models import MODELS, ResNet18
 from personafl.sim.state import Row
 from tests import kills, worlds
 from tests.algorithms.test_contract import BUSY
@@ -79,7 +80,7 @@ def test_what_is_read_late_is_what_was_computed(when: str) -> None:
             assert gpu[n] == (v if v is None or isinstance(v, str) else pytest.approx(v, rel=1e-9)), n
 
 
-def test_grouped_convolution_is_each_clients_own() -> None:
+def test_a_convolution_without_a_kernel_is_each_clients_own() -> None:
     model = StackedModel(MODELS["cifar-cnn"].build((3, 32, 32), 10), torch.randn(2, 3, 32, 32))
     model = model.to(torch.device("cuda"), torch.float64)
     params = {n: torch.stack([t + 0.01 * i for i in range(3)]) for n, t in model.initial.items()}
@@ -141,6 +142,75 @@ def test_replayed_steps_are_the_steps(name: str) -> None:
     a, b = (s.deployed_models(s.model, s.everybody) for s in runs)
     for n, t in (replayed.server | a).items():
         torch.testing.assert_close(t, (played.server | b)[n], rtol=1e-12, atol=1e-12)
+
+
+class Sequences(nn.Module):
+    """Images as sequences of their rows."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x.squeeze(1))
+        states = found[0] if isinstance(found, tuple) else found
+        out: Tensor = self.head(states.mean(1))
+        return out
+
+
+class Strided(nn.Module):
+    """Norms and strides, as a residual network has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6)
+        self.second, self.head = nn.Conv2d(6, 6, 3, 1, 1), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x)).relu()
+        out: Tensor = self.head((x + self.second(x)).mean((2, 3)))
+        return out
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "strided": Strided,
+    "resnet": lambda: ResNet18(1, 3, "cifar", width=4),
+    "lstm": lambda: Sequences(nn.LSTM(8, 8, num_layers=2, batch_first=True)),
+    "lstm with dropout": lambda: Sequences(nn.LSTM(8, 8, num_layers=2, dropout=0.5, batch_first=True)),
+    "gru": lambda: Sequences(nn.GRU(8, 8, batch_first=True)),
+    "transformer": lambda: Sequences(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)),
+    "batch norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+}
+# Three quarters are for training, in minibatches of 10: three whole ones, in a ragged world also some of 4, 5, 7, 8.
+EVEN, RAGGED = (40, 40, 40, 40, 40, 40), (40, 20, 32, 36, 38, 40)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "dm-pfl", "scaffold", "fedrep"])
+@pytest.mark.parametrize("sizes", [RAGGED, EVEN], ids=["ragged", "even"])
+@pytest.mark.parametrize("made", list(MODULES))
+@pytest.mark.filterwarnings("ignore:.*leave room", "ignore:.*leaves only")
+def test_any_module_gives_the_numbers_of_a_cpu(made: str, sizes: tuple[int, ...], name: str) -> None:
+    """Stacked, one client at a time in lanes, or unrecorded: in float64 what a CPU finds client by client."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = MODULES[made]()
+    fed = worlds.federation("cnn", sizes)
+    model = StackedModel(module, fed.source.x[:2])
+    options = {"model": model, "fed": fed, "num_rounds": 3, "join_ratio": 1.0, "batch_size": 10, "momentum": 0.5}
+    options["lr"] = 0.002 if made == "resnet" else 0.1  # its norms over few examples magnify rounding
+    method = ALGORITHMS[name](**BUSY.get(name, {}))
+    cpu, recorded, played = (
+        worlds.simulation(method, "cnn", device=device, capture=capture, **options)
+        for device, capture in (("cpu", True), ("cuda", True), ("cuda", False))
+    )
+    for sim in (cpu, recorded, played):
+        sim.run()
+    assert recorded.graph_cache is not None and recorded.graph_cache.graphs() > 0
+    assert recorded.model.one_by_one == (recorded.plan.lanes > 0)
+    for gpu in (recorded, played):
+        a, b = (s.server | s.deployed_models(s.model, s.everybody) for s in (cpu, gpu))
+        for n, t in a.items():
+            torch.testing.assert_close(b[n].cpu(), t, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("augment", ["none", "crop-flip"])

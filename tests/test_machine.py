@@ -207,7 +207,7 @@ class Attending(nn.Module):
 def test_modules_that_draw_for_themselves_run_on_all_threads() -> None:
     """One client at a time: PyTorch has one generator. Their results may depend on the number of threads."""
     model = StackedModel(Attending(), worlds.federation("cnn").source.x[:2])
-    assert not model.parallel
+    assert model.random
     with execution_plan.threads(2):
         sim = worlds.simulation(FedAvg(), "cnn", model=model)
     assert (sim.plan.workers, sim.plan.operations) == (1, 2)

@@ -67,7 +67,7 @@ def test_a_stack_of_a_papers_network_equals_each_client_alone(name: str, shape: 
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = StackedModel(MODELS[name].build(shape, classes), x[:2])
-    assert not model.whole and model.parallel
+    assert not model.whole and not model.random
     assert model.info.outputs == classes
     training = Training(num_rounds=1, join_ratio=1.0, local_steps=1, batch_size=2, lr=0.01, precision="float64")
     servers = []
@@ -199,12 +199,10 @@ def test_the_statistics_of_a_resnet_follow_the_policy(policy: BufferPolicy) -> N
         assert not torch.allclose(mean[0], mean[1])
 
 
-def test_an_lstm_runs_per_client_inside_the_stacked_step() -> None:
+def test_an_lstm_has_a_stacked_form_of_its_own() -> None:
     model = simulation("lstm", "fedavg", 100).model
-    assert not model.whole
-    kinds = {type(m.original).__name__ for m in model._folded.modules() if isinstance(m, PerClient)}
-    assert kinds == {"LSTM"}  # the embedding and the head are batched over clients
-    assert model.parallel and not model.capturable  # it has no dropout between its layers
+    assert not model.whole and not model.random and model.pads
+    assert not any(isinstance(m, PerClient) for m in model._folded.modules())
 
 
 def test_a_full_resnet_takes_a_round() -> None:

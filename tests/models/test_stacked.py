@@ -735,20 +735,21 @@ def test_the_initial_parameters_are_the_modules():
 
 
 @pytest.mark.parametrize(
-    ("name", "parallel", "capturable"),
+    ("name", "random", "pads"),
     [
-        ("mlp", True, True),
-        ("batch norm", True, True),
-        ("dropout", True, True),
-        ("gru", True, False),  # one layer: nothing to drop out
-        ("lstm, examples first", False, False),
-        ("attention", False, False),
+        ("mlp", False, True),
+        ("batch norm", False, True),
+        ("dropout", False, True),  # by the clients' own streams
+        ("gru", False, False),  # one layer: nothing to drop out
+        ("lstm, examples first", False, True),
+        ("attention", True, False),
+        ("functional dropout", True, False),
     ],
 )
-def test_only_models_that_seed_no_generator_run_in_threads(name, parallel, capturable):
+def test_models_that_draw_by_pytorchs_generator_are_known(name, random, pads):
     make, shape, _ = ZOO[name]
     model = build(make, shape)[0]
-    assert (model.parallel, model.capturable) == (parallel, capturable)
+    assert (model.random, model.pads) == (random, pads)
 
 
 @pytest.mark.parametrize("size", [SIZE, 1])

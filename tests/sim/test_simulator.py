@@ -74,7 +74,7 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("module", [worlds.module("cnn"), Recurrent()], ids=["cnn", "lstm"])
 def test_clients_run_one_per_thread_with_the_same_result(module: nn.Module) -> None:
     model = StackedModel(module, worlds.federation("cnn").source.x[:2])
-    assert not model.stacks and model.parallel
+    assert not model.stacks and not model.random
     one, two = (worlds.simulation(Ditto(), "cnn", join_ratio=1.0, num_rounds=3, model=model) for _ in range(2))
     one.plan, two.plan = ExecutionPlan(1, 1, 1), ExecutionPlan(1, 2, 1)
     one.run()

@@ -16,7 +16,7 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.local import client_round
-from personafl.core.types import Download, Examples, Masked, Params, Payload, Round, Task
+from personafl.core.types import Download, Examples, Masked, Params, Payload, Round, TrainedTask
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _entry(t: Tensor | Masked, shape: torch.Size) -> Entry:
     return Entry(tuple(shape), t.dtype)
 
 
-def expected(algorithm: Algorithm, task: Task, initial: Params, server: Params, rnd: Round) -> Schema:
+def expected(algorithm: Algorithm, task: TrainedTask, initial: Params, server: Params, rnd: Round) -> Schema:
     """What the method's hooks make a client send in a round: a session of one client, without training.
 
     `initial` is the model all clients began with.

@@ -29,10 +29,19 @@ class Plan:
     rows: Tensor  # [C, S, B] int64 into the data
     there: Tensor  # the same where the data are, on the host or on the device
     real: Tensor  # [C, S] int64: examples in each minibatch
+    sizes: Tensor  # the same on the host
     steps: Tensor  # [C] int64 on the host, never rising
     active: list[int]  # clients still at work, per step
     full: list[bool]  # whether all their places are filled, per step
     examples: Tensor  # [C] float64 on the host: examples each client processes
+
+    def client(self, place: int) -> Plan:
+        """The minibatches of one of the clients."""
+        own, steps = slice(place, place + 1), int(self.steps[place])
+        sizes, width = self.sizes[own, :steps], self.rows.shape[2]
+        rows, there, real = (t[own, :steps] for t in (self.rows, self.there, self.real))
+        full = [n == width for n in sizes[0].tolist()]
+        return Plan(rows, there, real, sizes, self.steps[own], [1] * steps, full, self.examples[own])
 
 
 def steps_per_epoch(count: Tensor, batch_size: int) -> Tensor:
@@ -79,7 +88,7 @@ def plan(
     full = ((real == size) | ~going).all(0).tolist()
     examples = (real * going).sum(1).double()
     rows = rows.view(len(keys), longest, size)
-    return Plan(rows, rows.to(data.x.device), tree.sent(real, device), total, active, full, examples)
+    return Plan(rows, rows.to(data.x.device), tree.sent(real, device), real, total, active, full, examples)
 
 
 def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.dtype) -> Batch:

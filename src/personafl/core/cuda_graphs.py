@@ -4,17 +4,22 @@ A step of a small model is over before the next of its hundred launches has been
 Here a turn that is played again and again (the same losses, shapes and update rules, round after round) gets a
 reel: buffers of its own for all its tensors, and one graph per number of clients still at work. A round copies its
 values into the buffers, replays the graphs and copies the result out; the step and the learning rate are tensors
-too, so nothing of a round is part of a recording. A turn seen for the first time, and the first step of each
-number of clients, run as they are.
+too, so nothing of a round is part of a recording. The first step of each number of clients runs as it is.
+
+Where a model gains nothing from a stack, clients run one at a time in lanes: each has a stream and reels of its own
+for one client, so several clients keep a GPU busy, whatever their module consists of. A lane's graphs differ by the
+size of a minibatch instead.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
+import gc
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +31,7 @@ from personafl.core.types import Batch, Examples, Moves, Params
 
 CAPTURED = 8  # kept at a time; each holds its stacks once more
 GRAPHS = 64  # of a reel
+REPEATED = 4  # steps that are worth a recording
 
 
 class Update(Protocol):
@@ -41,20 +47,23 @@ Make = Callable[[ClientState, list[Moves], list[Params], list[Tensor]], Update]
 class GraphCache:
     """The reels of one model on one GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int = 0) -> None:
+        """With so many lanes, for models whose clients run one at a time."""
         self._seen: OrderedDict[Hashable, CapturedTurn | None] = OrderedDict()
         self._refused: set[Hashable] = set()
         self._pool = torch.cuda.graph_pool_handle()
+        self.lanes = [Lane(stream) for stream in _streams(lanes)]
 
-    def reel(self, key: Hashable, make: Callable[[Any], CapturedTurn]) -> CapturedTurn | None:
-        """The reel of a turn; None the first time it is seen, and where it cannot be recorded."""
+    def reel(self, key: Hashable, make: Callable[[Any], CapturedTurn], steps: int) -> CapturedTurn | None:
+        """The reel of a turn of so many steps; None the first time a short one is seen, or if it cannot be recorded."""
         if key in self._refused:
             return None
         if key not in self._seen:
             self._seen[key] = None
             while len(self._seen) > 4 * CAPTURED:
                 self._seen.popitem(last=False)
-            return None
+            if steps < REPEATED:
+                return None
         self._seen.move_to_end(key)
         found = self._seen[key]
         if found is None:
@@ -65,13 +74,41 @@ class GraphCache:
 
     def graphs(self) -> int:
         """How many have been recorded."""
-        return sum(len(reel.graphs) for reel in self._seen.values() if reel is not None)
+        own = sum(len(reel.graphs) for reel in self._seen.values() if reel is not None)
+        return own + sum(lane.cache.graphs() for lane in self.lanes)
 
     def refuse(self, key: Hashable, reason: Exception) -> None:
         """Run this turn unrecorded from now on."""
         self._refused.add(key)
         self._seen.pop(key, None)
+        self._pool = torch.cuda.graph_pool_handle()  # the one that failed may still be held
         warnings.warn(f"a training step cannot be recorded as a CUDA graph, it runs slower: {reason}", stacklevel=2)
+
+
+class Lane:
+    """A stream, and the reels of the clients that run on it one after the other."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream, self.cache = stream, GraphCache()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What tells the graph of one step from another's."""
+
+    clients: int  # still at work
+    size: int  # places of a minibatch
+    full: bool  # whether all of them are filled
+
+
+_made: dict[int, list[torch.cuda.Stream]] = {}
+
+
+def _streams(count: int) -> list[torch.cuda.Stream]:
+    """So many streams, the same ones for all models: libraries keep workspaces for every stream they ever saw."""
+    held = _made.setdefault(torch.cuda.current_device(), []) if count else []
+    held += [torch.cuda.Stream() for _ in range(count - len(held))]  # type: ignore[no-untyped-call]
+    return held[:count]
 
 
 def same(loss: Callable[..., Any]) -> Hashable:
@@ -104,11 +141,14 @@ class CapturedTurn:
         plan: batches.Plan,
         dtype: torch.dtype,
         make: Make,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
+        """`data` and `plan` are those of its first round; it records on this stream, or on one of PyTorch's."""
         assert local.keys is not None
-        device, count = plan.rows.device, len(data.ids)
+        device, count = plan.rows.device, len(plan.rows)
+        self.stream = stream
         self.local = ClientState(_blank(local.params), _blank(local.fixed), ids=None, keys=local.keys.clone())
-        self.masks = [{n: None if m is None else torch.empty_like(m) for n, m in part.items()} for part in moves]
+        self.masks = [dict.fromkeys(part) | _blank({n: m for n, m in part.items() if m is not None}) for part in moves]
         self.states = [_blank(s) for s in states]
         self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in moves]
         long = capacity(plan.rows.shape[1])
@@ -117,8 +157,8 @@ class CapturedTurn:
         self.loss = torch.zeros(count, dtype=torch.float64, device=device)
         self.data, self.dtype, self.pool = data, dtype, pool
         self.update = make(self.local, list(self.masks), self.states, self.rates)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.warm: set[int] = set()
+        self.graphs: dict[Step, torch.cuda.CUDAGraph] = {}
+        self.warm: set[Step] = set()
 
     def load(
         self,
@@ -145,35 +185,53 @@ class CapturedTurn:
         self.at.zero_()
         self.loss.zero_()
 
-    def run(self, active: Sequence[int]) -> None:
-        """Run the steps of a plan."""
-        for k, run in itertools.groupby(active):
-            for _ in run:
-                if k in self.graphs:
-                    self.graphs[k].replay()
-                elif k in self.warm and len(self.graphs) < GRAPHS:
-                    self._record(k)
-                    self.graphs[k].replay()
-                else:
-                    self.warm.add(k)
-                    self._advance(k)
+    def run(self, step: Step) -> None:
+        """Run the next step of a plan."""
+        if step in self.graphs:
+            self.graphs[step].replay()
+        elif step in self.warm and len(self.graphs) < GRAPHS:
+            self._record(step)
+            self.graphs[step].replay()
+        else:
+            self.warm.add(step)
+            self._advance(step)
 
-    def _record(self, k: int) -> None:
+    def _record(self, step: Step) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            self._advance(k)
-        self.graphs[k] = graph
+        with _uncollected(), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            self._advance(step)
+        self.graphs[step] = graph
 
-    def _advance(self, k: int) -> None:
-        """One step of the first `k` clients, and on to the next."""
+    def _advance(self, step: Step) -> None:
+        """One step of the clients still at work, and on to the next."""
+        k, size = step.clients, step.size
         now = self.plan[:k].index_select(1, self.at).squeeze(1)
-        batch = batches.gather(self.data, now[:, :-2], now[:, -2], False, now[:, -1], self.dtype)
+        batch = batches.gather(self.data, now[:, :size], now[:, -2], step.full, now[:, -1], self.dtype)
         self.loss[:k] += self.update(batch, k)
         self.at += 1
 
 
-def _blank(tensors: Params) -> Params:
-    return {n: torch.empty_like(t, memory_format=torch.contiguous_format) for n, t in tensors.items()}
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector: an old graph that it finds may not go while another is being recorded."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _blank(tensors: Mapping[str, Tensor]) -> Params:
+    """Buffers for these tensors. Weights of images' convolutions lie channels last where they are one client's."""
+    found: Params = {}
+    for n, t in tensors.items():
+        if t.dim() == 5 and len(t) == 1:  # [1, out, in, height, width]
+            found[n] = t.new_empty(*t.shape[:2], *t.shape[3:], t.shape[2]).movedim(4, 2)
+        else:
+            found[n] = torch.empty_like(t, memory_format=torch.contiguous_format)
+    return found
 
 
 def copy(into: Mapping[str, Tensor | None], what: Mapping[str, Tensor | None]) -> None:

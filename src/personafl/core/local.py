@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -23,14 +24,18 @@ from personafl.core.algorithm import (
     own_loss,
 )
 from personafl.core.criteria import CRITERION_GRADIENTS
-from personafl.core.cuda_graphs import CapturedTurn, GraphCache, capacity, copy, same, shapes
+from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, same, shapes
 from personafl.core.errors import UserError
-from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, Task, Training
+from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, TrainedTask, Training
 
 Clock = Callable[[str], AbstractContextManager[None]]
 """Told which part of a session is at work; time inside belongs to it."""
 
+FEW = 2
+"""Sizes of short minibatches among the clients of a stack that are worth a recording each."""
+
 _NOTHING = nullcontext()
+_OVER = object()
 
 
 def untimed(part: str) -> AbstractContextManager[None]:
@@ -59,7 +64,7 @@ class Outcome:
 
 def client_round(
     algorithm: Algorithm,
-    task: Task,
+    task: TrainedTask,
     data: Examples,
     kept: Params,
     down: Download,
@@ -100,7 +105,7 @@ def _listed(algorithm: Algorithm, turns: object) -> Sequence[LocalWork]:
 
 
 def run_local_work(
-    task: Task,
+    task: TrainedTask,
     local: ClientState,
     turns: Sequence[LocalWork],
     data: Examples,
@@ -131,7 +136,7 @@ class _Session:
 
     def __init__(
         self,
-        task: Task,
+        task: TrainedTask,
         local: ClientState,
         data: Examples,
         training: Training,
@@ -168,13 +173,7 @@ class _Session:
             name = "noise" if turn.stream == "batches" else f"noise {turn.stream}"
             passed = before.unsqueeze(1) + torch.arange(len(plan.active))
             noise = tree.sent(rng.extend(self._stream(name).unsqueeze(1), passed), plan.rows.device)  # [C, S]
-            if not self._replayed(parts, plan, noise):
-                update = self._update(parts, self.local)
-                coming = batches.minibatches(self.data, plan, noise, self.dtype)
-                for k in plan.active:
-                    with self.clock("data"):
-                        batch = next(coming)
-                    self.loss[:k].add_(update(batch, k))
+            self._run(_Stack(self.local, parts, plan, noise, self.loss))
         self.steps[turn.stream] = before + plan.steps
         self.epochs[turn.stream] = epoch + -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
 
@@ -199,39 +198,113 @@ class _Session:
             if names
         ]
 
+    def _run(self, stack: _Stack) -> None:
+        """Train as one stack, or a client after the other; from recordings where there are some."""
+        at_hand = self.data.x.device == stack.plan.rows.device  # what is recorded fetches examples itself
+        cache = self.graph_cache if at_hand and stack.plan.active else None
+        if stack.plan.rows.is_cuda and self.task.model.one_by_one:
+            self._one_by_one(stack, [] if cache is None else cache.lanes)
+        elif cache is None:
+            self._step_by_step(stack)
+        else:
+            deque(self._replayed(stack, cache, _of_stack(stack.plan)), 0)
+
+    def _one_by_one(self, stack: _Stack, lanes: Sequence[Lane]) -> None:
+        """One client after the other, the largest first, several at a time where there are lanes for them.
+
+        Lanes take steps in turn: a GPU takes only so much work in advance, and none of them must use that up alone.
+        """
+        sizes, steps = stack.plan.sizes.tolist(), stack.plan.steps.tolist()
+        short = {n for row, count in zip(sizes, steps, strict=True) for n in row[:count]} - {stack.plan.rows.shape[2]}
+        exact = not self.task.model.pads or len(short) <= FEW
+        clients = [stack.client(place) for place in range(len(sizes))]  # what a lane reads is held until it has done so
+        if not lanes:
+            for one in clients:
+                self._step_by_step(one)
+            return
+        now = torch.cuda.current_stream()
+        for lane in lanes:
+            lane.stream.wait_stream(now)
+        at_work: dict[Lane, Iterator[None]] = dict.fromkeys(lanes, iter(()))
+        waiting = iter(clients)
+        while at_work:
+            for lane, going in list(at_work.items()):
+                with torch.cuda.stream(lane.stream):
+                    if next(going, _OVER) is not _OVER:
+                        continue
+                coming = next(waiting, None)
+                if coming is None:
+                    del at_work[lane]
+                else:
+                    own = _of_client(coming.plan, exact)
+                    at_work[lane] = self._replayed(coming, lane.cache, own, lane.stream)
+        for lane in lanes:
+            now.wait_stream(lane.stream)
+
+    def _step_by_step(self, stack: _Stack) -> None:
+        """Play the steps as they are."""
+        update = self._update(stack.parts, stack.local)
+        coming = batches.minibatches(self.data, stack.plan, stack.noise, self.dtype)
+        for k in stack.plan.active:
+            with self.clock("data"):
+                batch = next(coming)
+            stack.loss[:k].add_(update(batch, k))
+
     def _update(self, parts: Sequence[_MinibatchUpdate], local: ClientState) -> _Update:
         return _Update([_Steps(self.task, local, part) for part in parts])
 
-    def _replayed(self, parts: list[_MinibatchUpdate], plan: batches.Plan, noise: Tensor) -> bool:
-        """Run the plan from a recording, where there is one."""
-        graph_cache, data = self.graph_cache, self.data
-        if graph_cache is None or data.x.device != plan.rows.device or not plan.active:
-            return False
+    def _replayed(
+        self, stack: _Stack, cache: GraphCache, steps: list[Step], stream: torch.cuda.Stream | None = None
+    ) -> Iterator[None]:
+        """Run a plan from recordings of these steps, one at each turn; as it is where there can be none."""
+        reel = self._reel(stack, cache, len(steps), stream)
+        if reel is None:
+            self._step_by_step(stack)
+            return
+        try:
+            for step in steps:
+                reel.run(step)
+                yield
+        except RuntimeError as e:
+            cache.refuse(self._key(stack), e)
+            self._step_by_step(stack)
+        else:
+            self._take_out(stack, reel)
+
+    def _key(self, stack: _Stack) -> Hashable:
+        """What tells the recordings of a turn from another's."""
+        local, parts, plan = stack.local, stack.parts, stack.plan
         rules = tuple((same(p.loss), p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts)
-        held = tuple(shapes(t) for t in (self.local.params, self.local.fixed, *(p.state for p in parts)))
-        sizes = (len(data.ids), capacity(len(plan.active)), plan.rows.shape[2], data.x.data_ptr())
-        key = (self.task.model, self.task.criterion, rules, held, sizes)
+        held = tuple(shapes(t) for t in (local.params, local.fixed, *(p.state for p in parts)))
+        sizes = (len(plan.rows), capacity(len(plan.active)), plan.rows.shape[2], self.data.x.data_ptr())
+        return (self.task.model, self.task.criterion, rules, held, sizes)
+
+    def _reel(
+        self, stack: _Stack, cache: GraphCache, steps: int, stream: torch.cuda.Stream | None
+    ) -> CapturedTurn | None:
+        """The recordings of a turn with the values of this round; None where there are none."""
+        local, parts, plan = stack.local, stack.parts, stack.plan
         split = [p.moves for p in parts], [p.state for p in parts]
 
         def make(local: ClientState, masks: list[Moves], states: list[Params], rates: list[Tensor]) -> _Update:
             own = zip(parts, masks, states, rates, strict=True)
             return self._update([replace(p, moves=m, state=s, lr=r) for p, m, s, r in own], local)
 
-        reel = graph_cache.reel(key, lambda pool: CapturedTurn(pool, self.local, *split, data, plan, self.dtype, make))
-        if reel is None:
-            return False
-        reel.load(self.local, *split, [float(p.lr) for p in parts], plan, noise)
-        try:
-            reel.run(plan.active)
-        except RuntimeError as e:
-            graph_cache.refuse(key, e)
-            return False
-        moved = {n for p in parts for n in p.moves} | self._writable(()).keys()
-        copy({n: self.local.params[n] for n in moved}, reel.local.params)
-        for part, state in zip(parts, reel.states, strict=True):
+        def recorder(pool: Any) -> CapturedTurn:
+            return CapturedTurn(pool, local, *split, self.data, plan, self.dtype, make, stream)
+
+        reel = cache.reel(self._key(stack), recorder, steps)
+        if reel is not None:
+            reel.load(local, *split, [float(p.lr) for p in parts], plan, stack.noise)
+        return reel
+
+    def _take_out(self, stack: _Stack, reel: CapturedTurn) -> None:
+        """What the recordings made of a stack, back into it."""
+        moved = {n for p in stack.parts for n in p.moves} | self._statistics(stack.local).keys()
+        copy({n: stack.local.params[n] for n in moved}, reel.local.params)
+        for part, state in zip(stack.parts, reel.states, strict=True):
             copy(part.state, state)
-        self.loss += reel.loss
-        return True
+        stack.loss.add_(reel.loss)
 
     def _rule(self, turn: Turn) -> optim.Optimizer:
         return turn.optimizer or optim.default(self.training)
@@ -286,9 +359,12 @@ class _Session:
 
     def _writable(self, names: Collection[str]) -> Params:
         """Own copies of these tensors, and of running statistics, which change in the forward pass."""
-        statistics = self.task.model.info.buffers
-        mine = {n: t for n, t in self.local.params.items() if n in names or n.rpartition("/")[2] in statistics}
+        mine = tree.select(self.local.params, names) | self._statistics(self.local)
         return {n: t.clone(memory_format=torch.contiguous_format) for n, t in mine.items()}
+
+    def _statistics(self, local: ClientState) -> Params:
+        found = self.task.model.info.buffers
+        return {n: t for n, t in local.params.items() if n.rpartition("/")[2] in found}
 
     def _charge(self, turn: Turn | GradientPass, names: Collection[str], plan: batches.Plan, *, regrow: bool) -> None:
         active = turn.active(self.local) if callable(turn.active) else turn.active
@@ -297,6 +373,17 @@ class _Session:
         beside = turn.flops + (turn.teachers * cost.forward_pass(info) if isinstance(turn, Turn) else 0.0)
         self.flops += (masked + beside) * plan.examples
         self.dense += (full + beside) * plan.examples
+
+
+def _of_stack(plan: batches.Plan) -> list[Step]:
+    """Steps told apart by how many clients are at work; all may be padded."""
+    return [Step(k, plan.rows.shape[2], False) for k in plan.active]
+
+
+def _of_client(plan: batches.Plan, exact: bool) -> list[Step]:
+    """Steps of one client, told apart by the size of a minibatch; a short one is padded if sizes need not be exact."""
+    width = plan.rows.shape[2]
+    return [Step(1, n, True) if exact or n == width else Step(1, width, False) for n in plan.sizes[0].tolist()]
 
 
 def _chain(turn: Turn) -> Iterator[Turn]:
@@ -308,8 +395,12 @@ def _chain(turn: Turn) -> Iterator[Turn]:
 
 def _prefix(local: ClientState, k: int) -> ClientState:
     """The first `k` clients of a stack."""
-    ids, keys = (None if t is None else t[:k] for t in (local.ids, local.keys))
-    return ClientState(tree.take(local.params, slice(k)), tree.take(local.fixed, slice(k)), ids=ids, keys=keys)
+    return _rows(local, slice(k))
+
+
+def _rows(local: ClientState, rows: slice) -> ClientState:
+    ids, keys = (None if t is None else t[rows] for t in (local.ids, local.keys))
+    return ClientState(tree.take(local.params, rows), tree.take(local.fixed, rows), ids=ids, keys=keys)
 
 
 @dataclass(frozen=True)
@@ -321,6 +412,26 @@ class _MinibatchUpdate:
     rule: optim.Optimizer
     state: Params
     lr: float | Tensor
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Clients, what is done with each of their minibatches, and which these are."""
+
+    local: ClientState
+    parts: list[_MinibatchUpdate]
+    plan: batches.Plan
+    noise: Tensor  # [C, S] random streams
+    loss: Tensor  # [C] sums so far, written to
+
+    def client(self, place: int) -> _Stack:
+        """One of them alone, over the same memory."""
+        rows = slice(place, place + 1)
+        moves = [{n: m if m is None else m[rows] for n, m in p.moves.items()} for p in self.parts]
+        states = [tree.take(p.state, rows) for p in self.parts]
+        parts = [replace(p, moves=m, state=s) for p, m, s in zip(self.parts, moves, states, strict=True)]
+        plan = self.plan.client(place)
+        return _Stack(_rows(self.local, rows), parts, plan, self.noise[rows, : len(plan.active)], self.loss[rows])
 
 
 class _Update:
@@ -340,7 +451,7 @@ class _Update:
 class _Steps:
     """Optimiser steps over the active prefix of a stack; the views are made anew only when it shrinks."""
 
-    def __init__(self, task: Task, local: ClientState, part: _MinibatchUpdate) -> None:
+    def __init__(self, task: TrainedTask, local: ClientState, part: _MinibatchUpdate) -> None:
         self.task, self.local, self.part = task, local, part
         self.active = -1
         self.slope = CRITERION_GRADIENTS.get(task.criterion) if part.loss is own_loss else None
@@ -364,16 +475,21 @@ class _Steps:
 
     def _in_closed_form(self, batch: Batch) -> tuple[Tensor, Params] | None:
         """Losses and gradients where those of the criterion and of the model are known in closed form."""
-        closed_form_gradients = getattr(self.task.model, "closed_form_gradients", None)
-        if closed_form_gradients is None or self.slope is None:
+        if self.slope is None:
             return None
-        found: tuple[Tensor, Params] | None = closed_form_gradients(self.now.params, self.leaves, batch, self.slope)
-        return found
+        return self.task.model.closed_form_gradients(self.now.params, self.leaves, batch, self.slope)
 
     def _by_autograd(self, batch: Batch) -> tuple[Tensor, Params]:
         loss = _each(self.part.loss(self.task, self.seen, batch), self.active, self.part.loss)
         found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
+        if batch.x.is_cuda:
+            found = tuple(_laid_as(g, w) for g, w in zip(found, self.leaves.values(), strict=True))
         return loss.detach(), dict(zip(self.leaves, found, strict=True))
+
+
+def _laid_as(grad: Tensor, weight: Tensor) -> Tensor:
+    """A gradient in memory as its weights lie: a fused update takes no other."""
+    return grad if grad.stride() == weight.stride() else torch.empty_like(weight).copy_(grad)
 
 
 def _each(loss: object, count: int, of: Loss) -> Tensor:

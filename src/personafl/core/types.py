@@ -8,7 +8,7 @@ client; a tensor on the server's side has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -207,6 +207,31 @@ class Model(Protocol):
         ...
 
 
+class TrainedModel(Model, Protocol):
+    """A network as training and evaluation ask it."""
+
+    @property
+    def looks_at_batches(self) -> bool:
+        """Whether an output goes by the other examples of its batch, also in evaluation."""
+        ...
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether clients gain nothing from a stack where the model lies, and run one at a time."""
+        ...
+
+    @property
+    def pads(self) -> bool:
+        """Whether padding changes nothing for the other examples of a minibatch."""
+        ...
+
+    def closed_form_gradients(
+        self, params: Params, names: Collection[str], batch: Batch, slope: CriterionGradient
+    ) -> tuple[Tensor, Params] | None:
+        """Losses `[C]` and the gradients of these parameters without autograd; None where there is no such way."""
+        ...
+
+
 Sweep = Callable[[Callable[[Model, Batch], Params]], Params]
 """A pass over the clients' training data without training: per-client sums of what is measured on each batch."""
 
@@ -223,6 +248,13 @@ class Task:
         """Each client's mean training loss on its minibatch: `[C]`."""
         out = self.model(params, batch.x, batch.valid, batch.keys)
         return batch.mean(per_example(self.criterion, out, batch.y))
+
+
+@dataclass(frozen=True)
+class TrainedTask(Task):
+    """The same as those who train and evaluate have it; losses may put another model in its place."""
+
+    model: TrainedModel
 
 
 def per_example(criterion: Criterion, out: Tensor, y: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
 from personafl.core.plain_text import is_text
 from personafl.core.tasks import as_targets
-from personafl.core.types import LOSSES, Params, Setup, Stage, Task, TaskName, Training
+from personafl.core.types import LOSSES, Params, Setup, Stage, TaskName, TrainedTask, Training
 from personafl.data import Source
 from personafl.experiment import parts
 from personafl.models import MODELS, StackedModel
@@ -146,7 +146,7 @@ class Parts:
 
     recipe: Recipe
     algorithm: Algorithm
-    task: Task
+    task: TrainedTask
     model: StackedModel
     device: torch.device
 
@@ -204,7 +204,7 @@ def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Par
     where = torch.device(device)
     dtype = torch.float64 if training.precision == "float64" else torch.float32
     model = parts.model(recipe, source).to(where, dtype, training.precision)
-    task = Task(
+    task = TrainedTask(
         model,
         config.criterion(training.loss, LOSSES[kind], "training.loss"),
         parts.metric(recipe, kind),

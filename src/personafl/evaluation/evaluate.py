@@ -12,7 +12,7 @@ from torch import Tensor
 from personafl.core import batches, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.local import floating
-from personafl.core.types import Batch, Examples, Model, Params, Payload, Task
+from personafl.core.types import Batch, Examples, Model, Params, Payload, Task, TrainedModel, TrainedTask
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, mix_scores
 
@@ -33,7 +33,7 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train
 
 
 @torch.no_grad()
-def scores(predict: Predict, task: Task, ready: Params, data: Examples, activations: float) -> list[Tensor]:
+def scores(predict: Predict, task: TrainedTask, ready: Params, data: Examples, activations: float) -> list[Tensor]:
     """Per client the score of each of its examples, `[n]` or `[n, S]`, on the device: to read them is to wait for it.
 
     On a GPU a forward pass takes as many examples as would leave so many bytes of `activations`, if all were kept.
@@ -71,9 +71,9 @@ def on_host(found: list[Tensor]) -> list[Tensor]:
     return list(torch.split(torch.cat(found).cpu(), [len(row) for row in found]))
 
 
-def _at_a_time(model: Model, data: Examples, activations: float) -> int:
+def _at_a_time(model: TrainedModel, data: Examples, activations: float) -> int:
     """Examples of a client in one forward pass: on a GPU as many as fill it, where they do not look at one another."""
-    if not data.rows.is_cuda or getattr(model, "looks_at_batches", True):
+    if not data.rows.is_cuda or model.looks_at_batches:
         return batches.SWEEP
     each = 4 * max(model.info.activations, 1) * len(data.ids)
     return max(16, min(16384 // len(data.ids) + 1, int(activations / each)))

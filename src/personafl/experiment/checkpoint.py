@@ -369,7 +369,15 @@ def _checked_manifest(path: Path, told: Row) -> Row:
         far = [n for n in stamps if Path(n).is_absolute() or ".." in Path(n).parts]
         plan = told["plan"] if not wrong else {}
         state, most = told["state"], {"chunk": 2**31, "activations": 2**62}
-        least = {"chunk": 1, "workers": 1, "threads": 1, "sweep_threads": 1, "operations": 1, "activations": 0}
+        least = {
+            "chunk": 1,
+            "workers": 1,
+            "threads": 1,
+            "sweep_threads": 1,
+            "operations": 1,
+            "activations": 0,
+            "lanes": 0,
+        }
         fine = not far and all(len(n) < 1000 for n in stamps) and 0 <= told["seconds"] < 1e12
         fine = fine and all(0 <= n < 2**62 or 0 <= float(n) < 1e300 for n in state["totals"].values())
         fine = fine and all(n in least and least[n] <= plan[n] <= most.get(n, 1024) for n in plan)

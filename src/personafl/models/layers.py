@@ -20,6 +20,7 @@ from torch.func import functional_call
 from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, ModelInfo, Params
+from personafl.models import recurrent
 
 try:
     from personafl.models import kernels
@@ -33,6 +34,7 @@ CONVS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv2d: F.conv2d,
     nn.Conv3d: F.conv3d,
 }
+HEAVY = 2**18  # weights of a convolution
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DROPOUTS: dict[type[nn.Module], int | None] = {
     nn.Dropout: None,
@@ -65,6 +67,7 @@ class Context:
     calls: int  # of dropout, in this forward pass
     arithmetic: Arithmetic = "float32"  # of convolutions on a GPU
     channels: Channels = "either"
+    one_by_one: bool = False  # on a GPU: a stack of one is left to PyTorch's own layers
     tape: list[Taped] | None = None  # linear layers as they run, where their gradients are taken by hand
     threads: int = 0  # for batched products, where all else runs on one; 0: as PyTorch has it
 
@@ -89,6 +92,16 @@ class Stacked(nn.Module):
         self.own = {n: f"{name}.{n}".lstrip(".") for n, _ in (*original.named_parameters(), *original.named_buffers())}
         self.own = {n: full for n, full in self.own.items() if full in info.shapes}
         self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        """What a forward may ask its layers: sizes and switches, but no tensor, which would be nobody's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            value = getattr(super().__getattr__("original"), name)
+            if isinstance(value, (bool, int, float, str, tuple)):
+                return value
+            raise
 
     def get(self, name: str) -> Tensor | None:
         if name in self.own:
@@ -192,6 +205,22 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(weight, across).transpose(1, 2).contiguous()  # half the time on a CPU where a layer narrows
 
 
+class _WholeNumbers:
+    """No autocast inside: where bf16 is asked for, modules of one client run under it, but not what is ours."""
+
+    def __init__(self, x: Tensor) -> None:
+        on = x.is_cuda and torch.is_autocast_enabled("cuda")
+        self.inside = torch.autocast("cuda", enabled=False) if on else None
+
+    def __enter__(self) -> None:
+        if self.inside is not None:
+            self.inside.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *why: Any) -> None:
+        if self.inside is not None:
+            self.inside.__exit__(*why)
+
+
 class _Linear(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         return _together([self], x)
@@ -209,7 +238,8 @@ def _together(layers: list[_Linear], x: Tensor) -> Tensor:
     rows = x.reshape(layers[0].context.count, -1, x.shape[-1]).to(first.dtype)  # [C, B, in]
     tape, threads = layers[0].context.tape, layers[0].context.threads
     if tape is None:
-        out = cast(Tensor, _Linears.apply(threads, rows, *params))  # type: ignore[no-untyped-call]
+        with _WholeNumbers(x):
+            out = cast(Tensor, _Linears.apply(threads, rows, *params))  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], last.shape[1])
     *seen, out = _outputs(rows, params, threads)
     out = out.view(*x.shape[:-1], last.shape[1])
@@ -228,37 +258,42 @@ def linears(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     return out
 
 
-class _Conv(Stacked):
+class Conv(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         conv = cast(nn.Conv2d, self.original)
         weight, bias = self.get("weight"), self.get("bias")
         assert weight is not None
         call = CONVS[type(self.original)]
         rest = (conv.stride, conv.padding, conv.dilation)
-        if not x.is_cuda and x.dim() == 4:
-            x = self._arranged(x, weight)
-        if self.context.count == 1 and not x.is_cuda:
-            return call(x, weight.squeeze(0), None if bias is None else bias.squeeze(0), *rest, conv.groups)
-        rows = self.split(x)
-        if x.is_cuda and self.fast(weight):
+        if self.fast(weight):
             return self._launched(x, kernels.PLAIN, weight.dtype)
-        if not x.is_cuda:  # grouped convolution is slower than a loop there
-            parts = zip(rows, weight, [None] * len(rows) if bias is None else bias, strict=True)
-            return torch.cat([call(r, w, b, *rest, conv.groups) for r, w, b in parts])
-        wide = rows.transpose(0, 1).flatten(1, 2)  # [B, C * in, ...]
-        out = call(wide, weight.flatten(0, 1), None if bias is None else bias.flatten(), *rest, len(rows) * conv.groups)
-        return out.view(out.shape[0], len(rows), -1, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
+        if x.dim() == 4:
+            x = self._arranged(x, weight)
+        if self.context.count == 1:
+            alone = self._as(x, weight.squeeze(0))
+            return call(x, alone, None if bias is None else bias.squeeze(0), *rest, conv.groups)
+        parts = zip(self.split(x), weight, [None] * len(weight) if bias is None else bias, strict=True)
+        return torch.cat([call(r, self._as(r, w), b, *rest, conv.groups) for r, w, b in parts])  # grouped is slower
+
+    def _as(self, images: Tensor, weight: Tensor) -> Tensor:
+        """The weights as the images lie in memory: a GPU would arrange them anew for each of its three products."""
+        last = images.is_cuda and images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
+        return weight.contiguous(memory_format=torch.channels_last) if last else weight
 
     def fast(self, weight: Tensor) -> bool:
-        """Whether there is a kernel for it (float64 has none)."""
+        """Whether it runs as a kernel for all clients."""
+        alone = self.context.one_by_one and self.context.count == 1
+        return weight.is_cuda and not alone and self.has_kernel(weight.dtype)
+
+    def has_kernel(self, dtype: torch.dtype) -> bool:
+        """Whether there is one for it (float64 has none)."""
         conv = self.original
-        return (
-            kernels is not None
-            and weight.is_cuda
-            and weight.dtype == torch.float32
-            and type(conv) is nn.Conv2d
-            and kernels.fits(conv)
-        )
+        return kernels is not None and dtype == torch.float32 and type(conv) is nn.Conv2d and kernels.fits(conv)
+
+    @property
+    def heavy(self) -> bool:
+        """Whether one client's weights are so many that cuDNN is faster with them, client by client."""
+        return cast(nn.Conv2d, self.original).weight.numel() > HEAVY
 
     def _launched(self, x: Tensor, mode: int, dtype: torch.dtype) -> Tensor:
         weight, bias, pad = self.get("weight"), self.get("bias"), cast(nn.Conv2d, self.original).padding[0]
@@ -267,9 +302,10 @@ class _Conv(Stacked):
         return out.contiguous() if self.context.channels == "first" else out
 
     def _arranged(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Images as a CPU convolves them fastest: channels last, unless weights, which have to follow, are larger."""
+        """Images as they are convolved fastest: channels last, on a CPU unless weights, which follow, are larger."""
         channels = self.context.channels
-        if channels == "first" or (channels == "either" and weight.numel() > x.numel()):
+        larger = not x.is_cuda and weight.numel() > x.numel()
+        if channels == "first" or (channels == "either" and larger):
             return x.contiguous()
         if x.shape[1] == 1:  # contiguous either way: the strides must say which is meant
             return x.reshape(len(x), *x.shape[2:], 1).movedim(3, 1)
@@ -290,7 +326,7 @@ def conv_relu(conv: nn.Module, x: Tensor, *, pooled: bool, inner: bool = False) 
 
     `inner` says that its output goes into another such block and nowhere else: it may then be of lower precision.
     """
-    if isinstance(conv, _Conv) and (out := conv.with_relu(x, pooled=pooled, inner=inner)) is not None:
+    if isinstance(conv, Conv) and (out := conv.with_relu(x, pooled=pooled, inner=inner)) is not None:
         return out
     x = F.relu(conv(x))
     return F.max_pool2d(x, 2) if pooled else x
@@ -304,9 +340,11 @@ class _BatchNorm(Stacked):
 
     def forward(self, x: Tensor) -> Tensor:
         norm = cast(nn.BatchNorm2d, self.original)
-        if self.context.count == 1 and self.context.valid is None and len(x) > 1 and not x.is_cuda:
+        own = self.context.one_by_one or not x.is_cuda
+        if own and self.context.count == 1 and self.context.valid is None and len(x) > 1:
             return self._alone(x)
-        rows = self.split(x)  # [C, B, F, ...]
+        weight, bias = self.get("weight"), self.get("bias")
+        rows = self.split(x if weight is None else x.to(weight.dtype))  # [C, B, F, ...]
         shape = (rows.shape[0], 1, rows.shape[2], *[1] * (rows.dim() - 3))
         running = "running_mean" in self.own
         if running and not self.training:
@@ -317,7 +355,6 @@ class _BatchNorm(Stacked):
             if running:
                 self._track(mean.detach(), var.detach(), places)
         out = (rows - mean.view(shape)) * torch.rsqrt(var.view(shape) + norm.eps)
-        weight, bias = self.get("weight"), self.get("bias")
         if weight is not None and bias is not None:
             out = out * weight.view(shape) + bias.view(shape)
         return out.flatten(0, 1)
@@ -392,18 +429,76 @@ class _Dropout(Stacked):
         drop = cast(nn.Dropout, self.original)
         if self.context.keys is None or drop.p == 0:
             return x
-        if drop.p == 1:
-            return x * 0
-        self.context.calls += 1
-        keys = rng.extend(self.context.keys, self.context.calls)
-        rows = self.split(x)
-        channels = _DROPOUTS[type(self.original)]
-        if channels is None and kernels is not None and x.is_cuda and x.dtype == torch.float32:
-            return kernels.dropout(rows.flatten(1), keys, drop.p).view(x.shape)
-        shape = rows.shape[1:] if channels is None else rows.shape[1 : 2 + channels]
-        draws = rng.uniform(keys, shape.numel(), torch.float32).view(rows.shape[0], *shape)
-        kept = (draws >= drop.p).view(*draws.shape, *[1] * (rows.dim() - draws.dim()))
-        return torch.where(kept, rows / (1 - drop.p), 0).flatten(0, 1)
+        return dropped(self.split(x), drop.p, self.context, _DROPOUTS[type(self.original)]).view(x.shape)
+
+
+def dropped(rows: Tensor, p: float, context: Context, channels: int | None = None) -> Tensor:
+    """`[C, ...]` with some numbers zero and the others scaled up, whole channels where their axis behind B is given."""
+    assert context.keys is not None
+    if p == 1:
+        return rows * 0
+    context.calls += 1
+    keys = rng.extend(context.keys, context.calls)
+    if channels is None and kernels is not None and rows.is_cuda and rows.dtype == torch.float32:
+        return kernels.dropout(rows.flatten(1), keys, p).view(rows.shape)
+    shape = rows.shape[1:] if channels is None else rows.shape[1 : 2 + channels]
+    draws = rng.uniform(keys, shape.numel(), torch.float32).view(rows.shape[0], *shape)
+    kept = (draws >= p).view(*draws.shape, *[1] * (rows.dim() - draws.dim()))
+    return torch.where(kept, rows / (1 - p), 0)
+
+
+class _LSTM(Stacked):
+    """Layer by layer: of all clients at once on a GPU, client by client else; dropout by each client's own stream."""
+
+    def forward(self, x: Tensor, states: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        lstm = cast(nn.LSTM, self.original)
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise TypeError("an LSTM in a stack takes [batch, time, features], or [time, batch, features]")
+        rows = self.split(x if lstm.batch_first else x.transpose(0, 1)).transpose(1, 2)  # [C, T, B, I]
+        ways = 2 if lstm.bidirectional else 1
+        if states is None:
+            blank = rows.new_zeros(rows.shape[0], rows.shape[2], lstm.hidden_size)
+            before = [(blank, blank)] * (ways * lstm.num_layers)
+        else:  # [layers * ways, C * B, H] each
+            before = list(zip(*(s.view(len(s), rows.shape[0], rows.shape[2], -1) for s in states), strict=True))
+        last = []
+        for layer in range(lstm.num_layers):
+            if layer and lstm.dropout and self.context.keys is not None:
+                rows = dropped(rows.transpose(1, 2), lstm.dropout, self.context).transpose(1, 2)  # padding comes last
+            names = [f"l{layer}{'_reverse' * way}" for way in range(ways)]
+            found = [self._one_way(rows, n, *before[ways * layer + way]) for way, n in enumerate(names)]
+            rows = torch.cat([f[0] for f in found], 3) if ways == 2 else found[0][0]
+            last += [f[1:] for f in found]
+        out = rows.transpose(1, 2).flatten(0, 1)
+        ends = tuple(torch.stack([end[i].flatten(0, 1) for end in last]) for i in (0, 1))
+        return out if lstm.batch_first else out.transpose(0, 1), cast(tuple[Tensor, Tensor], ends)
+
+    def _one_way(self, rows: Tensor, name: str, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All states `[C, T, B, H]` of a layer in one direction, the last one and the last of its cell."""
+        back = name.endswith("_reverse")
+        rows = rows.flip(1) if back else rows
+        names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if cast(nn.LSTM, self.original).bias else [])]
+        weights = [cast(Tensor, self.get(f"{n}_{name}")) for n in names]
+        if rows.is_cuda and len(rows) > 1:
+            with _WholeNumbers(rows):
+                bias = weights[2] + weights[3] if len(weights) == 4 else None
+                rows = rows.to(weights[0].dtype)
+                states, end, last = recurrent.lstm(rows, (weights[0], weights[1], bias), hidden, cell)
+        else:
+            each = [_alone(*one) for one in zip(rows, hidden, cell, *weights, strict=True)]
+            states, end, last = (torch.stack(t) for t in zip(*each, strict=True))
+        return states.flip(1) if back else states, end, last
+
+
+def _alone(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's own layer, for one client: x `[T, B, I]`, states before `[B, H]`."""
+    grad, first = torch.is_grad_enabled(), (hidden.unsqueeze(0), cell.unsqueeze(0))
+    held = list(weights)
+    if x.is_cuda:  # cuDNN wants them in one piece, and says so where they are not
+        flat = torch.split(torch.cat([w.flatten() for w in weights]), [w.numel() for w in weights])
+        held = [part.view(w.shape) for part, w in zip(flat, weights, strict=True)]
+    out, end, last = torch.lstm(x, first, held, len(weights) == 4, 1, 0.0, grad, False, False)
+    return out, end[0], last[0]
 
 
 class _FrozenNorm(Stacked):
@@ -424,7 +519,7 @@ class PerClient(Stacked):
     def __init__(self, context: Context, original: nn.Module, name: str, info: ModelInfo) -> None:
         super().__init__(context, original, name, info)
         _freeze(original, context, info)
-        self.random = not isinstance(original, nn.RNNBase) or original.dropout > 0
+        self.random = True  # until it is seen to draw nothing
 
     def forward(self, x: Tensor, *rest: Any) -> Any:
         count, keys, valid = self.context.count, self.context.keys, self.context.valid
@@ -468,14 +563,21 @@ _RULES: dict[type[nn.Module], type[Stacked]] = {
     nn.LayerNorm: _LayerNorm,
     nn.GroupNorm: _GroupNorm,
     nn.Embedding: _Embedding,
-    **dict.fromkeys(CONVS, _Conv),
+    nn.LSTM: _LSTM,
+    **dict.fromkeys(CONVS, Conv),
     **dict.fromkeys(BATCH_NORMS, _BatchNorm),
     **dict.fromkeys(_DROPOUTS, _Dropout),
 }
 
 
-_USUAL = (("padding_mode", "zeros"), ("max_norm", None), ("padding_idx", None), ("scale_grad_by_freq", False))
-"""Options of convolutions and embeddings the rules above know; with others a module runs per client."""
+_USUAL = (
+    ("padding_mode", "zeros"),
+    ("max_norm", None),
+    ("padding_idx", None),
+    ("scale_grad_by_freq", False),
+    ("proj_size", 0),
+)
+"""Options of convolutions, embeddings and LSTMs the rules above know; with others a module runs per client."""
 
 
 def _frozen(module: nn.Module) -> bool:

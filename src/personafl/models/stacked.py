@@ -5,10 +5,13 @@ run on it once. Whatever has no parameters (activations, pooling, reshapes) work
 it is; every module that has some is replaced by one that knows which examples are whose:
 
     Linear, Embedding, norms     batched over clients
-    Conv1d, 2d, 3d               one kernel for all clients on a GPU (`kernels`, or a grouped convolution),
-                                 one call per client on a CPU
+    Conv2d of stride 1           one kernel for all clients on a GPU (`kernels`), one call per client on a CPU
+    LSTM                         one product for all clients at each step on a GPU (`recurrent`), as above on a CPU
     Dropout                      drawn from each client's own stream
-    anything else                called once per client with that client's parameters (LSTM, attention, your own)
+    anything else                called once per client with that client's parameters (GRU, your own)
+
+On a GPU a model with a layer of the last kind, or with a convolution there is no kernel for, runs one client at a time,
+several of them side by side (`one_by_one`, core/cuda_graphs.py).
 
 A forward that mixes the examples of a batch would mix clients. So the folded model is checked once,
 with random parameters in float64, against the module run alone; if they differ, the whole module is
@@ -39,6 +42,7 @@ from personafl.models.layers import (
     RUNNING,
     Channels,
     Context,
+    Conv,
     PerClient,
     Stacked,
     Taped,
@@ -76,12 +80,12 @@ class StackedModel(Displayed):
         self._folded = self._fold(self.whole)
         self._head: nn.Module | None = None
         self.stacks = not any(type(m) in CONVS or isinstance(m, nn.RNNBase) for m in self.module.modules())  # on a CPU
+        called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
+        self.pads, self.random = not called, bool(called) and self._draws(called, example)
         # Norms without statistics use those of the batch, also in evaluation.
         self.looks_at_batches = self.whole or any(
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
         )
-        called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
-        self.parallel, self.capturable = not any(m.random for m in called), not called
         self._in_closed_form = self._last_linears(example)
         features, outputs = self._measure_head(example)
         self.info = dataclasses.replace(self.info, features=features, outputs=outputs)
@@ -96,8 +100,34 @@ class StackedModel(Displayed):
         out = self._run(params, x, valid, keys)
         return out.view(x.shape[0], x.shape[1], *out.shape[1:])
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether clients gain nothing from a stack where the model lies, and run one at a time."""
+        return self._context.one_by_one
+
+    @torch.no_grad()
+    def _draws(self, called: list[PerClient], example: Tensor) -> bool:
+        """Whether a module that is called client by client draws random numbers in training."""
+        for m in called:
+            m.random = False  # it is not seeded then
+        params = {n: t.clone()[None] for n, t in self.initial.items()}
+        with torch.random.fork_rng(devices=[]):
+            before = torch.random.get_rng_state()
+            self(params, example[None], keys=torch.zeros(1, dtype=torch.int64))
+            drawn = not torch.equal(before, torch.random.get_rng_state())
+        for m in called:
+            m.random = drawn
+        return drawn
+
     def _run(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
         """Outputs as the module gives them, `[C * B, ...]`."""
+        if x.is_cuda and self._context.one_by_one and self._context.arithmetic == "bf16":
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                out = self._forward(params, x, valid, keys)
+            return out.to(next(iter(params.values())).dtype)
+        return self._forward(params, x, valid, keys)
+
+    def _forward(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
         context = self._context
         context.params, context.valid, context.keys = params, valid, keys
         context.count, context.calls = x.shape[0], 0
@@ -227,7 +257,10 @@ class StackedModel(Displayed):
 
     def to(self, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic = "float32") -> StackedModel:
         """Move what is shared by all clients (frozen parameters and constants), and say how products are taken."""
+        convs = [m for m in self._folded.modules() if isinstance(m, Conv)]
         self._context.arithmetic = arithmetic
+        stacks = self.pads and all(m.has_kernel(dtype) and not m.heavy for m in convs)
+        self._context.one_by_one = device.type == "cuda" and not stacks
         self._twins.clear()
         for part in (self.module, self._folded):
             part.to(device, dtype)

@@ -9,7 +9,7 @@ import torch
 from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.local import Work, client_round
-from personafl.core.types import Download, Examples, Params, Round, Setup, Stage, Task, Training
+from personafl.core.types import Download, Examples, Params, Round, Setup, Stage, TrainedTask, Training
 from personafl.evaluation import metrics
 from personafl.models.stacked import StackedModel
 from personafl.slots.assemble import assembled
@@ -38,7 +38,7 @@ class _Client:
         self.examples = examples
         dtype = torch.float64 if training.precision == "float64" else torch.float32
         model = model.copy().to(torch.device("cpu"), dtype)
-        self.task = Task(
+        self.task = TrainedTask(
             model, metrics.cross_entropy, metrics.METRICS["classification"]["accuracy"]
         )  # neither is asked
         ids, nothing = torch.zeros(1, dtype=torch.int64), torch.zeros(0)

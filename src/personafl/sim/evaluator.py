@@ -16,7 +16,7 @@ from torch import Tensor
 from personafl.core import batches
 from personafl.core.algorithm import Algorithm
 from personafl.core.sampling import largest_first
-from personafl.core.types import Examples, Metric, Params, Task
+from personafl.core.types import Examples, Metric, Params, TrainedTask
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
 from personafl.evaluation import final, metrics
@@ -44,7 +44,7 @@ class Evaluator:
     def __init__(
         self,
         federation: Federation,
-        task: Task,
+        task: TrainedTask,
         algorithm: Algorithm,
         evaluation: Evaluation,
         placement: Placement,
@@ -88,7 +88,7 @@ class Evaluator:
         task = dataclasses.replace(self.task, model=model)
         return self._portable(self._scores(task, deployed, self.federation.examples("test", ids)))
 
-    def _scores(self, task: Task, deployed: Params, data: Examples) -> list[Tensor]:
+    def _scores(self, task: TrainedTask, deployed: Params, data: Examples) -> list[Tensor]:
         return scores(self.algorithm.predict, task, deployed, data, self.activations)
 
     def _own(self, ids: Tensor, models: Models) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,7 +2,8 @@
 
 Found by measurement (`benchmarks/cpu.py`), and the same for every method:
 
-- GPU: one stack, or several of a few GiB: larger ones are no faster.
+- GPU: one stack, or several of a few GiB: larger ones are no faster. Models whose clients run one at a time have
+  eight of them side by side, or as many as fit: with four a GPU is busy with larger ones, smaller ones gain a little.
 - CPU, convolutions and recurrent layers: they gain nothing from stacking, so clients run one by one, one thread
   each, as many at a time as there are threads.
 - CPU, everything else: one stack. Small passes run on one thread: a second one gains nothing when the machine
@@ -22,6 +23,7 @@ import atexit
 import os
 import shutil
 import tempfile
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,6 +46,8 @@ P = TypeVar("P")
 T = TypeVar("T")
 SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
+PLENTY = 16 * 2.0**30  # of one whose clients run one at a time
+LANES = 8  # clients side by side on a GPU, of models that run one at a time
 PASS = 2.0**30  # bytes of activations of a pass without training that do, if all were kept
 
 
@@ -57,6 +61,7 @@ class ExecutionPlan:
     sweep_threads: int = 1
     operations: int = 1  # threads of any other operation
     activations: float = PASS  # bytes a sweep may leave on a GPU, if all were kept
+    lanes: int = 0  # clients side by side on a GPU, where they run one at a time
 
 
 def choose(
@@ -77,33 +82,43 @@ def choose(
     """
     if device.type == "cuda":
         threads = 1
-    everything = 1 if model.parallel else threads
+    everything = threads if model.random else 1
     if device.type == "cpu" and not model.stacks and not chunk:
-        fit = _fitting(model, training, device, sizes, kept, room) if room else threads
-        return ExecutionPlan(1, min(threads, fit) if model.parallel else 1, 1, operations=everything)
+        fit = _fitting(model, training, device, sizes, kept, room)[0] if room else threads
+        return ExecutionPlan(1, 1 if model.random else min(threads, fit), 1, operations=everything)
     info = model.info
     batch = min(training.batch_size, int(sizes.max()))
-    chunk = chunk or _fitting(model, training, device, sizes, kept, room)
+    fits, lanes = _fitting(model, training, device, sizes, kept, room)
+    chunk = chunk or fits
     forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
     in_training, in_sweeps = (1 if flops < SMALL else threads for flops in (step, sweep))
-    return ExecutionPlan(chunk, 1, in_training, in_sweeps, everything, min(PASS, room / 4) if room else PASS)
+    activations = min(PASS, room / 4) if room else PASS
+    return ExecutionPlan(chunk, 1, in_training, in_sweeps, everything, activations, lanes)
 
 
 def _fitting(
     model: StackedModel, training: Training, device: torch.device, sizes: Tensor, kept: int, room: float
-) -> int:
-    """How many clients fit, by the peaks measured: weights, gradients, momenta, anchors, uploads and their terms come
-    to nine models and four times what is kept; then what a minibatch leaves for its backward pass, or a sweep on a CPU.
+) -> tuple[int, int]:
+    """How many clients fit into a stack, and how many run side by side where they do so one at a time.
+
+    By the peaks measured: weights, gradients, momenta, anchors, uploads and their terms come to nine models and four
+    times what is kept; then what a minibatch leaves for its backward pass, or a sweep on a CPU.
     """
     width = 8 if training.precision == "float64" else 4
     batch, sweep = min(training.batch_size, int(sizes.max())), min(batches.SWEEP, int(sizes.max()))
     examples = max(6 * batch, 0 if device.type == "cuda" else 2 * sweep)
     numbers = 9 * sum(torch.Size(s).numel() for s in model.info.shapes.values())
-    each = width * (numbers + examples * max(model.info.activations, 1)) + 4 * kept
-    room = room or (min(_free(device) / 2, ENOUGH) if device.type == "cuda" else _free(device) / 4)
-    return max(1, int(room / each))
+    held, passing = width * numbers + 4 * kept, width * examples * max(model.info.activations, 1)
+    if device.type != "cuda" or not model.one_by_one:
+        room = room or (min(_free(device) / 2, ENOUGH) if device.type == "cuda" else _free(device) / 4)
+        return max(1, int(room / (held + passing))), 0
+    room, cohort = room or min(_free(device) / 2, PLENTY), training.cohort(len(sizes))
+    passing //= 3  # PyTorch's own layers keep less, and a lane's memory is used again from client to client
+    lanes = max(1, min(LANES, cohort, int(room / 2 / passing)))
+    fits = max(1, int((room - lanes * passing) / held))
+    return fits if fits >= cohort else max(fits // lanes * lanes, 1), lanes
 
 
 # Memory
@@ -222,7 +237,10 @@ def products(precision: Arithmetic) -> Iterator[None]:
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
+            warnings.catch_warnings(),
         ):
+            # Clients' weights are rows of a stack: cuDNN puts those of a recurrent layer together at every call.
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
             yield
     finally:
         torch.set_float32_matmul_precision(before[0])

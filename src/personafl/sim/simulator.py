@@ -37,7 +37,7 @@ from personafl.core.types import (
     Round,
     Setup,
     Stage,
-    Task,
+    TrainedTask,
     Training,
 )
 from personafl.data.federated import Federation
@@ -100,7 +100,7 @@ class Simulation(Displayed):
             raise UserError(f"training.task={training.task!r}: the targets of {federation.source.name} are of {kind}")
         training = dataclasses.replace(training, task=kind)
         judged = metric or metrics.chosen(self.evaluation.metric, metrics.METRICS[kind], "evaluation.metric")
-        self.task = Task(
+        self.task = TrainedTask(
             self.model,
             criterion or metrics.chosen(training.loss, metrics.LOSSES[kind], "training.loss"),
             judged if isinstance(judged, Metric) else Metric(judged),
@@ -109,12 +109,11 @@ class Simulation(Displayed):
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
         self.faulty = self.faults.faulty(self.training.seed, federation.num_clients)  # [clients] bool
-        captures = self.machine.capture and self.device.type == "cuda" and self.model.capturable
-        self.graph_cache = GraphCache() if captures else None
-
         self.state = RunState(self.algorithm.init_server(self.model.initial), self.training.num_rounds)
         self.schedule = self.algorithm.schedule()
         self._open_stores()
+        captures = self.machine.capture and self.device.type == "cuda" and not self.model.random
+        self.graph_cache = GraphCache(self.plan.lanes) if captures else None
         self.placement = self._placement()
         self.evaluator = Evaluator(
             self.federation,
