@@ -192,7 +192,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(weight, across).transpose(1, 2).contiguous()  # half the time on a CPU where a layer narrows
 
 
-class _Linear(Stacked):
+class StackedLinear(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         return _together([self], x)
 
@@ -202,7 +202,7 @@ class _Linear(Stacked):
         return bool(self._forward_pre_hooks or self._forward_hooks)
 
 
-def _together(layers: list[_Linear], x: Tensor) -> Tensor:
+def _together(layers: list[StackedLinear], x: Tensor) -> Tensor:
     params = [layer.get(n) for layer in layers for n in ("weight", "bias")]
     first, last = params[0], params[-2]
     assert first is not None and last is not None
@@ -220,7 +220,7 @@ def _together(layers: list[_Linear], x: Tensor) -> Tensor:
 
 def linears(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     """Linear layers with ReLU between them: all in one where the stacked form has it."""
-    stacked = [m for m in layers if isinstance(m, _Linear) and not m.watched]
+    stacked = [m for m in layers if isinstance(m, StackedLinear) and not m.watched]
     if len(stacked) == len(layers):
         return _together(stacked, x)
     *front, last = layers
@@ -228,7 +228,7 @@ def linears(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     return out
 
 
-class _Conv(Stacked):
+class StackedConv(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         conv = cast(nn.Conv2d, self.original)
         weight, bias = self.get("weight"), self.get("bias")
@@ -290,7 +290,7 @@ def conv_relu(conv: nn.Module, x: Tensor, *, pooled: bool, inner: bool = False) 
 
     `inner` says that its output goes into another such block and nowhere else: it may then be of lower precision.
     """
-    if isinstance(conv, _Conv) and (out := conv.with_relu(x, pooled=pooled, inner=inner)) is not None:
+    if isinstance(conv, StackedConv) and (out := conv.with_relu(x, pooled=pooled, inner=inner)) is not None:
         return out
     x = F.relu(conv(x))
     return F.max_pool2d(x, 2) if pooled else x
@@ -464,11 +464,11 @@ def _cat_states(states: list[Any], size: int) -> Any:
 
 
 _RULES: dict[type[nn.Module], type[Stacked]] = {
-    nn.Linear: _Linear,
+    nn.Linear: StackedLinear,
     nn.LayerNorm: _LayerNorm,
     nn.GroupNorm: _GroupNorm,
     nn.Embedding: _Embedding,
-    **dict.fromkeys(CONVS, _Conv),
+    **dict.fromkeys(CONVS, StackedConv),
     **dict.fromkeys(BATCH_NORMS, _BatchNorm),
     **dict.fromkeys(_DROPOUTS, _Dropout),
 }
