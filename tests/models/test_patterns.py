@@ -583,7 +583,7 @@ def test_modules_of_other_threads_go_on_while_one_is_recorded() -> None:
         seen.append(other(torch.ones(1, 5)))
         done.set()
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Any) -> Tensor:
         if isinstance(x, fx.Proxy):  # it is being recorded
             entered.set()
             assert done.wait(10)
