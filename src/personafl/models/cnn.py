@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from personafl.core.errors import UserError
-from personafl.models.layers import conv_relu, linears
 
 
 class CNN(nn.Module):
@@ -61,12 +60,8 @@ class CNN(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         for place, (conv, pooled) in enumerate(zip(self.convs, self.pooled, strict=True), 1):
-            last = place == len(self.convs)
-            if self.activation is F.relu and not (last and self.map_drop is not None):
-                x = conv_relu(conv, x, pooled=pooled, inner=not last)
-                continue
             x = self.activation(conv(x))
-            if self.map_drop is not None and last:
+            if self.map_drop is not None and place == len(self.convs):
                 x = self.map_drop(x)
             if pooled:
                 x = F.max_pool2d(x, 2)
@@ -74,8 +69,6 @@ class CNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.encode(x)
-        if self.activation is F.relu and not self.drops:
-            return linears([*self.fcs, self.head], x)
         for place, fc in enumerate(self.fcs):
             x = self.activation(fc(self._drop(x, place)))
         out: Tensor = self.head(self._drop(x, len(self.fcs)))

@@ -103,12 +103,15 @@ def _forward(
     if MODE > 0:
         place = tl.zeros((BM, BN), dtype=tl.int32)
     if MODE == 2:
-        place = tl.where(a1 > a0, 1, place)
-        a0 = tl.where(a1 > a0, a1, a0)
-        place = tl.where(a2 > a0, 2, place)
-        a0 = tl.where(a2 > a0, a2, a0)
-        place = tl.where(a3 > a0, 3, place)
-        a0 = tl.where(a3 > a0, a3, a0)
+        over = (a1 > a0) | (a1 != a1)  # what is no number is to be seen, wherever it stands
+        place = tl.where(over, 1, place)
+        a0 = tl.where(over, a1, a0)
+        over = (a2 > a0) | (a2 != a2)
+        place = tl.where(over, 2, place)
+        a0 = tl.where(over, a2, a0)
+        over = (a3 > a0) | (a3 != a3)
+        place = tl.where(over, 3, place)
+        a0 = tl.where(over, a3, a0)
     if BIASED:
         a0 += tl.load(bias + client * CO + n, mask=n < CO, other=0.0)[None, :]
     at = client * M * CO + m[:, None] * CO + n[None, :]

@@ -29,6 +29,8 @@ except ImportError:  # no Triton, so no GPU it would run on
 
 Channels = Literal["first", "last", "either"]
 """How images lie in memory; either: as is fastest."""
+Follower = Literal["relu", "pool"]
+"""What follows a convolution: ReLU, or 2x2 max-pooling."""
 CONVS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: F.conv1d,
     nn.Conv2d: F.conv2d,
@@ -108,6 +110,11 @@ class Stacked(nn.Module):
             return self.context.params[self.own[name]]
         shared = getattr(self.original, name)
         return None if shared is None else shared.expand(self.context.count, *shared.shape)
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody wants to see what enters or leaves it."""
+        return bool(self._forward_pre_hooks or self._forward_hooks)
 
     def split(self, x: Tensor) -> Tensor:
         """The folded batch with its client axis back: `[C, B, ...]`."""
@@ -221,17 +228,12 @@ class _WholeNumbers:
             self.inside.__exit__(*why)
 
 
-class _Linear(Stacked):
+class StackedLinear(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         return _together([self], x)
 
-    @property
-    def watched(self) -> bool:
-        """Whether somebody wants to see what enters or leaves it."""
-        return bool(self._forward_pre_hooks or self._forward_hooks)
 
-
-def _together(layers: list[_Linear], x: Tensor) -> Tensor:
+def _together(layers: Sequence[StackedLinear], x: Tensor) -> Tensor:
     params = [layer.get(n) for layer in layers for n in ("weight", "bias")]
     first, last = params[0], params[-2]
     assert first is not None and last is not None
@@ -248,17 +250,16 @@ def _together(layers: list[_Linear], x: Tensor) -> Tensor:
     return out
 
 
-def linears(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Linear layers with ReLU between them: all in one where the stacked form has it."""
-    stacked = [m for m in layers if isinstance(m, _Linear) and not m.watched]
-    if len(stacked) == len(layers):
-        return _together(stacked, x)
+def linears(layers: Sequence[StackedLinear], x: Tensor) -> Tensor:
+    """Linear layers with ReLU between them, all in one where nobody looks at what is between."""
+    if not any(m.watched for m in layers):
+        return _together(layers, x)
     *front, last = layers
     out: Tensor = last(linears(front, x).relu() if front else x)
     return out
 
 
-class Conv(Stacked):
+class StackedConv(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         conv = cast(nn.Conv2d, self.original)
         weight, bias = self.get("weight"), self.get("bias")
@@ -313,23 +314,32 @@ class Conv(Stacked):
 
     def with_relu(self, x: Tensor, *, pooled: bool, inner: bool) -> Tensor | None:
         """ReLU and pooling in the same kernel; None where there is none. `inner`: another of these follows."""
+        if not self.in_one_kernel():
+            return None
+        dtype = torch.bfloat16 if inner and self.context.arithmetic == "bf16" else torch.float32
+        return self._launched(x, kernels.POOL if pooled else kernels.RELU, dtype)
+
+    def in_one_kernel(self) -> bool:
+        """Whether what follows it may be part of it: there is a kernel, and nobody looks at what it gives."""
         weight = self.get("weight")
         assert weight is not None
-        if not self.fast(weight):
-            return None
-        half = inner and self.context.arithmetic == "bf16"
-        return self._launched(x, kernels.POOL if pooled else kernels.RELU, torch.bfloat16 if half else weight.dtype)
+        return self.fast(weight) and not self.watched
 
 
-def conv_relu(conv: nn.Module, x: Tensor, *, pooled: bool, inner: bool = False) -> Tensor:
-    """A convolution, ReLU and, where `pooled`, 2x2 max-pooling: one kernel where the stacked form has one.
+def conv_relu(conv: StackedConv, x: Tensor, then: Sequence[Follower], into: Sequence[StackedConv] = ()) -> Tensor:
+    """A convolution, `then` ReLU and perhaps 2x2 max-pooling: one kernel where there is one.
 
-    `inner` says that its output goes into another such block and nowhere else: it may then be of lower precision.
+    `into` are convolutions of other such blocks, if its output goes there and nowhere else. It may then be of lower
+    precision, if these have a kernel as well.
     """
-    if isinstance(conv, Conv) and (out := conv.with_relu(x, pooled=pooled, inner=inner)) is not None:
+    inner = bool(into) and all(m.in_one_kernel() for m in into)
+    out = conv.with_relu(x, pooled="pool" in then, inner=inner)
+    if out is not None:
         return out
-    x = F.relu(conv(x))
-    return F.max_pool2d(x, 2) if pooled else x
+    out = cast(Tensor, conv(x))
+    for step in then:
+        out = F.relu(out) if step == "relu" else F.max_pool2d(out, 2)
+    return out
 
 
 class _BatchNorm(Stacked):
@@ -559,12 +569,12 @@ def _cat_states(states: list[Any], size: int) -> Any:
 
 
 _RULES: dict[type[nn.Module], type[Stacked]] = {
-    nn.Linear: _Linear,
+    nn.Linear: StackedLinear,
     nn.LayerNorm: _LayerNorm,
     nn.GroupNorm: _GroupNorm,
     nn.Embedding: _Embedding,
     nn.LSTM: _LSTM,
-    **dict.fromkeys(CONVS, Conv),
+    **dict.fromkeys(CONVS, StackedConv),
     **dict.fromkeys(BATCH_NORMS, _BatchNorm),
     **dict.fromkeys(_DROPOUTS, _Dropout),
 }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import torch.nn.functional as F
 from torch import Tensor, nn
-
-from personafl.models.layers import linears
 
 
 class MLP(nn.Module):
@@ -18,4 +17,8 @@ class MLP(nn.Module):
         self.head = nn.Linear(sizes[-2], sizes[-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        return linears([*self.layers, self.head], x.flatten(1))
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        out: Tensor = self.head(x)
+        return out

@@ -42,14 +42,15 @@ from personafl.models.layers import (
     RUNNING,
     Channels,
     Context,
-    Conv,
     PerClient,
     Stacked,
+    StackedConv,
     Taped,
     fold,
     gradients,
     tracks,
 )
+from personafl.models.patterns import FusedForward, fused_forward
 
 
 class _NoHeadError(ValueError):
@@ -69,6 +70,7 @@ class StackedModel(Displayed):
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
         self._context = Context()
         self._twins: list[StackedModel] = []
+        self._fused: FusedForward | None = None
         agrees = self._agrees(example, "last")
         # A module may take for granted how images lie in memory, as `view` does.
         self._context.channels = "either" if agrees else "first"
@@ -133,7 +135,8 @@ class StackedModel(Displayed):
         context.count, context.calls = x.shape[0], 0
         if self._folded.training != (keys is not None):
             self._folded.train(keys is not None)
-        out: Tensor = self._folded(x.flatten(0, 1))
+        rows = x.flatten(0, 1)
+        out: Tensor = self._folded(rows) if self._fused is None else self._fused(self._folded, rows)
         context.params = {}
         return out
 
@@ -257,7 +260,7 @@ class StackedModel(Displayed):
 
     def to(self, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic = "float32") -> StackedModel:
         """Move what is shared by all clients (frozen parameters and constants), and say how products are taken."""
-        convs = [m for m in self._folded.modules() if isinstance(m, Conv)]
+        convs = [m for m in self._folded.modules() if isinstance(m, StackedConv)]
         self._context.arithmetic = arithmetic
         stacks = self.pads and all(m.has_kernel(dtype) and not m.heavy for m in convs)
         self._context.one_by_one = device.type == "cuda" and not stacks
@@ -282,9 +285,16 @@ class StackedModel(Displayed):
         return folded.eval()
 
     def _agrees(self, example: Tensor, channels: Channels, *, whole: bool = False) -> bool:
-        """Whether two clients in one stack come out as each does alone, in float64; with images so in memory."""
+        """Whether two clients in one stack come out as each does alone, in float64; with images so in memory.
+
+        With the module's patterns as one call each, if they do then.
+        """
         before, self._context.channels = self._context.channels, channels
+        self._fused = None if whole else fused_forward(self._fold(whole))
         try:
+            if self._fused is not None and self._compared(example, whole):
+                return True
+            self._fused = None
             return self._compared(example, whole)
         finally:
             self._context.channels = before
@@ -313,6 +323,7 @@ class StackedModel(Displayed):
                     for rows in (slice(0, 2), slice(0, 2), slice(0, 1), slice(1, 2))
                 )
                 changed = _changed(before, self._folded)
+            same = self._fused is None or self._fused_as_not(params, x)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
             if whole:
                 raise  # the module itself fails on this input: let its own words be seen
@@ -322,7 +333,27 @@ class StackedModel(Displayed):
                 f"buffer {changed!r} is changed by the forward pass; only batch norms may keep running statistics"
             )
         pairs = ((stacked, truth), (trained, again), (trained, torch.cat([first, second])))
-        return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs)
+        return same and all(_near(a, b) for a, b in pairs)
+
+    def _fused_as_not(self, params: Params, x: Tensor) -> bool:
+        """Whether fused patterns give one client the outputs and gradients of what they replace, in training."""
+        found, fused = [], self._fused
+        try:
+            for self._fused in (fused, None):
+                own = {n: t[:1].clone().requires_grad_(n not in self.info.buffers) for n, t in params.items()}
+                with torch.enable_grad():
+                    out = self(own, x[:1], keys=torch.zeros(1, dtype=torch.int64))
+                    uneven = (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).view(out.shape)).sum()
+                wanted = [own[n] for n in self.info.parameters]
+                found.append((out.detach(), *torch.autograd.grad(uneven, wanted, materialize_grads=True)))
+        finally:
+            self._fused = fused
+        return all(_near(a, b) for a, b in zip(*found, strict=True))
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding in float64."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -1,0 +1,280 @@
+"""Patterns of layers that one call can do: found in any folded module, whoever wrote it.
+
+    convolution, ReLU [, 2x2 max-pooling, before or behind the ReLU]    `conv_relu`
+    linear, ReLU, linear, ReLU, ..., linear                             `linears`
+
+The module's forward is recorded by `torch.fx`, with the layers of `models/layers.py` as they are and the user's own
+modules by what they do, once in training mode and once in evaluation. What is between two layers of a pattern must
+be used there alone. A module that cannot be recorded, or of which a recording would not be the same, is left alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+
+from personafl.models.layers import Stacked, StackedConv, StackedLinear, conv_relu, linears
+
+Forward = Callable[[nn.Module, Tensor], Tensor]
+_RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"}
+_POOLING = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+_one_at_a_time = threading.Lock()  # a recording changes `nn.Module` while it lasts
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class FusedForward:
+    """A module's forward with its patterns as one call each; None for a mode in which there are none.
+
+    It holds no tensor and no module: those of the module it is called with are used, by their names.
+    """
+
+    training: Forward | None
+    evaluation: Forward | None
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        forward = self.training if module.training else self.evaluation
+        out: Tensor = module(x) if forward is None else forward(module, x)
+        return out
+
+
+def fused_forward(folded: nn.Module) -> FusedForward | None:
+    """The forward of a folded module with its patterns as one call each; None where none was found."""
+    if not _worth_a_look(folded) or any(getattr(m, hooks) for m in folded.modules() for hooks in _HOOKS):
+        return None
+    with _one_at_a_time:
+        training, evaluation = (_fused(folded, training) for training in (True, False))
+    return None if training is evaluation is None else FusedForward(training, evaluation)
+
+
+def _worth_a_look(folded: nn.Module) -> bool:
+    """Whether there are layers enough for a pattern, in a module that is none of them itself."""
+    kinds = [type(m) for m in folded.modules()]
+    return not isinstance(folded, Stacked) and (StackedConv in kinds or kinds.count(StackedLinear) > 1)
+
+
+class _NotTheSameError(Exception):
+    """A recording that would not always do what the module does."""
+
+
+class _Root(nn.Module):
+    """Calls a module with one argument, so that its further ones have their defaults."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        return self.module(x)
+
+
+class _Tracer(fx.Tracer):
+    """Records operations, but none whose gradient or precision is decided by something it does not see.
+
+    Meanwhile modules of the whole process are called by way of it: those of other threads go on as ever.
+    """
+
+    proxy_buffer_attributes = True  # what is computed from a buffer is computed anew in every call
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modes, self.thread = _modes(), threading.get_ident()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Stacked) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _modes() != self.modes:
+            raise _NotTheSameError("a context manager")
+        if any(frame.f_code is _APPLY for frame in _frames()):
+            raise _NotTheSameError("an autograd function, which has a gradient of its own")
+        return super().create_node(*args, **kwargs)
+
+
+_APPLY = cast(Any, torch.autograd.Function.apply).__func__.__code__
+
+
+def _modes() -> tuple[bool, ...]:
+    """What context managers may have changed: a recording does not hold them."""
+    autocast = (torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _fused(folded: nn.Module, training: bool) -> Forward | None:
+    root = _Root(copy.deepcopy(folded).train(training))  # a forward may leave things behind in its module
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = _recorded(root)
+    except Exception:  # whatever the module's own code makes of what is no tensor
+        return None
+    blocks = _fuse_convs(graph, root.module) + _fuse_linears(graph, root.module)
+    if not blocks:
+        return None
+    return cast(Forward, type(fx.GraphModule(root.module, graph)).forward)
+
+
+def _recorded(root: _Root) -> fx.Graph:
+    """The forward of a root's module as a graph, by the module's own names."""
+    before = _attributes(root)
+    graph = _Tracer().trace(root)
+    after = _attributes(root)
+    if len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True)):
+        raise _NotTheSameError("a forward that changes its module")
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            first, _, rest = node.target.partition(".")
+            if first != "module" or not rest:
+                raise _NotTheSameError("a tensor made in the forward is a constant, with a device and a dtype")
+            node.target = rest
+        map_aggregate((node.args, node.kwargs), _refuse_places)
+        if node.op == "output" and not isinstance(node.args[0], fx.Node):
+            raise _NotTheSameError("an output that is no tensor")
+    return graph
+
+
+def _refuse_places(constant: Any) -> Any:
+    if isinstance(constant, torch.device | torch.dtype):
+        raise _NotTheSameError("a device or dtype, which may have been asked of a tensor that is moved later")
+    return constant
+
+
+def _attributes(root: nn.Module) -> list[Any]:
+    """What the modules hold, also within containers."""
+    found: list[Any] = []
+    for m in root.modules():
+        for value in (m, *vars(m).values()):
+            found.append(value)
+            if isinstance(value, dict):
+                found += value.values()
+            elif isinstance(value, list | tuple | set):
+                found += value
+    return found
+
+
+def _fuse_convs(graph: fx.Graph, module: nn.Module) -> int:
+    """Replace convolutions with what follows them; how many were."""
+    blocks = []
+    for conv in list(graph.nodes):
+        found = _module(conv, module)
+        if not isinstance(found, StackedConv) or type(found.original) is not nn.Conv2d or not _has_one_input(conv):
+            continue
+        run = [conv]
+        while (node := _only_user(run[-1])) is not None and len(run) < 3:
+            if not (_is_relu(node, module) or _is_pool(node, module)):
+                break
+            run.append(node)
+        kinds = ["relu" if _is_relu(node, module) else "pool" for node in run[1:]]
+        if kinds[:1] == ["relu"] and kinds[1:] != ["pool"]:
+            run, kinds = run[:2], kinds[:1]
+        if sorted(kinds) in (["relu"], ["pool", "relu"]):
+            blocks.append(_replace(graph, run, conv_relu, run[:1], {"then": tuple(kinds)}))
+    for block in blocks:
+        if block.users and all(user in blocks for user in block.users):
+            with graph.inserting_before(block):
+                into = [graph.create_node("get_attr", cast(fx.Node, user.args[0]).target) for user in block.users]
+            block.kwargs = {**block.kwargs, "into": into}
+    return len(blocks)
+
+
+def _fuse_linears(graph: fx.Graph, module: nn.Module) -> int:
+    """Replace linear layers with ReLU between them, each layer at most once in a run; how many runs were."""
+
+    def linear(node: fx.Node | None) -> StackedLinear | None:
+        found = None if node is None or not _has_one_input(node) else _module(node, module)
+        return found if isinstance(found, StackedLinear) else None
+
+    blocks, taken = 0, set()
+    for first in list(graph.nodes):
+        layer = linear(first)
+        if layer is None or first in taken:
+            continue
+        run, layers = [first], [layer]
+        while (relu := _only_user(run[-1])) is not None and _is_relu(relu, module):
+            node = _only_user(relu)
+            layer = linear(node)
+            if node is None or layer is None or layer in layers:
+                break
+            run += [relu, node]
+            layers.append(layer)
+        taken.update(run)
+        if len(layers) > 1:
+            _replace(graph, run, linears, run[::2], {})
+            blocks += 1
+    return blocks
+
+
+def _replace(graph: fx.Graph, run: list[fx.Node], call: Any, layers: list[fx.Node], options: dict[str, Any]) -> fx.Node:
+    """One call in place of a run of nodes, where the first was: its input may be changed in place behind that."""
+    with graph.inserting_before(run[0]):
+        held = [graph.create_node("get_attr", node.target) for node in layers]
+        given = held[0] if call is conv_relu else held
+        block = graph.call_function(call, (given, run[0].args[0]), options)
+    run[-1].replace_all_uses_with(block)
+    for node in reversed(run):
+        graph.erase_node(node)
+    return block
+
+
+def _module(node: fx.Node, module: nn.Module) -> nn.Module | None:
+    return module.get_submodule(cast(str, node.target)) if node.op == "call_module" else None
+
+
+def _has_one_input(node: fx.Node) -> bool:
+    return len(node.args) == 1 and isinstance(node.args[0], fx.Node) and not node.kwargs
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    """The node that alone uses this one's output, as its only input."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].args[:1] == (node,) and users[0].all_input_nodes == [node] else None
+
+
+def _is_relu(node: fx.Node, module: nn.Module) -> bool:
+    if node.op == "call_module":
+        return type(_module(node, module)) is nn.ReLU
+    return node.op in ("call_function", "call_method") and node.target in _RELUS
+
+
+def _is_pool(node: fx.Node, module: nn.Module) -> bool:
+    """Whether it is 2x2 max-pooling, the windows beside one another and inside the image."""
+    if node.op == "call_function" and node.target is F.max_pool2d:
+        options = dict(zip(_POOLING, node.args[1:], strict=False)) | node.kwargs
+    elif type(found := _module(node, module)) is nn.MaxPool2d:
+        options = {n: getattr(found, n) for n in _POOLING}
+    else:
+        return False
+    options["stride"] = options.get("stride") or options["kernel_size"]
+    return all(_both(options.get(n, usual)) == usual for n, usual in _POOLING.items())
+
+
+def _both(size: Any) -> Any:
+    """The number that a size is in both directions."""
+    if not isinstance(size, tuple | list):
+        return size
+    return size[0] if len(set(size)) == 1 else None
