@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch.func import functional_call
 from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, ModelInfo, Params
+from personafl.models import attention
 
 try:
     from personafl.models import kernels
@@ -385,25 +387,111 @@ class _Embedding(Stacked):
         return F.embedding(places, table.flatten(0, 1)).flatten(0, 1)
 
 
-class _Dropout(Stacked):
-    """Dropout drawn from each client's own stream, one draw per call of a step."""
+def _dropped(context: Context, x: Tensor, p: float, channels: int | None = None) -> Tensor:
+    """Dropout of a folded batch drawn from each client's own stream, one draw per call of a step.
 
+    With `channels` axes kept behind the examples', whole channels are dropped.
+    """
+    if context.keys is None or p == 0:
+        return x
+    if p == 1:
+        return x * 0
+    context.calls += 1
+    keys = rng.extend(context.keys, context.calls)
+    rows = x.reshape(context.count, -1, *x.shape[1:])
+    if channels is None and kernels is not None and x.is_cuda and x.dtype == torch.float32:
+        return kernels.dropout(rows.flatten(1), keys, p).view(x.shape)
+    shape = rows.shape[1:] if channels is None else rows.shape[1 : 2 + channels]
+    draws = rng.uniform(keys, shape.numel(), torch.float32).view(rows.shape[0], *shape)
+    kept = (draws >= p).view(*draws.shape, *[1] * (rows.dim() - draws.dim()))
+    return torch.where(kept, rows / (1 - p), 0).flatten(0, 1)
+
+
+class _Dropout(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         drop = cast(nn.Dropout, self.original)
-        if self.context.keys is None or drop.p == 0:
-            return x
-        if drop.p == 1:
-            return x * 0
-        self.context.calls += 1
-        keys = rng.extend(self.context.keys, self.context.calls)
-        rows = self.split(x)
-        channels = _DROPOUTS[type(self.original)]
-        if channels is None and kernels is not None and x.is_cuda and x.dtype == torch.float32:
-            return kernels.dropout(rows.flatten(1), keys, drop.p).view(x.shape)
-        shape = rows.shape[1:] if channels is None else rows.shape[1 : 2 + channels]
-        draws = rng.uniform(keys, shape.numel(), torch.float32).view(rows.shape[0], *shape)
-        kept = (draws >= drop.p).view(*draws.shape, *[1] * (rows.dim() - draws.dim()))
-        return torch.where(kept, rows / (1 - drop.p), 0).flatten(0, 1)
+        return _dropped(self.context, x, drop.p, _DROPOUTS[type(drop)])
+
+
+class _Attention(Stacked):
+    """Multi-head attention with each client's own projections.
+
+    PyTorch's transformer layers look at their attention before they call a fused kernel that knows one set of
+    weights; by these attributes they do not.
+    """
+
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    def __init__(self, context: Context, original: nn.Module, name: str, info: ModelInfo) -> None:
+        super().__init__(context, original, name, info)
+        of = cast(nn.MultiheadAttention, original)
+        self.embed_dim, self.num_heads, self.head_dim = of.embed_dim, of.num_heads, of.head_dim
+        self.batch_first, self.dropout = of.batch_first, of.dropout
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if query.dim() != 3:
+            raise ValueError("attention to other examples of a batch would be attention to other clients'")
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal says what attn_mask is, and there is none")
+        q, k, v = self._projected(query, key, value)
+        weights = None
+        if need_weights or (self.dropout and self.context.keys is not None):
+            mask = attention.joined_masks(key_padding_mask, attn_mask, q)
+            weights = _dropped(self.context, attention.attention_weights(q, k, mask), self.dropout)
+            seen = weights @ v
+        else:
+            causal = is_causal and key_padding_mask is None
+            mask = None if causal else attention.joined_masks(key_padding_mask, attn_mask, q)
+            seen = attention.attend(q, k, v, mask, causal=causal)
+        out = self._product(attention.join_heads(seen), self._own("out_proj.weight"), self._own("out_proj.bias"))
+        if not self.batch_first:
+            out = out.transpose(0, 1)
+        if weights is None or not need_weights:
+            return out, None
+        return out, weights.mean(1) if average_attn_weights else weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Queries, keys and values, `[N, heads, length, width]`; what has the same input is one product."""
+        packed, bias = self.get("in_proj_weight"), self.get("in_proj_bias")
+        parts = [1, 1, 1]
+        if packed is not None and key is value:
+            parts = [3] if query is key else [1, 2]
+        widths = [self.embed_dim * n for n in parts]
+        if packed is None:
+            weights = [self.get(f"{n}_proj_weight") for n in "qkv"]
+        else:
+            weights = [packed] if len(parts) == 1 else list(torch.split_with_sizes(packed, widths, 1))
+        biases = [None] * 3 if bias is None else torch.split_with_sizes(bias, widths, 1)
+        found: list[Tensor] = []
+        for x, n, weight, own in zip((query, key, value), parts, weights, biases, strict=False):
+            rows = x if self.batch_first else x.transpose(0, 1)
+            found += attention.split_heads(self._product(rows, weight, own), n, self.num_heads)
+        return found
+
+    def _product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """`[N, length, in]` by each client's own weights: `[N, length, out]`."""
+        assert weight is not None
+        rows = x.reshape(self.context.count, -1, x.shape[-1]).to(weight.dtype)
+        out = cast(Tensor, _Linears.apply(self.context.threads, rows, weight, bias))  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], weight.shape[1])
+
+    def _own(self, name: str) -> Tensor | None:
+        """`get` of a parameter of a part."""
+        if name in self.own:
+            return self.get(name)
+        shared = attrgetter(name)(self.original)
+        return None if shared is None else shared.expand(self.context.count, *shared.shape)
 
 
 class _FrozenNorm(Stacked):
@@ -468,14 +556,18 @@ _RULES: dict[type[nn.Module], type[Stacked]] = {
     nn.LayerNorm: _LayerNorm,
     nn.GroupNorm: _GroupNorm,
     nn.Embedding: _Embedding,
+    nn.MultiheadAttention: _Attention,
     **dict.fromkeys(CONVS, _Conv),
     **dict.fromkeys(BATCH_NORMS, _BatchNorm),
     **dict.fromkeys(_DROPOUTS, _Dropout),
 }
 
 
-_USUAL = (("padding_mode", "zeros"), ("max_norm", None), ("padding_idx", None), ("scale_grad_by_freq", False))
-"""Options of convolutions and embeddings the rules above know; with others a module runs per client."""
+_USUAL = (
+    *(("padding_mode", "zeros"), ("max_norm", None), ("padding_idx", None), ("scale_grad_by_freq", False)),
+    *(("bias_k", None), ("add_zero_attn", False)),
+)
+"""Options of convolutions, embeddings and attention the rules above know; with others a module runs per client."""
 
 
 def _frozen(module: nn.Module) -> bool:

@@ -4,11 +4,12 @@ The clients' minibatches are folded into one batch of C * B examples and the mod
 run on it once. Whatever has no parameters (activations, pooling, reshapes) works on the folded batch as
 it is; every module that has some is replaced by one that knows which examples are whose:
 
-    Linear, Embedding, norms     batched over clients
+    Linear, Embedding, norms,
+    MultiheadAttention           batched over clients
     Conv1d, 2d, 3d               one kernel for all clients on a GPU (`kernels`, or a grouped convolution),
                                  one call per client on a CPU
     Dropout                      drawn from each client's own stream
-    anything else                called once per client with that client's parameters (LSTM, attention, your own)
+    anything else                called once per client with that client's parameters (LSTM, your own)
 
 A forward that mixes the examples of a batch would mix clients. So the folded model is checked once,
 with random parameters in float64, against the module run alone; if they differ, the whole module is
@@ -58,6 +59,7 @@ class StackedModel(Displayed):
     def __init__(self, module: nn.Module, example: Tensor, head: str | None = None, policy: BufferPolicy = "average"):
         """`example` is a batch of two inputs; `head` a pattern of parameter names, by default the last linear layer."""
         self.module = copy.deepcopy(module).eval()
+        _without_nested_tensors(self.module)
         if policy == "drop":
             _forget_statistics(self.module)
         self.info = describe(self.module, example, head, policy)
@@ -312,6 +314,13 @@ def _forget_statistics(module: nn.Module) -> None:
             norm = cast(nn.BatchNorm2d, m)
             norm.track_running_stats = False
             norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+
+
+def _without_nested_tensors(module: nn.Module) -> None:
+    """Make encoders compute padded places in evaluation as they do in training, where PyTorch has no zeros for them."""
+    for m in module.modules():
+        if isinstance(m, nn.TransformerEncoder):
+            m.use_nested_tensor = False
 
 
 def describe(module: nn.Module, example: Tensor, head: str | None, policy: BufferPolicy) -> ModelInfo:
