@@ -293,7 +293,7 @@ def _profile(sim: Simulation) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", choices=["A", "B", "C", "D", "M"])
-    parser.add_argument("--precision", default="bf16", choices=["float32", "tf32", "bf16"])
+    parser.add_argument("--precision", default="auto", choices=["auto", "float32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)

@@ -34,7 +34,7 @@ def test_a_key_has_its_type_default_and_bounds() -> None:
     assert degrees.type == "list of number" and degrees.default == "[0.0, 0.2, 0.4, 0.6, 0.8, 1.0]"
     assert degrees.possible.startswith("shares in [0, 1]")
     assert reference.key("evaluation.matrix").default == "false"
-    assert reference.key("training.precision").possible == "float64, float32, tf32, bf16"
+    assert reference.key("training.precision").possible == "auto, float64, float32, tf32, bf16"
     assert reference.key("training.loss").possible.startswith("auto, cross_entropy")
     assert reference.key("data.num_clients").type == "integer"
 

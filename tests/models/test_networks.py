@@ -12,7 +12,7 @@ from torch import nn
 from personafl import ALGORITHMS, Evaluation, FedAvg, Federation, Machine, Simulation, Source, StackedModel, Training
 from personafl.core.types import BufferPolicy
 from personafl.models import MODELS, CharLSTM, ResNet18
-from personafl.models.layers import PerClient
+from personafl.models.folding import PerClient
 
 SIZES = (13, 9, 5)
 PAPERS = [

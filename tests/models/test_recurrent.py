@@ -35,7 +35,7 @@ def compare(dtype: torch.dtype, biased: bool, device: str) -> None:
     weights = [drawn(CLIENTS, 4 * WIDTH, i) for i in (INPUTS, WIDTH)]
     biases = [drawn(CLIENTS, 4 * WIDTH) for _ in range(2 * biased)]
     bias = biases[0] + biases[1] if biased else None
-    found = recurrent.lstm(x, (weights[0], weights[1], bias), hidden, cell)
+    found = recurrent.lstm_layer(x, (weights[0], weights[1], bias), hidden, cell)
     layer = nn.LSTM(INPUTS, WIDTH, bias=biased).to(device, dtype)
     names = [n for n, _ in layer.named_parameters()]
     alone = []

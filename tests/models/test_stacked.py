@@ -193,8 +193,8 @@ ZOO = {
     "lstm, time first": (lambda: Recurrent(False), (5, 3), False),
     "gru": (GRUNet, (5, 3), False),
     "bare parameter": (BareParameter, (3,), False),
-    "attention": (Attention, (5, 4), True),
-    "transformer layer": (Encoder, (5, 4), True),
+    "attention": (Attention, (5, 4), False),
+    "transformer layer": (Encoder, (5, 4), False),
     "functional dropout": (FunctionalDropout, (3,), True),
     "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2), nn.Dropout(0.2)), (3,), False),
     "centred input": (CentredInput, (3,), True),
@@ -742,7 +742,7 @@ def test_the_initial_parameters_are_the_modules():
         ("dropout", False, True),  # by the clients' own streams
         ("gru", False, False),  # one layer: nothing to drop out
         ("lstm, examples first", False, True),
-        ("attention", True, False),
+        ("attention", False, True),
         ("functional dropout", True, False),
     ],
 )

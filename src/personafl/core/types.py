@@ -158,6 +158,7 @@ class Layer:
 BufferPolicy = Literal["average", "local", "drop"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 Arithmetic = Literal["float64", "float32", "tf32", "bf16"]
+Precision = Literal["auto", Arithmetic]
 """How products are taken. Weights are float32 under the last two, which differ from float32 on a GPU only: tf32 rounds
 the factors of every product, bf16 those of convolutions more coarsely."""
 
@@ -288,7 +289,7 @@ class Training(Section):
     loss: str | Criterion = setting("auto", "loss of an example: a name or package.module:function; auto: by the task")
     server_lr: float = setting(1.0, "step of the server towards the mean of the clients")
     augment: Literal["none", "crop-flip"] = setting("none", "what is done to training images")
-    precision: Arithmetic = setting("float32", "arithmetic of training and evaluation")
+    precision: Precision = setting("auto", "arithmetic of training and evaluation; auto: tf32 on a GPU, else float32")
     seed: int = setting(0, "what all random streams begin with")
     patience: int = setting(
         0, "evaluations in a row without a better mean on validation data after which training stops; 0: none"
@@ -318,6 +319,11 @@ class Training(Section):
                 ("patience", self.patience >= 0, "not negative"),
             ]
         )
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The precision; while it is `auto`, no device has been chosen, and no factor is rounded."""
+        return "float32" if self.precision == "auto" else self.precision
 
     @property
     def stops_early(self) -> str:

@@ -118,7 +118,7 @@ class Node:
             raise _DataError(str(e)) from None
         dtype = next(iter(parts.initial.values())).dtype
         state = self._state(told)
-        with _alone(state.folder), products(parts.training.precision):
+        with _alone(state.folder), products(parts.training.arithmetic):
             return _Session(self.settings, world, parts, data.to(parts.device, dtype), state, told, blobs).played()
 
 

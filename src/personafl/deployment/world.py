@@ -203,7 +203,7 @@ def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Par
     training = dataclasses.replace(recipe.training, task=kind)
     where = torch.device(device)
     dtype = torch.float64 if training.precision == "float64" else torch.float32
-    model = parts.model(recipe, source).to(where, dtype, training.precision)
+    model = parts.model(recipe, source).to(where, dtype, training.arithmetic)
     task = TrainedTask(
         model,
         config.criterion(training.loss, LOSSES[kind], "training.loss"),

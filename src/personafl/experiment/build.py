@@ -32,7 +32,7 @@ from personafl.experiment.parts import (
 from personafl.models import StackedModel
 from personafl.sim import dry_run
 from personafl.sim.checks import check_data
-from personafl.sim.machine import Machine
+from personafl.sim.machine import Machine, with_precision
 from personafl.sim.simulator import Simulation
 
 
@@ -128,7 +128,7 @@ def resolved(
     if data.x.dim() < 2:
         raise UserError(f"{data.name}: examples of shape {tuple(data.x.shape)}: must be (N, features) or more")
     data = corrupt_source(data, recipe.data.corruption, recipe.data.corruption_severity)
-    recipe = _resolve_task(recipe, data)
+    recipe = _resolve_task(replace(recipe, training=with_precision(recipe.training, device)), data)
     if not isinstance(recipe.data.dataset, (str, Federation)):
         recipe = replace(recipe, data=replace(recipe.data, dataset=data))
     if recipe.model.name == config.AUTO:

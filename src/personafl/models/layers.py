@@ -15,12 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.func import functional_call
 
 from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, ModelInfo, Params
-from personafl.models import recurrent
 
 try:
     from personafl.models import kernels
@@ -38,7 +36,7 @@ CONVS: dict[type[nn.Module], Callable[..., Tensor]] = {
 }
 HEAVY = 2**18  # weights of a convolution
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_DROPOUTS: dict[type[nn.Module], int | None] = {
+DROPOUTS: dict[type[nn.Module], int | None] = {
     nn.Dropout: None,
     nn.Dropout1d: 1,
     nn.Dropout2d: 1,
@@ -212,7 +210,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(weight, across).transpose(1, 2).contiguous()  # half the time on a CPU where a layer narrows
 
 
-class _WholeNumbers:
+class WithoutAutocast:
     """No autocast inside: where bf16 is asked for, modules of one client run under it, but not what is ours."""
 
     def __init__(self, x: Tensor) -> None:
@@ -228,6 +226,12 @@ class _WholeNumbers:
             self.inside.__exit__(*why)
 
 
+def products(threads: int, rows: Tensor, *params: Tensor | None) -> Tensor:
+    """Rows `[C, B, in]` through linear layers with ReLU between them; `params` are a weight and a bias for each."""
+    with WithoutAutocast(rows):
+        return cast(Tensor, _Linears.apply(threads, rows, *params))  # type: ignore[no-untyped-call]
+
+
 class StackedLinear(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         return _together([self], x)
@@ -240,9 +244,7 @@ def _together(layers: Sequence[StackedLinear], x: Tensor) -> Tensor:
     rows = x.reshape(layers[0].context.count, -1, x.shape[-1]).to(first.dtype)  # [C, B, in]
     tape, threads = layers[0].context.tape, layers[0].context.threads
     if tape is None:
-        with _WholeNumbers(x):
-            out = cast(Tensor, _Linears.apply(threads, rows, *params))  # type: ignore[no-untyped-call]
-        return out.view(*x.shape[:-1], last.shape[1])
+        return products(threads, rows, *params).view(*x.shape[:-1], last.shape[1])
     *seen, out = _outputs(rows, params, threads)
     out = out.view(*x.shape[:-1], last.shape[1])
     names = [layer.own.get(n, "") for layer in layers for n in ("weight", "bias")]
@@ -342,7 +344,7 @@ def conv_relu(conv: StackedConv, x: Tensor, then: Sequence[Follower], into: Sequ
     return out
 
 
-class _BatchNorm(Stacked):
+class StackedBatchNorm(Stacked):
     """Batch normalisation by each client's real examples.
 
     Without running statistics (policy `drop`) the batch at hand gives them, also in evaluation.
@@ -400,14 +402,14 @@ def _moments(rows: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor
     return mean, torch.where(real, centred.square(), 0).sum(over) / places.unsqueeze(1), places
 
 
-class _LayerNorm(Stacked):
+class StackedLayerNorm(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         norm = cast(nn.LayerNorm, self.original)
         rows = self.split(F.layer_norm(x, norm.normalized_shape, eps=norm.eps))
         return _affine(rows, self.get("weight"), self.get("bias"), len(norm.normalized_shape))
 
 
-class _GroupNorm(Stacked):
+class StackedGroupNorm(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         norm = cast(nn.GroupNorm, self.original)
         rows = self.split(F.group_norm(x, norm.num_groups, eps=norm.eps))
@@ -422,7 +424,7 @@ def _affine(rows: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int)
     return rows.flatten(0, 1)
 
 
-class _Embedding(Stacked):
+class StackedEmbedding(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         table = self.get("weight")
         assert table is not None
@@ -432,14 +434,12 @@ class _Embedding(Stacked):
         return F.embedding(places, table.flatten(0, 1)).flatten(0, 1)
 
 
-class _Dropout(Stacked):
-    """Dropout drawn from each client's own stream, one draw per call of a step."""
-
+class StackedDropout(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         drop = cast(nn.Dropout, self.original)
         if self.context.keys is None or drop.p == 0:
             return x
-        return dropped(self.split(x), drop.p, self.context, _DROPOUTS[type(self.original)]).view(x.shape)
+        return dropped(self.split(x), drop.p, self.context, DROPOUTS[type(self.original)]).view(x.shape)
 
 
 def dropped(rows: Tensor, p: float, context: Context, channels: int | None = None) -> Tensor:
@@ -455,164 +455,3 @@ def dropped(rows: Tensor, p: float, context: Context, channels: int | None = Non
     draws = rng.uniform(keys, shape.numel(), torch.float32).view(rows.shape[0], *shape)
     kept = (draws >= p).view(*draws.shape, *[1] * (rows.dim() - draws.dim()))
     return torch.where(kept, rows / (1 - p), 0)
-
-
-class _LSTM(Stacked):
-    """Layer by layer: of all clients at once on a GPU, client by client else; dropout by each client's own stream."""
-
-    def forward(self, x: Tensor, states: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        lstm = cast(nn.LSTM, self.original)
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            raise TypeError("an LSTM in a stack takes [batch, time, features], or [time, batch, features]")
-        rows = self.split(x if lstm.batch_first else x.transpose(0, 1)).transpose(1, 2)  # [C, T, B, I]
-        ways = 2 if lstm.bidirectional else 1
-        if states is None:
-            blank = rows.new_zeros(rows.shape[0], rows.shape[2], lstm.hidden_size)
-            before = [(blank, blank)] * (ways * lstm.num_layers)
-        else:  # [layers * ways, C * B, H] each
-            before = list(zip(*(s.view(len(s), rows.shape[0], rows.shape[2], -1) for s in states), strict=True))
-        last = []
-        for layer in range(lstm.num_layers):
-            if layer and lstm.dropout and self.context.keys is not None:
-                rows = dropped(rows.transpose(1, 2), lstm.dropout, self.context).transpose(1, 2)  # padding comes last
-            names = [f"l{layer}{'_reverse' * way}" for way in range(ways)]
-            found = [self._one_way(rows, n, *before[ways * layer + way]) for way, n in enumerate(names)]
-            rows = torch.cat([f[0] for f in found], 3) if ways == 2 else found[0][0]
-            last += [f[1:] for f in found]
-        out = rows.transpose(1, 2).flatten(0, 1)
-        ends = tuple(torch.stack([end[i].flatten(0, 1) for end in last]) for i in (0, 1))
-        return out if lstm.batch_first else out.transpose(0, 1), cast(tuple[Tensor, Tensor], ends)
-
-    def _one_way(self, rows: Tensor, name: str, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All states `[C, T, B, H]` of a layer in one direction, the last one and the last of its cell."""
-        back = name.endswith("_reverse")
-        rows = rows.flip(1) if back else rows
-        names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if cast(nn.LSTM, self.original).bias else [])]
-        weights = [cast(Tensor, self.get(f"{n}_{name}")) for n in names]
-        if rows.is_cuda and len(rows) > 1:
-            with _WholeNumbers(rows):
-                bias = weights[2] + weights[3] if len(weights) == 4 else None
-                rows = rows.to(weights[0].dtype)
-                states, end, last = recurrent.lstm(rows, (weights[0], weights[1], bias), hidden, cell)
-        else:
-            each = [_alone(*one) for one in zip(rows, hidden, cell, *weights, strict=True)]
-            states, end, last = (torch.stack(t) for t in zip(*each, strict=True))
-        return states.flip(1) if back else states, end, last
-
-
-def _alone(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's own layer, for one client: x `[T, B, I]`, states before `[B, H]`."""
-    grad, first = torch.is_grad_enabled(), (hidden.unsqueeze(0), cell.unsqueeze(0))
-    held = list(weights)
-    if x.is_cuda:  # cuDNN wants them in one piece, and says so where they are not
-        flat = torch.split(torch.cat([w.flatten() for w in weights]), [w.numel() for w in weights])
-        held = [part.view(w.shape) for part, w in zip(flat, weights, strict=True)]
-    out, end, last = torch.lstm(x, first, held, len(weights) == 4, 1, 0.0, grad, False, False)
-    return out, end[0], last[0]
-
-
-class _FrozenNorm(Stacked):
-    """A batch norm nobody trains: it keeps the statistics it came with."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = cast(nn.BatchNorm2d, self.original)
-        return F.batch_norm(x, n.running_mean, n.running_var, n.weight, n.bias, training=False, eps=n.eps)
-
-
-class PerClient(Stacked):
-    """Any module, called once for each client with that client's parameters and real examples.
-
-    Randomness inside it is made the client's own by seeding PyTorch's generator for the call, which is
-    why a model with such a part does not run in several threads. Recurrent layers without dropout have none.
-    """
-
-    def __init__(self, context: Context, original: nn.Module, name: str, info: ModelInfo) -> None:
-        super().__init__(context, original, name, info)
-        _freeze(original, context, info)
-        self.random = True  # until it is seen to draw nothing
-
-    def forward(self, x: Tensor, *rest: Any) -> Any:
-        count, keys, valid = self.context.count, self.context.keys, self.context.valid
-        recurrent = isinstance(self.original, nn.RNNBase)
-        axis = 1 if recurrent and not self.original.batch_first else 0
-        each = {n: self.context.params[full].unbind() for n, full in self.own.items()}
-        outs = []
-        for c, part in enumerate(x.chunk(count, axis)):
-            own = {n: rows[c] for n, rows in each.items()}
-            real = part.shape[axis] if valid is None else int(valid[c].sum())
-            part = part.narrow(axis, 0, real)
-            if keys is None or not self.random:
-                outs.append(functional_call(self.original, own, (part, *rest)))
-                continue
-            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-                torch.manual_seed(int(keys[c]))
-                outs.append(functional_call(self.original, own, (part, *rest)))
-        size = x.shape[axis] // count
-        if isinstance(outs[0], Tensor):
-            return torch.cat([_padded(o, size, axis) for o in outs], axis)
-        return torch.cat([_padded(o[0], size, axis) for o in outs], axis), _cat_states([o[1] for o in outs], size)
-
-
-def _padded(t: Tensor, size: int, axis: int) -> Tensor:
-    """The same with zeros behind, up to `size` along the axis."""
-    missing = size - t.shape[axis]
-    if not missing:
-        return t
-    return torch.cat([t, t.new_zeros(*t.shape[:axis], missing, *t.shape[axis + 1 :])], axis)
-
-
-def _cat_states(states: list[Any], size: int) -> Any:
-    """Recurrent states `[layers, batch, hidden]` of all clients behind one another."""
-    if isinstance(states[0], Tensor):
-        return torch.cat([_padded(s, size, 1) for s in states], 1)
-    return tuple(torch.cat([_padded(s, size, 1) for s in parts], 1) for parts in zip(*states, strict=True))
-
-
-_RULES: dict[type[nn.Module], type[Stacked]] = {
-    nn.Linear: StackedLinear,
-    nn.LayerNorm: _LayerNorm,
-    nn.GroupNorm: _GroupNorm,
-    nn.Embedding: _Embedding,
-    nn.LSTM: _LSTM,
-    **dict.fromkeys(CONVS, StackedConv),
-    **dict.fromkeys(BATCH_NORMS, _BatchNorm),
-    **dict.fromkeys(_DROPOUTS, _Dropout),
-}
-
-
-_USUAL = (
-    ("padding_mode", "zeros"),
-    ("max_norm", None),
-    ("padding_idx", None),
-    ("scale_grad_by_freq", False),
-    ("proj_size", 0),
-)
-"""Options of convolutions, embeddings and LSTMs the rules above know; with others a module runs per client."""
-
-
-def _frozen(module: nn.Module) -> bool:
-    """Whether a module is a batch norm with statistics nobody trains."""
-    return isinstance(module, BATCH_NORMS) and module.track_running_stats and not tracks(module)
-
-
-def _freeze(module: nn.Module, context: Context, info: ModelInfo) -> None:
-    """Keep the frozen norms inside a module as they are, also in training."""
-    for child, m in module.named_children():
-        if _frozen(m):
-            setattr(module, child, _FrozenNorm(context, m, child, info))
-        else:
-            _freeze(m, context, info)
-
-
-def fold(module: nn.Module, context: Context, info: ModelInfo, name: str) -> nn.Module:
-    """Replace every module that must know whose example it sees."""
-    kind = type(module)
-    if _frozen(module):
-        return _FrozenNorm(context, module, name, info)
-    own = any(f"{name}.{n}".lstrip(".") in info.shapes for n, _ in module.named_parameters(recurse=False))
-    if own or kind in BATCH_NORMS or kind in _DROPOUTS:
-        rule = _RULES.get(kind) if all(getattr(module, o, usual) == usual for o, usual in _USUAL) else None
-        return (rule or PerClient)(context, module, name, info)
-    for child, m in module.named_children():
-        setattr(module, child, fold(m, context, info, f"{name}.{child}".lstrip(".")))
-    return module

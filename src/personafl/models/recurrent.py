@@ -8,12 +8,14 @@ PyTorch's operations otherwise.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+from personafl.models.layers import Stacked, WithoutAutocast, dropped
 
 try:
     from personafl.models import kernels
@@ -89,7 +91,9 @@ def _backward(
     for_cell.mul_(keep)
 
 
-def lstm(x: Tensor, weights: tuple[Tensor, Tensor, Tensor | None], hidden: Tensor, cell: Tensor) -> tuple[Tensor, ...]:
+def lstm_layer(
+    x: Tensor, weights: tuple[Tensor, Tensor, Tensor | None], hidden: Tensor, cell: Tensor
+) -> tuple[Tensor, ...]:
     """A layer of every client. x `[C, T, B, I]`, weights of inputs and states `[C, 4 H, .]` and the sum of the biases
     `[C, 4 H]`, states before `[C, B, H]`; all states `[C, T, B, H]`, the last one and the last of the cell."""
     of_inputs, of_states, bias = weights
@@ -98,3 +102,57 @@ def lstm(x: Tensor, weights: tuple[Tensor, Tensor, Tensor | None], hidden: Tenso
     gates = torch.bmm(rows, across) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, across)
     states, last = LSTMLayer.apply(gates.view(*x.shape[:3], -1), of_states, hidden, cell)  # type: ignore[no-untyped-call]
     return states, states[:, -1], last
+
+
+class StackedLSTM(Stacked):
+    """Layer by layer: of all clients at once on a GPU, client by client else; dropout by each client's own stream."""
+
+    def forward(self, x: Tensor, states: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        lstm = cast(nn.LSTM, self.original)
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise TypeError("an LSTM in a stack takes [batch, time, features], or [time, batch, features]")
+        rows = self.split(x if lstm.batch_first else x.transpose(0, 1)).transpose(1, 2)  # [C, T, B, I]
+        ways = 2 if lstm.bidirectional else 1
+        if states is None:
+            blank = rows.new_zeros(rows.shape[0], rows.shape[2], lstm.hidden_size)
+            before = [(blank, blank)] * (ways * lstm.num_layers)
+        else:  # [layers * ways, C * B, H] each
+            before = list(zip(*(s.view(len(s), rows.shape[0], rows.shape[2], -1) for s in states), strict=True))
+        last = []
+        for layer in range(lstm.num_layers):
+            if layer and lstm.dropout and self.context.keys is not None:
+                rows = dropped(rows.transpose(1, 2), lstm.dropout, self.context).transpose(1, 2)  # padding comes last
+            names = [f"l{layer}{'_reverse' * way}" for way in range(ways)]
+            found = [self._one_way(rows, n, *before[ways * layer + way]) for way, n in enumerate(names)]
+            rows = torch.cat([f[0] for f in found], 3) if ways == 2 else found[0][0]
+            last += [f[1:] for f in found]
+        out = rows.transpose(1, 2).flatten(0, 1)
+        ends = tuple(torch.stack([end[i].flatten(0, 1) for end in last]) for i in (0, 1))
+        return out if lstm.batch_first else out.transpose(0, 1), cast(tuple[Tensor, Tensor], ends)
+
+    def _one_way(self, rows: Tensor, name: str, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All states `[C, T, B, H]` of a layer in one direction, the last one and the last of its cell."""
+        back = name.endswith("_reverse")
+        rows = rows.flip(1) if back else rows
+        names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if cast(nn.LSTM, self.original).bias else [])]
+        weights = [cast(Tensor, self.get(f"{n}_{name}")) for n in names]
+        if rows.is_cuda and len(rows) > 1:
+            with WithoutAutocast(rows):
+                bias = weights[2] + weights[3] if len(weights) == 4 else None
+                rows = rows.to(weights[0].dtype)
+                states, end, last = lstm_layer(rows, (weights[0], weights[1], bias), hidden, cell)
+        else:
+            each = [_alone(*one) for one in zip(rows, hidden, cell, *weights, strict=True)]
+            states, end, last = (torch.stack(t) for t in zip(*each, strict=True))
+        return states.flip(1) if back else states, end, last
+
+
+def _alone(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's own layer, for one client: x `[T, B, I]`, states before `[B, H]`."""
+    grad, first = torch.is_grad_enabled(), (hidden.unsqueeze(0), cell.unsqueeze(0))
+    held = list(weights)
+    if x.is_cuda:  # cuDNN wants them in one piece, and says so where they are not
+        flat = torch.split(torch.cat([w.flatten() for w in weights]), [w.numel() for w in weights])
+        held = [part.view(w.shape) for part, w in zip(flat, weights, strict=True)]
+    out, end, last = torch.lstm(x, first, held, len(weights) == 4, 1, 0.0, grad, False, False)
+    return out, end[0], last[0]

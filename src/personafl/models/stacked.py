@@ -4,7 +4,8 @@ The clients' minibatches are folded into one batch of C * B examples and the mod
 run on it once. Whatever has no parameters (activations, pooling, reshapes) works on the folded batch as
 it is; every module that has some is replaced by one that knows which examples are whose:
 
-    Linear, Embedding, norms     batched over clients
+    Linear, Embedding, norms,
+    MultiheadAttention           batched over clients
     Conv2d of stride 1           one kernel for all clients on a GPU (`kernels`), one call per client on a CPU
     LSTM                         one product for all clients at each step on a GPU (`recurrent`), as above on a CPU
     Dropout                      drawn from each client's own stream
@@ -35,6 +36,7 @@ from personafl.core import rng
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, ModelInfo, Params
+from personafl.models.folding import PerClient, fold
 from personafl.models.forward_cost import observe
 from personafl.models.layers import (
     BATCH_NORMS,
@@ -42,11 +44,9 @@ from personafl.models.layers import (
     RUNNING,
     Channels,
     Context,
-    PerClient,
     Stacked,
     StackedConv,
     Taped,
-    fold,
     gradients,
     tracks,
 )
@@ -63,6 +63,7 @@ class StackedModel(Displayed):
     def __init__(self, module: nn.Module, example: Tensor, head: str | None = None, policy: BufferPolicy = "average"):
         """`example` is a batch of two inputs; `head` a pattern of parameter names, by default the last linear layer."""
         self.module = copy.deepcopy(module).eval()
+        _without_nested_tensors(self.module)
         if policy == "drop":
             _forget_statistics(self.module)
         self.info = describe(self.module, example, head, policy)
@@ -376,6 +377,13 @@ def _forget_statistics(module: nn.Module) -> None:
             norm = cast(nn.BatchNorm2d, m)
             norm.track_running_stats = False
             norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+
+
+def _without_nested_tensors(module: nn.Module) -> None:
+    """Make encoders compute padded places in evaluation as they do in training, where PyTorch has no zeros for them."""
+    for m in module.modules():
+        if isinstance(m, nn.TransformerEncoder):
+            m.use_nested_tensor = False
 
 
 def describe(module: nn.Module, example: Tensor, head: str | None, policy: BufferPolicy) -> ModelInfo:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from personafl.core.errors import UserError
+from personafl.core.types import Training
 from personafl.data.federated import Place
 from personafl.sim.execution_plan import ExecutionPlan
 from personafl.sim.profile import NoClock
@@ -26,6 +27,13 @@ def chosen_device(name: str | torch.device) -> str:
     if name != "cpu" and number >= torch.cuda.device_count():
         raise UserError(f"device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
     return name
+
+
+def with_precision(training: Training, device: str | torch.device) -> Training:
+    """The same with `auto` replaced by the precision it means on a device."""
+    if training.precision != "auto":
+        return training
+    return replace(training, precision="tf32" if torch.device(device).type == "cuda" else "float32")
 
 
 @dataclass(frozen=True)

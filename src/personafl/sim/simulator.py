@@ -51,7 +51,7 @@ from personafl.sim.accounting import Refused, Spent, Stack, Totals, finite_mean
 from personafl.sim.checks import check_data, checked_parts
 from personafl.sim.evaluator import Evaluator, since_left
 from personafl.sim.late_results import LateResults, joined_results
-from personafl.sim.machine import Machine, chosen_device
+from personafl.sim.machine import Machine, chosen_device, with_precision
 from personafl.sim.placement import Placement
 from personafl.sim.profile import NoClock
 from personafl.sim.ranks import SingleProcess
@@ -91,10 +91,11 @@ class Simulation(Displayed):
         self.faults = faults or Faults()
         check_data(federation, training, self.evaluation)
         self.device = torch.device(chosen_device(self.machine.device))
+        training = with_precision(training, self.device)
         dtype = torch.float64 if training.precision == "float64" else torch.float32
         self.data_hash = federation.source.digest
         self.federation = federation.to(self.device, dtype, self.machine.data_on)
-        self.model = model.copy().to(self.device, dtype, training.precision)
+        self.model = model.copy().to(self.device, dtype, training.arithmetic)
         kind = federation.source.task
         if training.task not in ("auto", kind):
             raise UserError(f"training.task={training.task!r}: the targets of {federation.source.name} are of {kind}")
@@ -240,7 +241,7 @@ class Simulation(Displayed):
         self, threads: int, ids: Tensor, work: Callable[[StackedModel, P], T], prepare: Callable[[Tensor], P]
     ) -> Iterator[T]:
         plan = dataclasses.replace(self.plan, threads=threads)
-        with execution_plan.products(self.training.precision):
+        with execution_plan.products(self.training.arithmetic):
             yield from execution_plan.each(plan, self.model, ids, work, prepare)
 
     def alone(self) -> AbstractContextManager[None]:

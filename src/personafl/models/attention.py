@@ -1,0 +1,144 @@
+"""Multi-head attention of a folded batch, between the projections that are each client's own.
+
+Queries, keys and values are `[N, heads, length, width]` of N = C * B examples. No example sees another, so nothing
+here needs to know whose they are.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import attrgetter
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from personafl.core.types import ModelInfo
+from personafl.models.layers import Context, Stacked, dropped, products
+
+
+def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """`[N, length, parts * heads * width]` as so many `[N, heads, length, width]`."""
+    return x.view(*x.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4).unbind()
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """`[N, heads, length, width]` as `[N, length, heads * width]`."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def joined_masks(key_padding_mask: Tensor | None, attn_mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """What is added to the scores, `[N or 1, heads or 1, L or 1, S]`; minus infinity where a mask says True."""
+    found = None
+    if attn_mask is not None:
+        mask = _added(attn_mask, query)
+        found = mask if mask.dim() == 2 else mask.view(*query.shape[:2], *mask.shape[1:])
+    if key_padding_mask is not None:
+        padding = _added(key_padding_mask, query)[:, None, None]
+        found = padding if found is None else found + padding
+    return None if found is None else found.view(*[1] * (4 - found.dim()), *found.shape)
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.is_floating_point():
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+    """Attention whose weights nobody sees; `causal` stands for a mask that hides what comes later."""
+    if mask is not None:
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+
+
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """`[N, heads, L, S]`; all zero for a query that may attend to nothing, as in `attend`."""
+    scores: Tensor = (query * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
+    if mask is None:
+        return scores.softmax(-1)
+    nothing = (mask == -math.inf).all(-1, keepdim=True)
+    return (scores + mask).masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+
+
+class StackedAttention(Stacked):
+    """Multi-head attention with each client's own projections.
+
+    PyTorch's transformer layers look at their attention before they call a fused kernel that knows one set of
+    weights; by these attributes they do not.
+    """
+
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    def __init__(self, context: Context, original: nn.Module, name: str, info: ModelInfo) -> None:
+        super().__init__(context, original, name, info)
+        of = cast(nn.MultiheadAttention, original)
+        self.embed_dim, self.num_heads, self.head_dim = of.embed_dim, of.num_heads, of.head_dim
+        self.batch_first, self.dropout = of.batch_first, of.dropout
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if query.dim() != 3:
+            raise ValueError("attention to other examples of a batch would be attention to other clients'")
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal says what attn_mask is, and there is none")
+        q, k, v = self._projected(query, key, value)
+        weights = None
+        if need_weights or (self.dropout and self.context.keys is not None):
+            mask = joined_masks(key_padding_mask, attn_mask, q)
+            weights = attention_weights(q, k, mask)
+            if self.dropout and self.context.keys is not None:
+                weights = dropped(self.split(weights), self.dropout, self.context).flatten(0, 1)
+            seen = weights @ v
+        else:
+            causal = is_causal and key_padding_mask is None
+            mask = None if causal else joined_masks(key_padding_mask, attn_mask, q)
+            seen = attend(q, k, v, mask, causal=causal)
+        out = self._product(join_heads(seen), self._own("out_proj.weight"), self._own("out_proj.bias"))
+        if not self.batch_first:
+            out = out.transpose(0, 1)
+        if weights is None or not need_weights:
+            return out, None
+        return out, weights.mean(1) if average_attn_weights else weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Queries, keys and values, `[N, heads, length, width]`; what has the same input is one product."""
+        packed, bias = self.get("in_proj_weight"), self.get("in_proj_bias")
+        parts = [1, 1, 1]
+        if packed is not None and key is value:
+            parts = [3] if query is key else [1, 2]
+        widths = [self.embed_dim * n for n in parts]
+        if packed is None:
+            weights = [self.get(f"{n}_proj_weight") for n in "qkv"]
+        else:
+            weights = [packed] if len(parts) == 1 else list(torch.split_with_sizes(packed, widths, 1))
+        biases = [None] * 3 if bias is None else torch.split_with_sizes(bias, widths, 1)
+        found: list[Tensor] = []
+        for x, n, weight, own in zip((query, key, value), parts, weights, biases, strict=False):
+            rows = x if self.batch_first else x.transpose(0, 1)
+            found += split_heads(self._product(rows, weight, own), n, self.num_heads)
+        return found
+
+    def _product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """`[N, length, in]` by each client's own weights: `[N, length, out]`."""
+        assert weight is not None
+        rows = x.reshape(self.context.count, -1, x.shape[-1]).to(weight.dtype)
+        return products(self.context.threads, rows, weight, bias).view(*x.shape[:-1], weight.shape[1])
+
+    def _own(self, name: str) -> Tensor | None:
+        """`get` of a parameter of a part."""
+        if name in self.own:
+            return self.get(name)
+        shared = attrgetter(name)(self.original)
+        return None if shared is None else shared.expand(self.context.count, *shared.shape)
