@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from personafl.config import Recipe
 from personafl.core import admission, tree, wire
 from personafl.core.errors import UserError
 from personafl.core.local import client_round
@@ -81,7 +82,7 @@ class Node:
         return Reply({"client": self.settings.id, "version": VERSION, "stages": self._state(told).stages()})
 
     def _describe(self, told: Mapping[str, Any]) -> Reply:
-        data = self._data(told)
+        data = self._data(read_recipe(told["recipe"]), told)
         if told.get("form") is not None:  # others have agreed on it already
             try:
                 data.fitted(Form.read(told["form"]), None)
@@ -97,8 +98,7 @@ class Node:
             found["moments"] = {"count": m.count, "mean": m.mean.tolist(), "squares": m.squares.tolist()}
         return Reply(found)
 
-    def _data(self, told: Mapping[str, Any]) -> LocalData:
-        recipe = read_recipe(told["recipe"])
+    def _data(self, recipe: Recipe, told: Mapping[str, Any]) -> LocalData:
         try:
             return local_data.load(self.settings, recipe, int(told["number"]))
         except (Exception, SystemExit) as e:  # of a function of one's own, anything
@@ -111,7 +111,7 @@ class Node:
         parts = build_parts(world, self.settings.device)
         if (mine := init_hash(parts.initial)) != world.init:
             raise UserError(f"the first weights differ: {mine} here, {world.init} at the server (model code, PyTorch?)")
-        data = self._data({"recipe": world.recipe, "number": told["number"]})
+        data = self._data(parts.recipe, told)
         try:
             data = data.fitted(world.form, world.normalize())
         except UserError as e:
