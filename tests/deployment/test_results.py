@@ -34,3 +34,17 @@ def test_the_table_has_every_client(tmp_path: Path) -> None:
         ("b", "", "", "False"),
     ]
     assert json.loads((tmp_path / "summary.json").read_text()) == {"seed": 1}
+
+
+def test_rows_are_cut_to_the_byte(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    size = results.add({"round": 0})
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    assert len(whole) == size and whole.endswith(b"\n")
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"{")  # one byte of the next
+    results.cut(size)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole
+    results.cut(size)
+    results.add({"round": 1})
+    assert results.rows() == [{"round": 0}, {"round": 1}]

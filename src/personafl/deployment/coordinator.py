@@ -364,7 +364,6 @@ class Coordinator:
         lasting = tree.under(held, "lasting")
         if lasting:
             self.server = self.parts.algorithm.withdraw(self.server, lasting)
-        self._changed.add(member.number)
 
     # A stage
 
