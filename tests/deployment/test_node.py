@@ -108,7 +108,7 @@ def test_any_request_is_answered_and_no_file_is_touched_elsewhere(
 )
 def test_an_experiment_is_a_name(experiment: Any, tmp_path: Path) -> None:
     reply = started(tmp_path).answer(Request("hello", {"experiment": experiment}))
-    assert "error" in reply.told and not list(tmp_path.rglob("*/*"))
+    assert reply.told["error"].endswith(": not a name") and not list(tmp_path.rglob("*/*"))
 
 
 @pytest.mark.parametrize("blob", [b"", b"PFL9", wire.pack({})[:-1]])
