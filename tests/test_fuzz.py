@@ -14,7 +14,8 @@ from personafl.core.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # readers may warn of what they were given
 
-SHORT = {"codec": 2000, "picture": 20, "pfllib": 40, "run": 10, "checkpoint": 8}  # inputs of a target; others: 60
+SHORT = {"codec": 2000, "picture": 20, "pfllib": 40, "run": 10, "checkpoint": 8, "request": 40}
+"""Inputs of a target; others have 60."""
 
 
 def kept() -> list[Path]:

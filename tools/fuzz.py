@@ -22,10 +22,13 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import copy
+import dataclasses
 import functools
 import importlib
 import io
 import json
+import logging
 import multiprocessing
 import pickle
 import random
@@ -41,7 +44,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,12 @@ from personafl.core.store import FEWEST, Store
 from personafl.core.types import Masked
 from personafl.core.wire import WireError
 from personafl.data import Federation, Source, custom, formats, partition_file
+from personafl.deployment import coordinator as module
+from personafl.deployment.client_reports import labels_beyond
+from personafl.deployment.coordinator import Coordinator
+from personafl.deployment.messages import Failure, Reply, Request
+from personafl.deployment.node import Node
+from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.experiment import checkpoint
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "fuzz_corpus"
@@ -509,6 +518,193 @@ def read_checkpoint(raw: bytes, folder: Path) -> object:
         return resume(folder / "run", quiet=True).table()
 
 
+# Messages of a deployment
+
+
+def leaves(told: Any, path: str = "told") -> Parts:
+    """What JSON holds, piece by piece: each can be changed by itself, and what it becomes is still JSON or text."""
+    if isinstance(told, list) and told and all(isinstance(v, dict) for v in told):
+        told = {str(i): v for i, v in enumerate(told)}
+    if not isinstance(told, dict):
+        return {path: json.dumps(told).encode()}
+    return {k: v for name, value in told.items() for k, v in leaves(value, f"{path}/{name}").items()}
+
+
+def grown(parts: Parts) -> Any:
+    """The inverse; where all names of a table are numbers it is a list."""
+    told: dict[str, Any] = {}
+    for path, raw in parts.items():
+        *outer, last = path.split("/")
+        at = told
+        for name in outer:
+            at = at.setdefault(name, {})
+            if not isinstance(at, dict):
+                raise UserError(f"{path}: within what is no table")
+        at[last] = _value(raw)
+    return _lists(told).get("told", {})
+
+
+def _value(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw.decode(errors="replace")
+
+
+def _lists(told: Any) -> Any:
+    if not isinstance(told, dict):
+        return told
+    inner = {k: _lists(v) for k, v in told.items()}
+    return list(inner.values()) if inner and all(k.isdecimal() for k in inner) else inner
+
+
+def message_of(kind: str, told: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
+    bodies = {f"blob{i}": opened_message(blob)["body"] for i, blob in enumerate(blobs)}
+    return archive_of({"kind": kind.encode(), **leaves(told), **bodies})
+
+
+def read_parts(raw: bytes) -> tuple[str, dict[str, Any], tuple[bytes, ...]]:
+    """Kind, table and blobs of a message; a transport refuses what has no table."""
+    parts = opened_archive(raw)
+    told = grown({n: v for n, v in parts.items() if n.startswith("told")})
+    if not isinstance(told, dict):
+        raise UserError("not a table")
+    blobs = tuple(sealed(v) for n, v in sorted(parts.items()) if n.startswith("blob"))
+    return parts.get("kind", b"").decode(errors="replace"), told, blobs
+
+
+class Recorded:
+    """Nodes within the process, all that was said, and for one of them another reply in its place."""
+
+    def __init__(self, nodes: dict[int, Node]) -> None:
+        self.held, self.said = nodes, list[tuple[Request, Reply]]()
+        self.more, self.spoilt = list[int](), Reply()
+
+    def nodes(self) -> list[int]:
+        return [*self.held, *self.more]
+
+    def key(self, node: int) -> str:
+        return str(node)
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
+        return {n: self.spoilt if self.more else self._answer(n, r) for n, r in requests.items()}
+
+    def _answer(self, node: int, request: Request) -> Reply:
+        reply = self.held[node].answer(request)
+        self.said.append((request, reply))
+        return reply
+
+
+@functools.cache
+def deployed() -> tuple[Coordinator, Recorded]:
+    """A deployment of two clients that is over: DM-PFL with all that it may be asked to score."""
+    home = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    draw = np.random.default_rng(0)
+    for i in range(2):
+        (home / f"data{i}").mkdir()
+        np.savez(home / f"data{i}" / "a.npz", x=draw.random((20, 6), np.float32), y=np.arange(20) % 3)
+    recipe = {
+        "data": {"validation_share": 0.2},
+        "training": {"num_rounds": 2, "join_ratio": 1.0, "local_epochs": 1, "batch_size": 8, "lr": 0.1},
+        "evaluation": {"shift": "none", "when": "after_local", "train_loss": True},
+        "algorithms": [{"name": "dm-pfl", "iterations": 1, "allocation": "erk"}],
+    }
+    nodes = {
+        i: Node(ClientSettings(id=f"c{i}", data=str(home / f"data{i}"), state=str(home / f"state{i}"), threads=1))
+        for i in range(2)
+    }
+    transport = Recorded(nodes)
+    server = Coordinator(home / "server", Deployment(clients=2), config.dump(config.load(recipe)), transport)
+    logging.getLogger("personafl").setLevel(logging.CRITICAL)
+    server.run()
+    return server, transport
+
+
+def replies() -> list[bytes]:
+    return [message_of(q.kind, r.told, (r.blob,) if r.blob else ()) for q, r in deployed()[1].said]
+
+
+def read_reply(raw: bytes, _: Path) -> object:
+    """All that a server makes of a reply: who it is, what its data are, what it trained, how it scores."""
+    kind, told, blobs = read_parts(raw)
+    server, transport = deployed()
+    reply = Reply(told, blobs[0] if blobs else b"")
+    transport.more, transport.spoilt = [7], reply
+    before = copy.copy(server.__dict__), copy.deepcopy(server.state), copy.deepcopy(server.roster)
+    server.met = dict(server.met)
+    try:
+        if kind == "hello":
+            return server._hello()
+        if kind == "describe":
+            members = server.roster.members
+            found = server._described({0: (7, members[0])})
+            assert server.world is not None
+            for d in found.values():
+                d.unlike(d), d.kind, labels_beyond(d.form, server.world.form)
+                server._normalization(server.world.form, {0: d}, members, {m.name: m.node for m in members})
+            return found
+        return _heard(server, reply)
+    finally:
+        server.__dict__.update(before[0])
+        server.state, server.roster = before[1:]
+
+
+def _heard(server: Coordinator, reply: Reply) -> object:
+    """What comes of a reply to the first stage."""
+    rnd, server.state.played = server._round(0), 0
+    talk = server._talk(server.roster.members[0], 0)
+    talk.hear(reply, server._bounds(talk.member))
+    update, why = server._update(talk, rnd, server._schema(rnd))
+    notes = module._Notes(quarantined=[(0, why)] if why else [], losses=[talk.loss])
+    if update is not None:
+        server._aggregate({0: update}, rnd, notes)
+    scores = [s for s in (talk.scores, talk.judged) if s is not None]
+    return json.dumps([notes.told(), [server._stats({0: s}) for s in scores]])
+
+
+def requests() -> list[bytes]:
+    return [message_of(q.kind, q.told, q.blobs) for q, _ in deployed()[1].said]
+
+
+@functools.cache
+def sent() -> frozenset[bytes]:
+    """Blobs that a server has sent."""
+    return frozenset(blob for q, _ in deployed()[1].said for blob in q.blobs)
+
+
+class Unforeseen(logging.Handler):
+    """Raises again what a node did not foresee, and only told its log of."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.found = record.exc_info[1]
+
+
+def read_request(raw: bytes, folder: Path) -> object:
+    """What a node answers; tensors that are not those of its method may end its work in any way."""
+    kind, told, blobs = read_parts(raw)
+    if kind not in ("hello", "describe", "work"):
+        raise UserError("no kind of message")
+    _, transport = deployed()
+    node = Node(dataclasses.replace(transport.held[0].settings, state=str(folder / "state")))
+    log, heard = logging.getLogger("personafl"), Unforeseen()
+    log.setLevel(logging.ERROR)
+    log.addHandler(heard)
+    log.propagate = False
+    try:
+        reply = node.answer(Request(kind, told, blobs))  # type: ignore[arg-type]
+    finally:
+        log.removeHandler(heard)
+        log.setLevel(logging.CRITICAL)
+    if (found := getattr(heard, "found", None)) is not None and (out_of_memory(found) or set(blobs) <= sent()):
+        raise found
+    json.dumps(reply.told, allow_nan=False)
+    outside = [p for p in folder.rglob("*") if p.is_file() and folder / "state" not in p.parents]
+    assert not outside, outside
+    return reply
+
+
 TARGETS: dict[str, Target] = {
     "codec": Target(read_message, messages, MESSAGE),
     "pickle": Target(read_pickle, pickles),
@@ -524,6 +720,8 @@ TARGETS: dict[str, Target] = {
     "store": Target(read_store, stores, ARCHIVE),
     "run": Target(read_run, runs, ARCHIVE),
     "checkpoint": Target(read_checkpoint, checkpoints, ARCHIVE),
+    "reply": Target(read_reply, replies, ARCHIVE),
+    "request": Target(read_request, requests, ARCHIVE),
 }
 
 

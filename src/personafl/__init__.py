@@ -1,56 +1,93 @@
-"""Personalised federated learning: simulate, compare, deploy."""
+"""Personalised federated learning: simulate, compare, deploy. Each name is imported when it is first asked for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from personafl.algorithms import (
-    ALGORITHMS,
-    APFL,
-    COPFL,
-    DMPFL,
-    FLDA,
-    FML,
-    MOON,
-    Ditto,
-    DMPFLPlus,
-    FedAvg,
-    FedAvgFT,
-    FedDST,
-    FedFu,
-    FedMMD,
-    FedNova,
-    FedPAC,
-    FedPer,
-    FedPeWS,
-    FedPeWSFixed,
-    FedPHP,
-    FedProx,
-    FedRep,
-    FedSelect,
-    LGFedAvg,
-    LocalOnly,
-    Scaffold,
-)
-from personafl.config import Data, ModelChoice
-from personafl.core.algorithm import Algorithm
-from personafl.core.errors import UserError
-from personafl.core.faults import Faults
 from personafl.core.lazy import attributes
-from personafl.core.types import Metric, Training
-from personafl.data import Federation, Source, arrays
-from personafl.evaluation.settings import Evaluation
-from personafl.models import StackedModel
-from personafl.slots import Inherit, Robust
 from personafl.version import __version__
 
 if TYPE_CHECKING:
+    from personafl.algorithms import (
+        ALGORITHMS,
+        APFL,
+        COPFL,
+        DMPFL,
+        FLDA,
+        FML,
+        MOON,
+        Ditto,
+        DMPFLPlus,
+        FedAvg,
+        FedAvgFT,
+        FedDST,
+        FedFu,
+        FedMMD,
+        FedNova,
+        FedPAC,
+        FedPer,
+        FedPeWS,
+        FedPeWSFixed,
+        FedPHP,
+        FedProx,
+        FedRep,
+        FedSelect,
+        LGFedAvg,
+        LocalOnly,
+        Scaffold,
+    )
+    from personafl.authoring import Algorithm
+    from personafl.config import Data, ModelChoice
+    from personafl.core.errors import UserError
+    from personafl.core.faults import Faults
+    from personafl.core.types import Metric, Training
+    from personafl.data import Federation, Source, arrays
+    from personafl.evaluation.settings import Evaluation
     from personafl.experiment.results import Result
     from personafl.experiment.running import resume, run
+    from personafl.models import StackedModel
     from personafl.sim.machine import Machine
     from personafl.sim.simulator import Simulation
+    from personafl.slots import Inherit, Robust
 
 _WHERE = {
+    "personafl.algorithms": (
+        "ALGORITHMS",
+        "APFL",
+        "COPFL",
+        "DMPFL",
+        "FLDA",
+        "FML",
+        "MOON",
+        "Ditto",
+        "DMPFLPlus",
+        "FedAvg",
+        "FedAvgFT",
+        "FedDST",
+        "FedFu",
+        "FedMMD",
+        "FedNova",
+        "FedPAC",
+        "FedPer",
+        "FedPeWS",
+        "FedPeWSFixed",
+        "FedPHP",
+        "FedProx",
+        "FedRep",
+        "FedSelect",
+        "LGFedAvg",
+        "LocalOnly",
+        "Scaffold",
+    ),
+    "personafl.config": ("Data", "ModelChoice"),
+    "personafl.authoring": ("Algorithm",),  # with the slots, which any method may have filled
+    "personafl.core.errors": ("UserError",),
+    "personafl.core.faults": ("Faults",),
+    "personafl.core.types": ("Metric", "Training"),
+    "personafl.data": ("Federation", "Source", "arrays"),
+    "personafl.evaluation.settings": ("Evaluation",),
+    "personafl.models": ("StackedModel",),
+    "personafl.slots": ("Inherit", "Robust"),
     "personafl.experiment.results": ("Result",),
     "personafl.experiment.running": ("resume", "run"),
     "personafl.sim.machine": ("Machine",),
@@ -60,6 +97,10 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     return attributes(__name__, _WHERE, name)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 __all__ = [

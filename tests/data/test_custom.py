@@ -427,3 +427,58 @@ def test_a_name_that_is_no_folder_is_refused_with_what_is_possible() -> None:
         recipe_of("nowhere")
     with pytest.raises(UserError, match="nowhere: no such folder"):
         experiment.source(recipe_of("./nowhere"))
+
+
+# A single client
+
+
+def arrays_in(path: Path, n: int, start: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    x, y = numbers(n, start)
+    np.savez(path, x=x.numpy(), y=y.numpy())
+
+
+def test_files_of_one_client_stand_behind_one_another(tmp_path: Path) -> None:
+    arrays_in(tmp_path / "ward" / "b.npz", 2, 10)
+    arrays_in(tmp_path / "ward" / "a.npz", 3)
+    made = custom.one_client(tmp_path / "ward")
+    assert made.x[:, 0].tolist() == [0, 1, 2, 10, 11] and made.y.tolist() == [0, 1, 2, 1, 2]
+    assert made.test is None and made.name == "ward"
+    assert made.names == ("ward",) and made.clients is not None and set(made.clients.tolist()) == {0}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_train_and_test_of_one_client_are_its_two_parts(tmp_path: Path, nested: bool) -> None:
+    for half, (n, start) in {"test": (2, 10), "train": (3, 0)}.items():
+        arrays_in(tmp_path / half / "some.npz" if nested else tmp_path / f"{half}.npz", n, start)
+    made = custom.one_client(tmp_path)
+    assert made.test is not None
+    assert made.x[~made.test, 0].tolist() == [0, 1, 2] and made.x[made.test, 0].tolist() == [10, 11]
+
+
+def test_a_table_of_one_client_has_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("age,kind,ill\n30,a,yes\n40,b,no\n50,a,no\n")
+    made = custom.one_client(tmp_path, label=("ill",))
+    assert made.feature_names is not None and made.feature_names[0] == "age"
+    assert made.class_names == ("no", "yes") and made.y.tolist() == [1, 0, 0]
+
+
+def test_pictures_of_one_client_lie_in_a_folder_for_each_class(tmp_path: Path) -> None:
+    for kind, value in (("cat", 10), ("dog", 200)):
+        (tmp_path / kind).mkdir()
+        Image.new("L", (4, 4), value).save(tmp_path / kind / "0.png")
+    made = custom.one_client(tmp_path, image_size=2)
+    assert made.class_names == ("cat", "dog") and made.x.shape == (2, 1, 2, 2)
+    assert made.x.flatten(1)[:, 0].tolist() == [10, 200] and made.y.tolist() == [0, 1]
+
+
+def test_half_of_a_division_of_one_client_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gone: no such folder"):
+        custom.one_client(tmp_path / "gone")
+    arrays_in(tmp_path / "train.npz", 3)
+    with pytest.raises(UserError, match="has train alone; give train and test, or neither"):
+        custom.one_client(tmp_path)
+    arrays_in(tmp_path / "test.npz", 3)
+    arrays_in(tmp_path / "more.npz", 3)
+    with pytest.raises(UserError, match=r"more\.npz: beside train and test; put it into one of them"):
+        custom.one_client(tmp_path)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from personafl.core import tree, wire
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
+from personafl.deployment import coordinator
 from personafl.deployment import coordinator as module
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.messages import Failure, Reply, Request
@@ -457,6 +458,51 @@ def test_patience_without_validation_data_is_refused(tmp_path: Path) -> None:
     server, _ = worlds.deployed(worlds.recipe("fedavg", training={"patience": 2}), tmp_path)
     with pytest.raises(UserError, match=r"training\.patience=2: needs validation data"):
         server.run()
+
+
+def flat() -> Any:
+    x, y = np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 2
+    return (x[:8], y[:8]), (x[8:], y[8:])
+
+
+def test_what_are_no_images_is_not_augmented(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"augment": "crop-flip"})
+    server, transport = worlds.deployed(text, tmp_path)
+    for node in transport.held.values():
+        node.settings = dataclasses.replace(node.settings, data=f"{HERE}:flat")
+    words = r"training\.augment='crop-flip': what the clients hold is no set of images, .* shape \(2,\); use none"
+    with pytest.raises(UserError, match=words):
+        server.run()
+    assert not any(request.kind == "work" for _, request, _ in transport.log)
+
+
+def test_who_is_back_after_a_restart_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "personafl")
+    text = worlds.recipe("fedavg", training={"num_rounds": 2})
+    server, transport = worlds.deployed(text, tmp_path, start=3)
+    transport.online.discard(103)
+
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    worlds.before_stages(server, {1: end})
+    with pytest.raises(KeyboardInterrupt):
+        server.run()
+    assert "3 clients are there: c0, c1, c2" in caplog.messages
+    caplog.clear()
+    again, transport = worlds.deployed(text, tmp_path, start=3)
+    transport.online.discard(101)
+    again.run()
+    assert [line for line in caplog.messages if line.startswith("back:") or "is there" in line] == [
+        "back: c0, c2",
+        "client c3 is there, number 3",
+    ]
+
+
+@pytest.mark.parametrize(("count", "end"), [(1, "c0"), (20, "c19"), (21, "c19 and 1 more"), (99, "c19 and 79 more")])
+def test_a_line_names_twenty_clients_at_most(count: int, end: str) -> None:
+    line = coordinator._listed([f"c{i}" for i in range(count)])
+    assert line.startswith("c0") and line.endswith(end) and line.count(",") == min(count, 20) - 1
 
 
 # Text labels

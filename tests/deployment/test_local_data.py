@@ -210,3 +210,14 @@ def test_a_client_of_the_recipe_has_the_simulator_s_rows() -> None:
     for bad in ("recipe:4", "recipe:-1", "recipe:x", "recipe:"):
         with pytest.raises(UserError, match=r"is divided over clients 0\.\.3 here"):
             local_data.load(ClientSettings(id="c", data=bad), made, 0)
+
+
+def test_what_inputs_are_normalised_by_is_of_training_rows_alone() -> None:
+    found = loaded(f"{HERE}:halves", validation_share=0.2)
+    train = found.source.x[found.rows["train"]].double()
+    assert len(train) == 12 and found.size("validation") == 3 and found.size("test") == 5
+    m = found.moments()
+    assert m.count == 12
+    np.testing.assert_allclose(m.mean, train.mean(0).numpy(), rtol=1e-12)  # float64 sums of 12 whole numbers
+    np.testing.assert_allclose(m.squares, ((train - train.mean(0)) ** 2).sum(0).numpy(), rtol=1e-12)
+    assert not np.allclose(m.mean, X.mean(0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from personafl.core.errors import UserError
-from personafl.deployment import load_model
+from personafl.deployment import load_model, local_model
 from personafl.deployment.local_model import MODEL
 from tests.deployment import worlds
 
@@ -47,7 +47,17 @@ def test_a_damaged_model_is_refused_in_one_line(left: Path) -> None:
     about, tensors = left / "model.json", left / "deployed.safetensors"
     whole, raw = about.read_text(), tensors.read_bytes()
     told = json.loads(whole)
-    for text in ("{", "[]", "5", "{}", json.dumps(told | {"world": 5}), json.dumps(told | {"tensors": []})):
+    halves = [whole[: len(whole) * part // 5] for part in range(5)]
+    for text in (
+        *halves,
+        whole[:-1],
+        "{",
+        "[]",
+        "5",
+        "{}",
+        json.dumps(told | {"world": 5}),
+        json.dumps(told | {"tensors": []}),
+    ):
         about.write_text(text)
         with pytest.raises(UserError) as e:
             load_model(left)
@@ -57,5 +67,19 @@ def test_a_damaged_model_is_refused_in_one_line(left: Path) -> None:
     with pytest.raises(UserError, match="is cut short"):
         load_model(left)
     about.unlink()
+    with pytest.raises(UserError, match="no model is in it"):
+        load_model(left)
+
+
+def test_half_a_model_is_none(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends while a model is written over another leaves neither."""
+    model = load_model(left)
+
+    def ended(path: Path, tensors: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_model, "write_tensors", ended)
+    with pytest.raises(KeyboardInterrupt):
+        local_model.write_model(left, "c0", model.world, {}, {})
     with pytest.raises(UserError, match="no model is in it"):
         load_model(left)

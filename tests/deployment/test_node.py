@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -107,7 +108,7 @@ def test_any_request_is_answered_and_no_file_is_touched_elsewhere(
 )
 def test_an_experiment_is_a_name(experiment: Any, tmp_path: Path) -> None:
     reply = started(tmp_path).answer(Request("hello", {"experiment": experiment}))
-    assert "error" in reply.told and not list(tmp_path.rglob("*/*"))
+    assert reply.told["error"].endswith(": not a name") and not list(tmp_path.rglob("*/*"))
 
 
 @pytest.mark.parametrize("blob", [b"", b"PFL9", wire.pack({})[:-1]])
@@ -169,3 +170,27 @@ def test_what_the_lock_or_the_labels_tell_stays_at_the_client(
     world = request.told["world"]
     other = world | {"form": world["form"] | {"classes": 3}}
     assert node.answer(dataclasses.replace(request, told=request.told | {"world": other})).told.keys() == {"error"}
+
+
+def ward() -> Any:
+    x, y = np.arange(24, dtype=np.float32).reshape(12, 2), np.array(["well", "patient 4711"] * 6)
+    return (x[:8], y[:8]), (x[8:], y[8:])
+
+
+def test_a_label_that_others_do_not_have_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = worlds.recipe("fedavg", training={"num_rounds": 1}, data={"normalize": "none"})
+    server, transport = worlds.deployed(text, tmp_path, count=1, clients=1)
+    node = transport.held[100]
+    node.settings = dataclasses.replace(node.settings, data="tests.deployment.test_node:ward")
+    server.run()
+    assert server.state.finished and server.world is not None
+    other = dataclasses.asdict(server.world.form) | {"class_names": ["well", "unwell"]}
+    work = next(r for _, r, _ in transport.log if r.kind == "work")
+    described = Request("describe", {"experiment": server.experiment, "recipe": text, "number": 0, "form": other})
+    for asked in (
+        described,
+        dataclasses.replace(work, told=work.told | {"world": work.told["world"] | {"form": other}}),
+    ):
+        caplog.clear()
+        assert node.answer(asked) == Reply({"error": "its data cannot be used; its log has why"})
+        assert "its label 'patient 4711' is none of those agreed on" in caplog.text

@@ -26,6 +26,12 @@ def test_a_world_survives_json() -> None:
     assert World.read(json.loads(json.dumps(made.told()))) == made
 
 
+@pytest.mark.parametrize("told", [None, 5, [], {}, "world"])
+def test_what_is_no_world_is_refused(told: Any) -> None:
+    with pytest.raises(UserError, match="not a description of an experiment"):
+        World.read(told)
+
+
 @pytest.mark.parametrize(
     "change",
     [

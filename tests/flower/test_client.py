@@ -185,3 +185,27 @@ def test_a_node_has_a_flower_home_and_code_of_its_own(world: World) -> None:
     _, home, path = heard[0].split(" ")
     assert home == str(world.file.parent / "state" / "flower")
     assert path.split(os.pathsep)[-1] == str(world.file.parent)
+
+
+FAILED = "Connection attempt failed, retrying in 1.00 seconds"
+
+
+def test_a_connection_that_breaks_while_the_client_is_stopped_is_not_told(world: World) -> None:
+    for stopping in (False, True):
+        said: list[str] = []
+        Hearer("host:1", said.append, lambda stopping=stopping: stopping)(FAILED)  # type: ignore[misc]
+        assert bool(said) is not stopping
+    world.node(
+        f"""
+import signal
+def ended(*_):
+    print({FAILED!r}, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ended)
+print("SuperNode ID: 1", flush=True)
+os.kill(os.getppid(), {int(signal.SIGTERM)})
+time.sleep(600)
+"""
+    )
+    world.take_part()
+    assert world.said == ["online at localhost:8443", "stopped"]

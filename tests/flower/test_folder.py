@@ -101,3 +101,9 @@ def test_a_name_is_one_that_settings_take(tmp_path: Path) -> None:
 def test_what_is_no_deployment_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no deployment folder"):
         Folder.open(tmp_path)
+
+
+def test_what_cannot_stop_early_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"training\.target=0\.9: DMPFL cannot stop early, its phases go by"):
+        folder.init("demo", ["algorithms=dm-pfl", "training.target=0.9"], tmp_path / "fed", 2, None)
+    assert not (tmp_path / "fed").exists()

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -156,3 +157,38 @@ def test_what_is_no_node_key_or_certificate_is_refused(tmp_path: Path) -> None:
         keys.check_node_key(tmp_path / "gone")
     with pytest.raises(UserError, match="not a certificate"):
         keys.check_certificate(folder.keys / "ca.key")
+
+
+def constraints(certificate: Path) -> x509.BasicConstraints:
+    found = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions
+    held = found.get_extension_for_class(x509.BasicConstraints)
+    assert held.critical
+    return held.value
+
+
+def usage(certificate: Path) -> set[str]:
+    found = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions
+    held = found.get_extension_for_class(x509.KeyUsage)
+    asked = ("digital_signature", "key_cert_sign", "crl_sign", "key_encipherment", "key_agreement")
+    assert held.critical
+    return {name for name in asked if getattr(held.value, name)}
+
+
+def test_the_ca_signs_servers_alone_and_a_server_signs_nobody(tmp_path: Path) -> None:
+    """Else whoever has the server's key could make certificates that clients take, and so could what it signed."""
+    folder = with_keys(tmp_path / "fed", clients=1)
+    assert constraints(folder.keys / "ca.crt") == x509.BasicConstraints(ca=True, path_length=0)
+    assert usage(folder.keys / "ca.crt") == {"key_cert_sign", "crl_sign"}
+    assert constraints(folder.keys / "server.crt") == x509.BasicConstraints(ca=False, path_length=None)
+    assert usage(folder.keys / "server.crt") == {"digital_signature"}
+
+
+def test_a_key_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    folder = with_keys(tmp_path / "fed", clients=1)
+    secret = (folder.keys / "ca.key").read_bytes()
+    for name in ("ca.crt", "server.crt"):
+        (folder.keys / name).unlink()
+    with pytest.raises(FileExistsError, match=r"ca\.key"):
+        keys.make(folder, 1)
+    assert (folder.keys / "ca.key").read_bytes() == secret
+    assert not (folder.keys / "ca.crt").exists()

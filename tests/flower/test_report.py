@@ -96,6 +96,7 @@ def test_results_have_bytes_by_both_counts_over_all_runs(folder: Folder) -> None
     )
     # Flower's count: 300 + 800 bytes up, 500 + 1700 down.
     assert [" ".join(line.split()) for line in report.collect_lines(found)] == [
+        "run 8 is under way: these are results from before it",
         "accuracy, personal: 0.7500 (mean over clients)",
         "accuracy, global: 0.5000 (mean over clients)",
         "sent, our count: 1,000 bytes up, 2,000 bytes down",
@@ -105,6 +106,13 @@ def test_results_have_bytes_by_both_counts_over_all_runs(folder: Folder) -> None
     assert json.loads(json.dumps(found))["flower"] == {"runs": 2, "inbound_bytes": 1100, "outbound_bytes": 2200}
 
 
+def test_results_of_the_last_run_are_told_as_such(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish(folder)
+    monkeypatch.setattr(control, "runs", lambda folder: [Run("8", "finished:completed", "", 0, 0, 1.0)])
+    found = report.collect(folder)
+    assert found["under_way"] is None and not any("under way" in line for line in report.collect_lines(found))
+
+
 def test_results_do_not_need_the_server(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     finish(folder)
     monkeypatch.setattr(control, "is_up", lambda folder: False)
@@ -112,11 +120,12 @@ def test_results_do_not_need_the_server(folder: Folder, monkeypatch: pytest.Monk
     assert found["flower"] is None and "not known; the server is not running" in report.collect_lines(found)[-1]
 
 
-def test_results_of_a_run_that_has_not_ended_are_refused(folder: Folder) -> None:
-    with pytest.raises(UserError, match=r"the run has not ended \(no round is done\)"):
+def test_results_of_a_run_that_has_not_ended_are_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"no such file: no round is done; run 8 is under way; see personafl deploy"):
         report.collect(folder)
     write(folder)
-    with pytest.raises(UserError, match=r"the run has not ended \(2 of 80 rounds are done\)"):
+    monkeypatch.setattr(control, "is_up", lambda folder: False)
+    with pytest.raises(UserError, match=r"2 of 80 rounds are done; no run is under way, personafl deploy start begins"):
         report.collect(folder)
 
 

@@ -127,3 +127,21 @@ def test_nobody_is_asked_nothing() -> None:
     grid = SlowGrid()
     assert transport(grid).exchange({}, 60) == {} and not grid.sent
     assert TYPES.keys() == {"hello", "describe", "work"} and POLL < 3
+
+
+class EchoingGrid(SlowGrid):
+    """Hands out every answer twice, behind one to a message that was not asked for."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = Message(to_records({}, ()), dst_node_id=1, message_type="query.hello")
+        asked.metadata.__dict__["_message_id"] = "of somebody else"
+        stray = Message(to_records({"of": "somebody else"}, ()), reply_to=asked)
+        return [stray, *(m for found in super().pull_messages(message_ids) for m in (found, found))]
+
+
+def test_an_answer_counts_once_and_only_for_what_is_outstanding() -> None:
+    grid = EchoingGrid()
+    made = transport(grid, lambda: (grid.answer(1), grid.answer(2)))
+    found = made.exchange({1: HELLO, 2: HELLO}, 60)
+    assert found == {1: Reply({"of": "message-1"}, b"blob"), 2: Reply({"of": "message-2"}, b"blob")}
+    assert not made.outstanding

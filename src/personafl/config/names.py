@@ -71,8 +71,7 @@ def algorithm_class(name: object) -> type[Algorithm]:
 def name_of(algorithm: Algorithm) -> str:
     """What a recipe calls a method."""
     cls = type(algorithm)
-    registered = next((n for n, c in ALGORITHMS.items() if c is cls), None)
-    return registered or described(cls)
+    return ALGORITHMS.name_of(cls) or described(cls)
 
 
 def criterion(name: str | Criterion | Metric, known: Mapping[str, T], key: str) -> T | Criterion:

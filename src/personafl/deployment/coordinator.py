@@ -40,12 +40,13 @@ from personafl.deployment.talk import Talk
 from personafl.deployment.world import MOST_CLASSES, VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
 from personafl.evaluation import metrics, rounds
 from personafl.sim.accounting import Totals, finite_mean
-from personafl.sim.checks import check_stopping
+from personafl.sim.checks import check_augmentation, check_stopping
 from personafl.sim.execution_plan import products
 
 log = logging.getLogger("personafl")
 Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
+NAMED = 20  # clients whose names a line of the log has
 RETRY = 30.0  # seconds until a node that could not be used is asked again
 
 
@@ -258,10 +259,11 @@ class Coordinator:
         parts = build_parts(world)
         validation = sum(m.sizes["validation"] for m in first)
         check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
+        check_augmentation("what the clients hold", form.shape, parts.training)
         self.world = dataclasses.replace(world, init=init_hash(parts.initial))
         self._build()
         self._save()
-        log.info("%d clients are there, %s", len(members), ", ".join(m.name for m in members[:20]))
+        log.info("%d clients are there: %s", len(members), _listed([m.name for m in members]))
         return True
 
     def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, Described]:
@@ -329,7 +331,8 @@ class Coordinator:
                 if member.acknowledged >= 0 and not (isinstance(there, list) and member.acknowledged in there):
                     self._lost(member)
                 back[member.number] = node, member
-        self._admitted(back)
+        if names := [m.name for m in self._admitted(back)]:
+            log.info("back: %s", _listed(names))
         while strangers:  # a number is given for good, so to none that cannot be used
             node_of = {name: node for node, name in self.met.items()}
             begin = len(self.roster.members)
@@ -339,6 +342,8 @@ class Coordinator:
             ]
             if len(self._admitted({m.number: (m.node, m) for m in trial})) == len(trial):
                 self.roster.members += trial
+                for m in trial:
+                    log.info("client %s is there, number %d", m.name, m.number)
                 break
             strangers = [name for name in strangers if name in self.met.values()]
 
@@ -353,7 +358,6 @@ class Coordinator:
                 continue
             member.sizes = told.sizes
             found.append(member)
-            log.info("client %s is there, number %d", member.name, number)
         return found
 
     def _lost(self, member: Member) -> None:
@@ -364,7 +368,6 @@ class Coordinator:
         lasting = tree.under(held, "lasting")
         if lasting:
             self.server = self.parts.algorithm.withdraw(self.server, lasting)
-        self._changed.add(member.number)
 
     # A stage
 
@@ -813,6 +816,12 @@ class _Notes:
             "diverged": self.diverged,
         }
         return {k: v for k, v in found.items() if v}
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names for a line of the log, which is not to be endless."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _row(payload: Payload) -> Payload:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -17,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from personafl.config import Recipe
 from personafl.core import admission, tree, wire
 from personafl.core.errors import UserError
 from personafl.core.local import client_round
 from personafl.core.lock import locked
 from personafl.core.types import Download, Examples, Metric, Params, Payload, Round, Stage
 from personafl.data.federated import Split
-from personafl.deployment import local_data
+from personafl.deployment import local_data, requests
 from personafl.deployment.local_data import LocalData
 from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
@@ -48,8 +50,9 @@ class Node:
         """What is asked for; a reply with `error` where that cannot be, in words that tell nothing of the data."""
         told = request.told
         try:
-            if not NAME.fullmatch(str(told.get("experiment", ""))):
-                raise UserError(f"experiment {told.get('experiment')!r:.80}: not a name")
+            experiment = told.get("experiment")
+            if not isinstance(experiment, str) or not NAME.fullmatch(experiment):
+                raise UserError(f"experiment {experiment!r:.80}: not a name")
             match request.kind:
                 case "hello":
                     return self._hello(told)
@@ -81,7 +84,7 @@ class Node:
         return Reply({"client": self.settings.id, "version": VERSION, "stages": self._state(told).stages()})
 
     def _describe(self, told: Mapping[str, Any]) -> Reply:
-        data = self._data(told)
+        data = self._data(read_recipe(told.get("recipe")), requests.number(told))
         if told.get("form") is not None:  # others have agreed on it already
             try:
                 data.fitted(Form.read(told["form"]), None)
@@ -97,21 +100,24 @@ class Node:
             found["moments"] = {"count": m.count, "mean": m.mean.tolist(), "squares": m.squares.tolist()}
         return Reply(found)
 
-    def _data(self, told: Mapping[str, Any]) -> LocalData:
-        recipe = read_recipe(told["recipe"])
+    def _data(self, recipe: Recipe, number: int) -> LocalData:
         try:
-            return local_data.load(self.settings, recipe, int(told["number"]))
+            return local_data.load(self.settings, recipe, number)
         except (Exception, SystemExit) as e:  # of a function of one's own, anything
             raise _DataError(f"{type(e).__name__}: {e}") from e
 
     # Work
 
     def _work(self, told: Mapping[str, Any], blobs: Sequence[bytes]) -> Reply:
-        world = World.read(told["world"])
+        world = World.read(told.get("world"))
         parts = build_parts(world, self.settings.device)
         if (mine := init_hash(parts.initial)) != world.init:
             raise UserError(f"the first weights differ: {mine} here, {world.init} at the server (model code, PyTorch?)")
-        data = self._data({"recipe": world.recipe, "number": told["number"]})
+        with warnings.catch_warnings():  # the server has said already what there is to say of a schedule
+            warnings.simplefilter("ignore")
+            schedule = parts.schedule()
+        requests.check_work(told, len(blobs), schedule, parts.algorithm.welcome())
+        data = self._data(parts.recipe, requests.number(told))
         try:
             data = data.fitted(world.form, world.normalize())
         except UserError as e:
@@ -152,7 +158,7 @@ class _Session:
         blobs: Sequence[bytes],
     ) -> None:
         self.settings, self.world, self.parts, self.data, self.state = settings, world, parts, data, state
-        self.told, self.number = told, int(told["number"])
+        self.told, self.number = told, requests.number(told)
         limit = max(wire.LIMIT, 16 * sum(t.numel() for t in parts.initial.values()))
         self.downs = [tree.moved(wire.unpack(blob, limit=limit), parts.device) for blob in blobs]
         self.augment = parts.training.augment != "none"

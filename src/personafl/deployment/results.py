@@ -51,11 +51,12 @@ class Results:
 
     def finish(self, summary: Row, roster: Roster) -> None:
         table = io.StringIO(newline="")
-        names = ["client", "number", "train", "validation", "test", "own", "common", "has_model", "lost"]
+        names = ["client", "number", "newcomer", "train", "validation", "test", "own", "common", "has_model", "lost"]
         out = csv.DictWriter(table, names)
         out.writeheader()
         for m in roster.members:
             cells = {"client": m.name, "number": m.number, **m.sizes, "has_model": m.closed, "lost": m.lost}
+            cells["newcomer"] = m.number >= roster.num_clients
             out.writerow(cells | {n: m.scores.get(n, "") for n in ("own", "common")})
         files.write(self.folder / CLIENTS, table.getvalue())
         files.write(self.folder / SUMMARY, json.dumps(summary, indent=1))

@@ -30,6 +30,7 @@ DTYPES = {
     str(t).removeprefix("torch."): t
     for t in (torch.float32, torch.float64, torch.uint8, torch.int64, torch.int32, torch.int16, torch.bool)
 }
+MOST_CLIENTS = 10**6
 MOST_CLASSES = 10_000  # of a deployment: one client's word makes everybody's last layer as large
 MOST_NAME, MOST_NAMES = 256, 2**18  # characters of a label or column, and of all of them
 MOST_AXES, MOST_NUMBERS = 8, 2**28  # of an example; a server makes up two of the form clients tell
@@ -131,10 +132,29 @@ class World:
 
     @classmethod
     def read(cls, told: Any) -> Self:
-        norm = told["normalization"]
-        held = {k: v for k, v in told.items() if k not in ("form", "normalization")}
-        mean_std = None if norm is None else (tuple(map(float, norm[0])), tuple(map(float, norm[1])))
-        return cls(**held, form=Form.read(told["form"]), normalization=mean_std)
+        """From what JSON made of one."""
+        try:
+            norm = told["normalization"]
+            held = {k: v for k, v in told.items() if k not in ("form", "normalization")}
+            mean_std = None if norm is None else (tuple(map(float, norm[0])), tuple(map(float, norm[1])))
+            made = cls(**held, form=Form.read(told["form"]), normalization=mean_std)
+            texts = (made.experiment, made.version, made.recipe, made.init)
+            counts = type(made.clients) is int and 1 <= made.clients <= MOST_CLIENTS
+            counts = counts and type(made.examples) is int and 0 <= made.examples <= MOST_CLIENTS * 2**32
+            if not counts or not all(isinstance(t, str) for t in texts) or not made._normalizes():
+                raise ValueError
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as e:
+            if isinstance(e, UserError):
+                raise
+            raise UserError("not a description of an experiment") from None
+        return made
+
+    def _normalizes(self) -> bool:
+        """Whether what inputs are normalised by fits them."""
+        made = self.normalize()
+        if made is None:
+            return True
+        return made.size in (1, *self.form.shape[:1]) and all(map(math.isfinite, (*made.mean, *made.std)))
 
     def normalize(self) -> Normalization | None:
         return None if self.normalization is None else Normalization(*self.normalization, len(self.form.shape))
@@ -162,11 +182,13 @@ class Parts:
         return self.algorithm.schedule()
 
 
-def read_recipe(text: str, *, trust: bool = True) -> Recipe:
+def read_recipe(text: object, *, trust: bool = True) -> Recipe:
     """The recipe of a deployment, checked: one method, and nothing a deployment cannot do.
 
     Without `trust`, code of one's own that it names is not imported but refused.
     """
+    if not isinstance(text, str):
+        raise UserError(f"recipe {text!r:.40}: no text")
     try:
         recipe = config.load(tomllib.loads(text), trust=trust)
     except (tomllib.TOMLDecodeError, RecursionError) as e:

@@ -28,6 +28,10 @@ def __getattr__(name: str) -> Any:
     return attributes(__name__, _WHERE, name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 __all__ = [
     "Client",
     "MethodResult",

@@ -43,8 +43,9 @@ class RefusedError(RuntimeError):
 class Hearer:
     """Prints what a SuperNode says, and understands why it ends."""
 
-    def __init__(self, address: str, say: Callable[[str], None]) -> None:
-        self._address, self._say = address, say
+    def __init__(self, address: str, say: Callable[[str], None], stopping: Callable[[], bool] = lambda: False) -> None:
+        """`stopping` tells whether the client was asked to end, when connections break as they should."""
+        self._address, self._say, self._stopping = address, say, stopping
         self.refused = False  # whether the server knows no such key, or not yet again
         self.fatal = ""  # what starting again does not help against
         self._waiting = False
@@ -54,7 +55,7 @@ class Hearer:
             self._waiting = False
             self._say(f"online at {self._address}")
         elif "Connection attempt failed" in line:
-            if not self._waiting:
+            if not self._waiting and not self._stopping():
                 self._say(f"no connection to {self._address}; it is tried again until there is one")
             self._waiting = True
         elif "Connection successful" in line:
@@ -118,7 +119,7 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
     first: float | None = None  # when refused for the first time, of refusals one after the other
     with Stop() as stop:
         while not stop:
-            hearer = Hearer(client.link.address, say)
+            hearer = Hearer(client.link.address, say, lambda: bool(stop))
             child = Child(_supernode(client, plain), env, client.file.parent, hearer)
             try:
                 while child.ended() is None and not stop:

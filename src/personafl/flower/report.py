@@ -60,19 +60,22 @@ def status_lines(found: dict[str, Any]) -> list[str]:
 def collect(folder: Folder) -> dict[str, Any]:
     """Results of a deployment: every client's final metrics, the summary, bytes by our count and by Flower's."""
     summary, clients = folder.results / "summary.json", folder.results / "clients.csv"
+    runs = control.runs(folder) if control.is_up(folder) else None
+    under_way = next((r.id for r in runs or () if not r.finished), None)
     if not summary.is_file():
         at = _position(folder)
         done = f"{at['round'] + 1} of {at['rounds']} rounds are done" if at else "no round is done"
-        raise UserError(f"{summary}: no such file: the run has not ended ({done}); see personafl deploy status")
+        now = f"run {under_way} is under way" if under_way else "no run is under way, personafl deploy start begins one"
+        raise UserError(f"{summary}: no such file: {done}; {now}; see personafl deploy status")
     try:
         told = json.loads(summary.read_text(encoding="utf-8"))
     except ValueError as e:
         raise UserError(f"{summary}: not a summary of a run: {e}") from None
     if not isinstance(told, dict):
         raise UserError(f"{summary}: not a summary of a run: it is no table")
-    runs = control.runs(folder) if control.is_up(folder) else None
     return {
         "summary": told,
+        "under_way": under_way,
         "clients": _clients(clients) if clients.is_file() else [],
         "flower": None if runs is None else _traffic(runs),
     }
@@ -91,6 +94,8 @@ def collect_lines(found: dict[str, Any]) -> list[str]:
     metric = summary.get("metric", {}).get("name", "accuracy")
     scores = {k: v["mean"] for k, v in summary.get("accuracy", {}).items() if isinstance(v, dict) and "mean" in v}
     lines = [f"{metric}, {kind}: {_cell(mean)} (mean over clients)" for kind, mean in scores.items()]
+    if found["under_way"]:
+        lines.insert(0, f"run {found['under_way']} is under way: these are results from before it")
     sent = summary.get("communication", {})
     up, down = sent.get("up_bytes"), sent.get("down_bytes")
     if up is not None and down is not None:

@@ -86,8 +86,8 @@ class FlowerTransport:
     def _pulled(self, nodes: set[int]) -> Iterable[tuple[int, Reply | Failure]]:
         by_message = {self.outstanding[n]: n for n in nodes}
         for message in self.grid.pull_messages(list(by_message)) if by_message else ():
-            node = by_message.get(message.metadata.reply_to_message_id)
-            if node is None or self.outstanding.get(node) != message.metadata.reply_to_message_id:
+            node = by_message.pop(message.metadata.reply_to_message_id, None)
+            if node is None:  # nothing that was asked, or an answer that came before
                 continue
             del self.outstanding[node]
             yield node, _reply(message)

@@ -25,10 +25,15 @@ def check_data(federation: Federation, training: Training, evaluation: Evaluatio
             f"evaluation.shift='label': it changes the mix of classes, and {task} has none; use donor or pool"
         )
     check_stopping(int(federation.splits["validation"].offsets[-1]), federation.source.task, training, evaluation)
-    if training.augment != "none" and federation.source.x.dim() != 4:
+    check_augmentation(federation.source.name, tuple(federation.source.x.shape[1:]), training)
+
+
+def check_augmentation(name: str, shape: tuple[int, ...], training: Training) -> None:
+    """Refuse to augment what are no images."""
+    if training.augment != "none" and len(shape) != 3:
         raise UserError(
-            f"training.augment={training.augment!r}: {federation.source.name} is no set of images, its examples "
-            f"are of shape {tuple(federation.source.x.shape[1:])}; use none"
+            f"training.augment={training.augment!r}: {name} is no set of images, its examples are of shape {shape}; "
+            "use none"
         )
 
 

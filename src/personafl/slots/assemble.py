@@ -8,7 +8,7 @@ from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.slots import WEIGHTS
-from personafl.core.types import Payload, Round, Setup, Stage
+from personafl.core.types import Payload, Round, Setup, Stage, Training
 
 
 def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
@@ -21,10 +21,15 @@ def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
     if algorithm.inherit is not None:
         method = algorithm.inherit.around(method)
     require_common(method, method.inference)
-    if (key := setup.training.stops_early) and (why := method.needs_all_rounds()):
-        value = getattr(setup.training, key)
-        raise UserError(f"training.{key}={value}: {method.called} cannot stop early, {why} by training.num_rounds")
+    require_all_rounds(method, setup.training)
     return method
+
+
+def require_all_rounds(method: Algorithm, training: Training) -> None:
+    """Refuse to stop a bound method early whose course goes by the number of rounds."""
+    if (key := training.stops_early) and (why := method.needs_all_rounds()):
+        value = getattr(training, key)
+        raise UserError(f"training.{key}={value}: {method.called} cannot stop early, {why} by training.num_rounds")
 
 
 def require_common(method: Algorithm, inference: str) -> None:
