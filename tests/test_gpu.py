@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,12 +265,14 @@ def test_a_step_that_cannot_be_recorded_is_played() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "dm-pfl"])
 def test_a_run_stays_under_its_memory_limit(name: str) -> None:
     """400 test images each: activations of one pass over a stack would alone be more than the limit."""
-    clients, limit = 40, 0.5
+    gc.collect()
+    held = torch.cuda.memory_allocated() / 2**30  # workspaces of libraries, by earlier tests of this process
+    clients, limit = 40, held + 0.5
     x = torch.randint(256, (clients * 500, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     source = arrays(x, torch.arange(len(x)) % 10)
     fed = Federation.build(source, np.split(np.arange(len(x)), clients), 0, test_share=0.8)
     model = StackedModel(MODELS["pfllib-cnn"].build((1, 28, 28), 10), torch.rand(2, 1, 28, 28))
-    assert 4 * model.info.activations * clients * 400 > limit * 2**30
+    assert 4 * model.info.activations * clients * 400 > 0.5 * 2**30
     train = Training(num_rounds=12, join_ratio=0.5, local_epochs=1, batch_size=50)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

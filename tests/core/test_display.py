@@ -32,7 +32,7 @@ def test_a_method_shows_what_is_not_its_default_and_can_be_read_back() -> None:
     assert repr(personafl.Ditto()) == "Ditto()"
     mine = personafl.FedPeWS(lr=0.5, base=personafl.FedProx(proximal_weight=0.25))
     assert repr(mine) == "FedPeWS(lr=0.5, base=FedProx(proximal_weight=0.25))"
-    assert eval(repr(mine), vars(personafl)) == mine
+    assert eval(repr(mine), {n: getattr(personafl, n) for n in personafl.__all__}) == mine
     page = personafl.Ditto(proximal_weight=0.75)._repr_html_()
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
     shown = dict(zip(cells[::3], cells[1::3], strict=True))

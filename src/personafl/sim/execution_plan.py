@@ -4,8 +4,8 @@ Found by measurement (`benchmarks/cpu.py`), and the same for every method:
 
 - GPU: one stack, or several of a few GiB: larger ones are no faster. Models whose clients run one at a time have
   eight of them side by side, or as many as fit: with four a GPU is busy with larger ones, smaller ones gain a little.
-- CPU, convolutions and recurrent layers: they gain nothing from stacking, so clients run one by one, one thread
-  each, as many at a time as there are threads.
+- CPU, convolutions, recurrent layers, and minibatches with many activations: they gain nothing from stacking, so
+  clients run one by one, one thread each, as many at a time as there are threads.
 - CPU, everything else: one stack. Small passes run on one thread: a second one gains nothing when the machine
   is quiet, and costs many times the pass when it is not.
 
@@ -44,6 +44,7 @@ from personafl.models.stacked import StackedModel
 
 P = TypeVar("P")
 T = TypeVar("T")
+LARGE = 4e6  # numbers a client's minibatch leaves: stacked, they are in no cache, and new pages for every operation
 SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
 PLENTY = 16 * 2.0**30  # of one whose clients run one at a time
@@ -83,11 +84,11 @@ def choose(
     if device.type == "cuda":
         threads = 1
     everything = threads if model.random else 1
-    if device.type == "cpu" and not model.stacks and not chunk:
+    batch = min(training.batch_size, int(sizes.max()))
+    if device.type == "cpu" and not chunk and (not model.stacks or batch * model.info.activations > LARGE):
         fit = _fitting(model, training, device, sizes, kept, room)[0] if room else threads
         return ExecutionPlan(1, 1 if model.random else min(threads, fit), 1, operations=everything)
     info = model.info
-    batch = min(training.batch_size, int(sizes.max()))
     fits, lanes = _fitting(model, training, device, sizes, kept, room)
     chunk = chunk or fits
     forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
