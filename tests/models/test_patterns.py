@@ -427,8 +427,49 @@ def test_dropout_is_that_of_each_client_and_none_in_evaluation() -> None:
         torch.testing.assert_close(trained[row], alone, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(trained, model(params, x))
     assert torch.equal(model(params, x), model(params, x))
-    functional = Of(lambda m, x: m.b(F.relu(m.a(F.dropout(x, 0.5, m.training)))), a=nn.Linear(5, 4), b=nn.Linear(4, 2))
-    assert stacked(functional, (5,)).whole  # it draws from no client's stream
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda x, on: F.dropout(x, 0.5, on),
+        lambda x, on: F.dropout(x, training=on),
+        lambda x, on: torch.dropout(x, 0.5, on),
+        lambda x, on: torch.dropout(x, p=0.5, train=on),
+        lambda x, on: F.dropout(x, p=0.5) if on else x,
+    ],
+)
+def test_functional_dropout_is_that_of_the_module(drop: Callable[[Tensor, bool], Tensor]) -> None:
+    """The same draws, since both are the first of a step; none in evaluation, and none of PyTorch's generator."""
+    module = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    own = Of(lambda m, x: m.b(drop(m.a(x), m.training)), a=module[0], b=module[2])
+    ours, theirs = stacked(module, (5,)), stacked(own, (5,))
+    assert not theirs.whole and not theirs.random and theirs.pads
+    params, x = clients(theirs, (5,))
+    renamed = dict(zip(("0.weight", "0.bias", "2.weight", "2.bias"), params.values(), strict=True))
+    state = torch.get_rng_state()
+    for keys in (KEYS, None):
+        assert torch.equal(theirs(params, x, keys=keys), ours(renamed, x, keys=keys))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(theirs(params, x, keys=KEYS), theirs(params, x))
+
+
+def test_dropout_of_whole_channels_in_a_forward() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(27, 2))
+    own = Of(lambda m, x: m.b(F.dropout2d(m.a(x), 0.5, m.training).flatten(1)), a=module[0], b=module[3])
+    ours, theirs = stacked(module, (2, 5, 5)), stacked(own, (2, 5, 5))
+    params, x = clients(theirs, (2, 5, 5))
+    renamed = dict(zip(("0.weight", "0.bias", "3.weight", "3.bias"), params.values(), strict=True))
+    assert torch.equal(theirs(params, x, keys=KEYS), ours(renamed, x, keys=KEYS))
+
+
+def test_dropout_in_place_or_across_examples_is_left_to_the_module() -> None:
+    """In place, others may see what was dropped; with examples on another axis, clients would share draws."""
+    layers = {"a": nn.Linear(5, 4), "b": nn.Linear(4, 2)}
+    inplace = Of(lambda m, x: m.b(F.dropout(m.a(x), 0.5, m.training, inplace=True)), **layers)
+    across = Of(lambda m, x: m.b(F.dropout(m.a(x).t(), 0.5, m.training).t()), **layers)
+    for module in (inplace, across):
+        assert stacked(module, (5,)).whole and stacked(module, (5,)).random
 
 
 # Copies, devices and what a module holds

@@ -117,6 +117,19 @@ class FunctionalDropout(nn.Module):
         return self.fc(F.dropout(self.hidden(x), 0.5, self.training))
 
 
+class Noise(nn.Module):
+    """What it draws is no dropout, so nobody knows how to make it a client's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(3, 8)
+        self.fc = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.hidden(x)
+        return self.fc(x + torch.randn_like(x) if self.training else x)
+
+
 class CentredInput(nn.Module):
     """A forward that mixes the examples of a batch, before any parameter is seen."""
 
@@ -195,7 +208,8 @@ ZOO = {
     "bare parameter": (BareParameter, (3,), False),
     "attention": (Attention, (5, 4), False),
     "transformer layer": (Encoder, (5, 4), False),
-    "functional dropout": (FunctionalDropout, (3,), True),
+    "functional dropout": (FunctionalDropout, (3,), False),
+    "noise": (Noise, (3,), True),
     "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2), nn.Dropout(0.2)), (3,), False),
     "centred input": (CentredInput, (3,), True),
     "centred features": (CentredFeatures, (3,), True),
@@ -577,7 +591,7 @@ def test_dropout_keeps_its_share_and_scales_it():
     assert torch.equal(model(params, draw((3,), (CLIENTS, 50))), torch.ones(CLIENTS, 50, 200, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("make", [lambda: ones(nn.Dropout(0.5)), lambda: Recurrent(True), FunctionalDropout])
+@pytest.mark.parametrize("make", [lambda: ones(nn.Dropout(0.5)), lambda: Recurrent(True), FunctionalDropout, Noise])
 def test_dropout_depends_on_the_clients_key_and_on_nothing_else(make):
     shape = (5, 3) if make().__class__ is Recurrent else (3,)
     model, _ = build(make, shape)
@@ -620,7 +634,7 @@ def test_dropping_everything_leaves_no_gradient_and_no_nan():
 
 
 def test_dropout_leaves_the_global_generator_alone():
-    model, _ = build(FunctionalDropout, (3,))
+    model, _ = build(Noise, (3,))
     state = torch.get_rng_state()
     model(tree.stack(model.initial, CLIENTS), draw((3,), (CLIENTS, SIZE)), None, KEYS)
     assert torch.equal(torch.get_rng_state(), state)
@@ -743,7 +757,8 @@ def test_the_initial_parameters_are_the_modules():
         ("gru", False, False),  # one layer: nothing to drop out
         ("lstm, examples first", False, True),
         ("attention", False, True),
-        ("functional dropout", True, False),
+        ("functional dropout", False, True),
+        ("noise", True, False),
     ],
 )
 def test_models_that_draw_by_pytorchs_generator_are_known(name, random, pads):

@@ -65,6 +65,7 @@ class Context:
     keys: Tensor | None  # [C], None outside training
     count: int  # C
     calls: int  # of dropout, in this forward pass
+    drops: bool = True  # not where a module is compared with one that draws otherwise
     arithmetic: Arithmetic = "float32"  # of convolutions on a GPU
     channels: Channels = "either"
     one_by_one: bool = False  # on a GPU: a stack of one is left to PyTorch's own layers
@@ -439,10 +440,15 @@ class StackedEmbedding(Stacked):
 
 class StackedDropout(Stacked):
     def forward(self, x: Tensor) -> Tensor:
-        drop = cast(nn.Dropout, self.original)
-        if self.context.keys is None or drop.p == 0:
-            return x
-        return dropped(self.split(x), drop.p, self.context, DROPOUTS[type(self.original)]).view(x.shape)
+        return drop_by_client(self, x, cast(nn.Dropout, self.original).p, DROPOUTS[type(self.original)])
+
+
+def drop_by_client(layer: Stacked, x: Tensor, p: float, channels: int | None) -> Tensor:
+    """Dropout of a folded batch in training, by the streams of the clients this layer knows."""
+    context = layer.context
+    if context.keys is None or p == 0 or not context.drops:
+        return x
+    return dropped(layer.split(x), p, context, channels).view(x.shape)
 
 
 def dropped(rows: Tensor, p: float, context: Context, channels: int | None = None) -> Tensor:

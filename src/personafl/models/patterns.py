@@ -24,11 +24,19 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from personafl.models.layers import Stacked, StackedConv, StackedLinear, conv_relu, linears
+from personafl.models.layers import Stacked, StackedConv, StackedLinear, conv_relu, drop_by_client, linears
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 _RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"}
 _POOLING = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+DROPPING: dict[Any, int | None] = {
+    torch.dropout: None,
+    F.dropout: None,
+    F.dropout1d: 1,
+    F.dropout2d: 1,
+    F.dropout3d: 1,
+}
+"""Functions that drop numbers, and the channel axis that is kept, if any."""
 _one_at_a_time = threading.Lock()  # a recording changes `nn.Module` while it lasts
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -59,9 +67,8 @@ def fused_forward(folded: nn.Module) -> FusedForward | None:
 
 
 def _worth_a_look(folded: nn.Module) -> bool:
-    """Whether there are layers enough for a pattern, in a module that is none of them itself."""
-    kinds = [type(m) for m in folded.modules()]
-    return not isinstance(folded, Stacked) and (StackedConv in kinds or kinds.count(StackedLinear) > 1)
+    """Whether there may be a pattern: a layer that has one, or a forward that may drop numbers, around some layer."""
+    return not isinstance(folded, Stacked) and any(isinstance(m, Stacked) for m in folded.modules())
 
 
 class _NotTheSameError(Exception):
@@ -133,7 +140,7 @@ def _fused(folded: nn.Module, training: bool) -> Forward | None:
             graph = _recorded(root)
     except Exception:  # whatever the module's own code makes of what is no tensor
         return None
-    blocks = _fuse_convs(graph, root.module) + _fuse_linears(graph, root.module)
+    blocks = _fuse_convs(graph, root.module) + _fuse_linears(graph, root.module) + _key_dropouts(graph, root.module)
     if not blocks:
         return None
     return cast(Forward, type(fx.GraphModule(root.module, graph)).forward)
@@ -227,6 +234,26 @@ def _fuse_linears(graph: fx.Graph, module: nn.Module) -> int:
             _replace(graph, run, linears, run[::2], {})
             blocks += 1
     return blocks
+
+
+def _key_dropouts(graph: fx.Graph, module: nn.Module) -> int:
+    """Let functional dropout draw from each client's own stream, as `nn.Dropout` does; how many now do."""
+    name = next(n for n, m in module.named_modules() if isinstance(m, Stacked))  # any of them knows the clients
+    found = 0
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in DROPPING:
+            continue
+        given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+        if given.get("train", given.get("training", True)) is not True or given.get("inplace", False):
+            continue
+        with graph.inserting_before(node):
+            layer = graph.create_node("get_attr", name)
+            options = {"p": given.get("p", 0.5), "channels": DROPPING[node.target]}
+            drawn = graph.call_function(drop_by_client, (layer, given["input"]), options)
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
+        found += 1
+    return found
 
 
 def _replace(graph: fx.Graph, run: list[fx.Node], call: Any, layers: list[fx.Node], options: dict[str, Any]) -> fx.Node:

@@ -31,6 +31,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from personafl.core import rng
 from personafl.core.display import Displayed
@@ -50,7 +51,7 @@ from personafl.models.layers import (
     gradients,
     tracks,
 )
-from personafl.models.patterns import FusedForward, fused_forward
+from personafl.models.patterns import DROPPING, FusedForward, fused_forward
 
 
 class _NoHeadError(ValueError):
@@ -337,19 +338,32 @@ class StackedModel(Displayed):
         return same and all(_near(a, b) for a, b in pairs)
 
     def _fused_as_not(self, params: Params, x: Tensor) -> bool:
-        """Whether fused patterns give one client the outputs and gradients of what they replace, in training."""
+        """Whether fused patterns give one client the outputs and gradients of what they replace, in training.
+
+        Without dropout: that of functions in the forward is drawn otherwise here.
+        """
         found, fused = [], self._fused
+        self._context.drops = False
         try:
             for self._fused in (fused, None):
                 own = {n: t[:1].clone().requires_grad_(n not in self.info.buffers) for n, t in params.items()}
-                with torch.enable_grad():
+                with torch.enable_grad(), _WithoutDropout():
                     out = self(own, x[:1], keys=torch.zeros(1, dtype=torch.int64))
                     uneven = (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).view(out.shape)).sum()
                 wanted = [own[n] for n in self.info.parameters]
                 found.append((out.detach(), *torch.autograd.grad(uneven, wanted, materialize_grads=True)))
         finally:
-            self._fused = fused
+            self._fused, self._context.drops = fused, True
         return all(_near(a, b) for a, b in zip(*found, strict=True))
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Functional dropout that drops nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DROPPING:
+            return args[0] if args else kwargs["input"]
+        return func(*args, **(kwargs or {}))
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
