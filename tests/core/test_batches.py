@@ -73,6 +73,20 @@ def test_a_client_alone_gets_the_minibatches_it_gets_in_a_stack(length):
             assert seen(alone, 0, s) == seen(stacked, c, s)
 
 
+def test_a_plan_cut_down_to_a_client_is_the_plan_of_that_client():
+    """But for the width of a minibatch, which goes by the stack: where the client's own are narrower, none is full."""
+    stacked = batches.plan(examples(), 3, keys(), epochs=2)
+    assert stacked.sizes.tolist() == stacked.real.tolist()
+    for c, full in enumerate(([True, True, False] * 2, [True, False] * 2, [False] * 2)):
+        alone = batches.plan(examples(COUNTS[c : c + 1], IDS[c : c + 1], first=c), 3, keys(IDS[c : c + 1]), epochs=2)
+        cut = stacked.client(c)
+        assert cut.full == full and cut.active == alone.active
+        for field in ("real", "sizes", "steps", "examples"):
+            assert torch.equal(getattr(cut, field), getattr(alone, field)), field
+        assert cut.rows.shape == cut.there.shape == (1, len(full), 3)
+        assert [seen(cut, 0, s) for s in range(len(full))] == [seen(alone, 0, s) for s in range(len(full))]
+
+
 def test_epochs_are_shuffled_anew():
     plan = batches.plan(examples(), 7, keys(), epochs=4)
     orders = {tuple(seen(plan, 0, s)) for s in range(4)}

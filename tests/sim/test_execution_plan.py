@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from personafl.core.store import HOST
+from personafl.core.types import ModelInfo
 from personafl.sim import execution_plan
 from tests import worlds
 
@@ -38,6 +40,43 @@ def test_what_is_left_of_a_limit_is_for_stacks(monkeypatch: pytest.MonkeyPatch) 
     assert room == pytest.approx(0.8 * (2.5 - 0.5 - 0.25) * gib)
     with pytest.raises(ValueError, match=r"memory=0.4: 0.50 GiB are in use before the first round; allow more"):
         execution_plan.store_location("auto", 10, 10, gpu, 0.4, None)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("cohort", "room", "chunk", "lanes"),
+    [
+        (20, 0.0, 42, 8),  # 16 GiB but for eight minibatches: 15.5 / 0.3688
+        (20, 4.0 * GIB, 8, 8),  # 3.5 / 0.3688 is 9 clients, of which whole rounds of the lanes
+        (3, 0.0, 42, 3),
+        (20, 0.5 * GIB, 1, 4),  # half of it for what passes through the lanes
+        (20, 0.01 * GIB, 1, 1),
+    ],
+)
+def test_lanes_and_stacks_of_models_that_run_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, cohort: int, room: float, chunk: int, lanes: int
+) -> None:
+    """Eleven million weights: nine times as many numbers a client are 0.3688 GiB; a minibatch leaves 0.0625 GiB."""
+    monkeypatch.setattr(execution_plan, "_free", lambda device: 100.0 * GIB)
+    info = ModelInfo({"w": (11_000_000,)}, frozenset(), frozenset(), (), 0.0, 131_072, "average")
+    model = SimpleNamespace(info=info, one_by_one=True, random=False, stacks=False)
+    training = worlds.training(batch_size=64, precision="tf32", join_ratio=cohort / 100)
+    sizes = torch.full((100,), 480)
+    plan = execution_plan.choose(model, training, torch.device("cuda"), sizes, room=room)  # type: ignore[arg-type]
+    assert (plan.chunk, plan.lanes, plan.workers) == (chunk, lanes, 1)
+
+
+@pytest.mark.parametrize(("activations", "chunk"), [(62_500, 0), (62_501, 1)])
+def test_large_minibatches_run_one_by_one_on_a_cpu(activations: int, chunk: int) -> None:
+    """64 examples of 62,500 numbers are four million."""
+    info = ModelInfo({"w": (10,)}, frozenset(), frozenset(), (), 0.0, activations, "average")
+    model = SimpleNamespace(info=info, one_by_one=False, random=False, stacks=True)
+    training = worlds.training(batch_size=64)
+    plan = execution_plan.choose(model, training, torch.device("cpu"), torch.full((100,), 480), threads=2)  # type: ignore[arg-type]
+    assert (plan.chunk == 1) == bool(chunk)
+    assert plan.workers == (2 if chunk else 1)
 
 
 def test_results_of_workers_do_not_pile_up() -> None:
