@@ -139,11 +139,15 @@ class CapturedTurn:
         states: Sequence[Params],
         data: Examples,
         plan: batches.Plan,
+        room: int,
         dtype: torch.dtype,
         make: Make,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """`data` and `plan` are those of its first round; it records on this stream, or on one of PyTorch's."""
+        """`data` and `plan` are those of its first round; there is room for so many steps.
+
+        It records on this stream, or on one of PyTorch's.
+        """
         assert local.keys is not None
         device, count = plan.rows.device, len(plan.rows)
         self.stream = stream
@@ -151,8 +155,7 @@ class CapturedTurn:
         self.masks = [dict.fromkeys(part) | _blank({n: m for n, m in part.items() if m is not None}) for part in moves]
         self.states = [_blank(s) for s in states]
         self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in moves]
-        long = capacity(plan.rows.shape[1])
-        self.plan = plan.rows.new_zeros(count, long, plan.rows.shape[2] + 2)  # rows, how many are real, random stream
+        self.plan = plan.rows.new_zeros(count, room, plan.rows.shape[2] + 2)  # rows, how many are real, random stream
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.loss = torch.zeros(count, dtype=torch.float64, device=device)
         self.data, self.dtype, self.pool = data, dtype, pool

@@ -173,7 +173,7 @@ class _Session:
             name = "noise" if turn.stream == "batches" else f"noise {turn.stream}"
             passed = before.unsqueeze(1) + torch.arange(len(plan.active))
             noise = tree.sent(rng.extend(self._stream(name).unsqueeze(1), passed), plan.rows.device)  # [C, S]
-            self._run(_Stack(self.local, parts, plan, noise, self.loss))
+            self._run(_Stack(self.local, parts, plan, noise, self.loss, capacity(len(plan.active))))
         self.steps[turn.stream] = before + plan.steps
         self.epochs[turn.stream] = epoch + -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
 
@@ -202,7 +202,7 @@ class _Session:
         """Train as one stack, or a client after the other; from recordings where there are some."""
         at_hand = self.data.x.device == stack.plan.rows.device  # what is recorded fetches examples itself
         cache = self.graph_cache if at_hand and stack.plan.active else None
-        if stack.plan.rows.is_cuda and self.task.model.one_by_one:
+        if self.task.model.one_by_one:
             self._one_by_one(stack, [] if cache is None else cache.lanes)
         elif cache is None:
             self._step_by_step(stack)
@@ -276,7 +276,7 @@ class _Session:
         local, parts, plan = stack.local, stack.parts, stack.plan
         rules = tuple((same(p.loss), p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts)
         held = tuple(shapes(t) for t in (local.params, local.fixed, *(p.state for p in parts)))
-        sizes = (len(plan.rows), capacity(len(plan.active)), plan.rows.shape[2], self.data.x.data_ptr())
+        sizes = (len(plan.rows), stack.room, plan.rows.shape[2], self.data.x.data_ptr())
         return (self.task.model, self.task.criterion, rules, held, sizes)
 
     def _reel(
@@ -291,7 +291,7 @@ class _Session:
             return self._update([replace(p, moves=m, state=s, lr=r) for p, m, s, r in own], local)
 
         def recorder(pool: Any) -> CapturedTurn:
-            return CapturedTurn(pool, local, *split, self.data, plan, self.dtype, make, stream)
+            return CapturedTurn(pool, local, *split, self.data, plan, stack.room, self.dtype, make, stream)
 
         reel = cache.reel(self._key(stack), recorder, steps)
         if reel is not None:
@@ -423,6 +423,7 @@ class _Stack:
     plan: batches.Plan
     noise: Tensor  # [C, S] random streams
     loss: Tensor  # [C] sums so far, written to
+    room: int  # steps that recordings are made for
 
     def client(self, place: int) -> _Stack:
         """One of them alone, over the same memory."""
@@ -431,7 +432,8 @@ class _Stack:
         states = [tree.take(p.state, rows) for p in self.parts]
         parts = [replace(p, moves=m, state=s) for p, m, s in zip(self.parts, moves, states, strict=True)]
         plan = self.plan.client(place)
-        return _Stack(_rows(self.local, rows), parts, plan, self.noise[rows, : len(plan.active)], self.loss[rows])
+        noise = self.noise[rows, : len(plan.active)]
+        return replace(self, local=_rows(self.local, rows), parts=parts, plan=plan, noise=noise, loss=self.loss[rows])
 
 
 class _Update:
