@@ -54,6 +54,9 @@ def test_steps_are_told_apart_by_clients_or_by_sizes() -> None:
 
 
 class Stream:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
     def wait_stream(self, other: Stream) -> None:
         assert isinstance(other, Stream)
 
@@ -81,7 +84,6 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "_made", {})
     for name, stand_in in (
         ("graph_pool_handle", object),
-        ("current_device", lambda: 0),
         ("current_stream", Stream),
         ("Stream", Stream),
         ("stream", lambda _: nullcontext()),
@@ -120,7 +122,7 @@ def test_recorded_rounds_are_those_of_every_client_alone(name: str, sizes: tuple
     alone, recorded = (worlds.simulation(method, "cnn", device="cpu", **options) for _ in range(2))
     recorded.plan = ExecutionPlan(6, 1, 1, lanes=lanes)
     recorded.model._context.one_by_one = lanes > 0
-    recorded.graph_cache = cuda_graphs.GraphCache(lanes)
+    recorded.graph_cache = cuda_graphs.GraphCache(lanes, torch.device("cpu"))
     for sim in (alone, recorded):
         sim.run()
     assert recorded.graph_cache.graphs() > 0 and Played.made > 0
@@ -138,7 +140,7 @@ def test_ragged_clients_share_the_recordings_of_a_lane() -> None:
     sim = worlds.simulation(
         ALGORITHMS["fedavg"](), "cnn", fed=fed, model=model, join_ratio=1.0, batch_size=10, local_epochs=8, num_rounds=3
     )
-    sim.plan, sim.graph_cache = ExecutionPlan(6, 1, 1, lanes=2), cuda_graphs.GraphCache(2)
+    sim.plan, sim.graph_cache = ExecutionPlan(6, 1, 1, lanes=2), cuda_graphs.GraphCache(2, torch.device("cpu"))
     sim.model._context.one_by_one = True
     sim.run()
     assert Played.made == 2 * 2  # of each lane a full step and a padded one
@@ -154,7 +156,7 @@ def test_a_step_that_cannot_be_recorded_is_played_for_its_client_alone(monkeypat
     model = StackedModel(Normed(), fed.source.x[:2])
     options = {"fed": fed, "model": model, "join_ratio": 1.0, "batch_size": 10, "num_rounds": 2}
     alone, refused = (worlds.simulation(ALGORITHMS["ditto"](), "cnn", **options) for _ in range(2))
-    refused.plan, refused.graph_cache = ExecutionPlan(6, 1, 1, lanes=2), cuda_graphs.GraphCache(2)
+    refused.plan, refused.graph_cache = ExecutionPlan(6, 1, 1, lanes=2), cuda_graphs.GraphCache(2, torch.device("cpu"))
     refused.model._context.one_by_one = True
     alone.run()
     with pytest.warns(UserWarning, match=r"^a training step cannot be recorded as a CUDA graph, it runs slower"):

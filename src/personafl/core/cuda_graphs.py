@@ -47,12 +47,12 @@ Make = Callable[[ClientState, list[Moves], list[Params], list[Tensor]], Update]
 class GraphCache:
     """The reels of one model on one GPU."""
 
-    def __init__(self, lanes: int = 0) -> None:
-        """With so many lanes, for models whose clients run one at a time."""
+    def __init__(self, lanes: int = 0, device: torch.device | None = None) -> None:
+        """With so many lanes on that device, for models whose clients run one at a time."""
         self._seen: OrderedDict[Hashable, CapturedTurn | None] = OrderedDict()
         self._refused: set[Hashable] = set()
         self._pool = torch.cuda.graph_pool_handle()
-        self.lanes = [Lane(stream) for stream in _streams(lanes)]
+        self.lanes = [Lane(stream) for stream in _streams(lanes, device)] if device is not None else []
 
     def reel(self, key: Hashable, make: Callable[[Any], CapturedTurn], steps: int) -> CapturedTurn | None:
         """The reel of a turn of so many steps; None the first time a short one is seen, or if it cannot be recorded."""
@@ -101,13 +101,13 @@ class Step:
     full: bool  # whether all of them are filled
 
 
-_made: dict[int, list[torch.cuda.Stream]] = {}
+_made: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
-def _streams(count: int) -> list[torch.cuda.Stream]:
+def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:
     """So many streams, the same ones for all models: libraries keep workspaces for every stream they ever saw."""
-    held = _made.setdefault(torch.cuda.current_device(), []) if count else []
-    held += [torch.cuda.Stream() for _ in range(count - len(held))]  # type: ignore[no-untyped-call]
+    held = _made.setdefault(device, [])
+    held += [torch.cuda.Stream(device) for _ in range(count - len(held))]  # type: ignore[no-untyped-call]
     return held[:count]
 
 

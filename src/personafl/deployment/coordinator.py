@@ -104,7 +104,7 @@ class Coordinator:
         if not self._restored():
             self.experiment = f"{self.settings.name}-{secrets.token_hex(4)}"
             self._gather()
-        with products(self.parts.training.arithmetic), torch.no_grad():
+        with products(self.parts.training.arithmetic, self.parts.device), torch.no_grad():
             while self.state.played < len(self.schedule):
                 begun = time.perf_counter()
                 self._stage()

@@ -124,7 +124,7 @@ class Node:
             raise _DataError(str(e)) from None
         dtype = next(iter(parts.initial.values())).dtype
         state = self._state(told)
-        with _alone(state.folder), products(parts.training.arithmetic):
+        with _alone(state.folder), products(parts.training.arithmetic, parts.device):
             return _Session(self.settings, world, parts, data.to(parts.device, dtype), state, told, blobs).played()
 
 

@@ -136,7 +136,7 @@ class Evaluator:
             sizes = [len(flat)]
         if next(iter(common.values())).is_cuda:
             data = self.federation.examples_at(flat[None], torch.tensor([len(flat)]), ids[:1])
-            with products(self.training.arithmetic):
+            with products(self.training.arithmetic, flat.device):
                 row = scores(self.algorithm.common_answer, self.task, common, data, self.activations)[0]
         else:
             row = torch.cat(self._in_blocks(common, flat))

@@ -27,7 +27,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -221,9 +221,10 @@ def each(
 
 
 @contextmanager
-def products(precision: Arithmetic) -> Iterator[None]:
+def products(precision: Arithmetic, device: torch.device = HOST) -> Iterator[None]:
     """Round the factors of matrix products and convolutions on a GPU, or not, as the precision says.
 
+    Kernels and recordings are made on the GPU at work, also where it is not the first one.
     Nothing else of PyTorch's state around a run changes its numbers: no autocast, no coarser products, no switched-off
     gradients.
     """
@@ -234,6 +235,7 @@ def products(precision: Arithmetic) -> Iterator[None]:
     conv.allow_tf32 = coarse
     try:
         with (
+            torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),

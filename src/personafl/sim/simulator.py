@@ -114,7 +114,7 @@ class Simulation(Displayed):
         self.schedule = self.algorithm.schedule()
         self._open_stores()
         captures = self.machine.capture and self.device.type == "cuda" and not self.model.random
-        self.graph_cache = GraphCache(self.plan.lanes) if captures else None
+        self.graph_cache = GraphCache(self.plan.lanes, self.device) if captures else None
         self.placement = self._placement()
         self.evaluator = Evaluator(
             self.federation,
@@ -241,7 +241,7 @@ class Simulation(Displayed):
         self, threads: int, ids: Tensor, work: Callable[[StackedModel, P], T], prepare: Callable[[Tensor], P]
     ) -> Iterator[T]:
         plan = dataclasses.replace(self.plan, threads=threads)
-        with execution_plan.products(self.training.arithmetic):
+        with execution_plan.products(self.training.arithmetic, self.device):
             yield from execution_plan.each(plan, self.model, ids, work, prepare)
 
     def alone(self) -> AbstractContextManager[None]:
