@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from personafl.core.errors import UserError
 from personafl.core.types import Params
 from personafl.models.stacked import StackedModel, describe
 
@@ -241,7 +242,9 @@ def test_options_without_a_rule_run_client_by_client(option: str) -> None:
 
 def test_attention_between_examples_runs_client_by_client() -> None:
     """Without a batch axis PyTorch takes the examples of a batch for a sequence."""
-    model = built(lambda: Attending(lambda m, x: m(x[:, 0], x[:, 1], x[:, 2]), batch_first=True))
+    with pytest.raises(UserError, match=r"^Attending gives another shape for another number of examples"):
+        built(lambda: Attending(lambda m, x: m(x[:, 0], x[:, 1], x[:, 2]), batch_first=True))
+    model = built(lambda: Attending(lambda m, x: (m(x[:, 0], x[:, 1], x[:, 2])[0], None), batch_first=True))
     assert model.whole
 
 

@@ -214,14 +214,6 @@ def test_what_is_used_elsewhere_too_is_not_taken_away(module: nn.Module, shape: 
     assert blocks(module, shape) == found
 
 
-def late_relu(m: Any, x: Tensor) -> Tensor:
-    """The input of a convolution is changed behind it, and only then is there a ReLU."""
-    x = x * 1
-    h = m.conv(x)
-    x.add_(1)
-    return F.relu(h) + x.mean(1, keepdim=True)
-
-
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +245,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] =
     "frozen bias": (lambda: nn.Sequential(frozen_bias(), nn.ReLU(), nn.Linear(4, 2)), (5,), ["2 linear"]),
     "no bias": (lambda: nn.Sequential(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 2)), (5,), ["2 linear"]),
     "dropout": (lambda: nn.Sequential(nn.Dropout(0.5), *chain(nn.ReLU()), nn.Dropout(0.2)), (5,), ["2 linear"]),
-    "late": (lambda: own(late_relu), IMAGE, ["conv relu"]),
     "residual": (Residual, IMAGE, ["conv relu", "conv relu"]),
     "norms": (
         lambda: nn.Sequential(conv(), nn.ReLU(), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, 2)),

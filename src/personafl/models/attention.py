@@ -95,10 +95,11 @@ class StackedAttention(Stacked):
             raise ValueError("is_causal says what attn_mask is, and there is none")
         q, k, v = self._projected(query, key, value)
         weights = None
-        if need_weights or (self.dropout and self.context.keys is not None):
+        dropping = self.dropout > 0 and self.training and self.context.keys is not None and self.context.drops
+        if need_weights or dropping:
             mask = joined_masks(key_padding_mask, attn_mask, q)
             weights = attention_weights(q, k, mask)
-            if self.dropout and self.context.keys is not None:
+            if dropping:
                 weights = dropped(self.split(weights), self.dropout, self.context).flatten(0, 1)
             seen = weights @ v
         else:

@@ -24,7 +24,7 @@ from personafl.models.layers import (
     StackedGroupNorm,
     StackedLayerNorm,
     StackedLinear,
-    tracks,
+    frozen,
 )
 from personafl.models.recurrent import StackedLSTM
 
@@ -47,7 +47,7 @@ class PerClient(Stacked):
     def __init__(self, context: Context, original: nn.Module, name: str, info: ModelInfo) -> None:
         super().__init__(context, original, name, info)
         _freeze(original, context, info)
-        self.random = True  # until it is seen to draw nothing
+        self.draws = True  # until it is seen not to
 
     def forward(self, x: Tensor, *rest: Any) -> Any:
         count, keys, valid = self.context.count, self.context.keys, self.context.valid
@@ -59,7 +59,7 @@ class PerClient(Stacked):
             own = {n: rows[c] for n, rows in each.items()}
             real = part.shape[axis] if valid is None else int(valid[c].sum())
             part = part.narrow(axis, 0, real)
-            if keys is None or not self.random:
+            if keys is None or not self.draws:
                 outs.append(functional_call(self.original, own, (part, *rest)))
                 continue
             with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
@@ -111,15 +111,10 @@ _USUAL = (
 """Options of layers the rules above know; with others a module runs per client."""
 
 
-def _frozen(module: nn.Module) -> bool:
-    """Whether a module is a batch norm with statistics nobody trains."""
-    return isinstance(module, BATCH_NORMS) and module.track_running_stats and not tracks(module)
-
-
 def _freeze(module: nn.Module, context: Context, info: ModelInfo) -> None:
     """Keep the frozen norms inside a module as they are, also in training."""
     for child, m in module.named_children():
-        if _frozen(m):
+        if frozen(m):
             setattr(module, child, _FrozenNorm(context, m, child, info))
         else:
             _freeze(m, context, info)
@@ -128,7 +123,9 @@ def _freeze(module: nn.Module, context: Context, info: ModelInfo) -> None:
 def fold(module: nn.Module, context: Context, info: ModelInfo, name: str) -> nn.Module:
     """Replace every module that must know whose example it sees."""
     kind = type(module)
-    if _frozen(module):
+    if isinstance(module, Stacked):  # part of two others, and met before
+        return module
+    if frozen(module):
         return _FrozenNorm(context, module, name, info)
     own = any(f"{name}.{n}".lstrip(".") in info.shapes for n, _ in module.named_parameters(recurse=False))
     if own or kind in BATCH_NORMS or kind in DROPOUTS:

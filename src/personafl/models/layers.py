@@ -38,10 +38,11 @@ HEAVY = 2**18  # weights of a convolution
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 DROPOUTS: dict[type[nn.Module], int | None] = {
     nn.Dropout: None,
-    nn.Dropout1d: 1,
-    nn.Dropout2d: 1,
-    nn.Dropout3d: 1,
-}  # channel axis kept, if any
+    nn.Dropout1d: 3,
+    nn.Dropout2d: 4,
+    nn.Dropout3d: 5,
+}
+"""The axes of a batch whose channels are dropped; None: single numbers are."""
 RUNNING = ("running_mean", "running_var")
 
 
@@ -55,6 +56,11 @@ def tracks(m: nn.Module) -> bool:
         )
     own = list(m.parameters(recurse=False))
     return not own or any(p.requires_grad for p in own)
+
+
+def frozen(m: nn.Module) -> bool:
+    """Whether a module is a batch norm with statistics nobody trains; it keeps them, also in training."""
+    return isinstance(m, BATCH_NORMS) and m.track_running_stats and not tracks(m)
 
 
 class Context:
@@ -208,7 +214,8 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     if x.is_cuda or outputs >= inputs or not small:
         return torch.bmm(x, weight.transpose(1, 2))
     across = x.transpose(1, 2) if len(x) == 1 else x.transpose(1, 2).contiguous()
-    return torch.bmm(weight, across).transpose(1, 2).contiguous()  # half the time on a CPU where a layer narrows
+    out = torch.bmm(weight, across).transpose(1, 2)  # half the time on a CPU where a layer narrows
+    return out.clone() if out.is_contiguous() else out.contiguous()  # no view: others may work on it in place
 
 
 class WithoutAutocast:
@@ -440,15 +447,21 @@ class StackedEmbedding(Stacked):
 
 class StackedDropout(Stacked):
     def forward(self, x: Tensor) -> Tensor:
-        return drop_by_client(self, x, cast(nn.Dropout, self.original).p, DROPOUTS[type(self.original)])
+        drop = cast(nn.Dropout, self.original)
+        return drop_by_client(self, x, drop.p, DROPOUTS[type(drop)]) if self.training else x
 
 
-def drop_by_client(layer: Stacked, x: Tensor, p: float, channels: int | None) -> Tensor:
-    """Dropout of a folded batch in training, by the streams of the clients this layer knows."""
+def drop_by_client(layer: Stacked, x: Tensor, p: float, axes: int | None) -> Tensor:
+    """Dropout of a folded batch in training, by the streams of the clients this layer knows.
+
+    Of whole channels, if a number of axes is given that the batch must have.
+    """
     context = layer.context
+    if axes is not None and x.dim() != axes:
+        raise ValueError("dropout of channels without a batch would drop examples")
     if context.keys is None or p == 0 or not context.drops:
         return x
-    return dropped(layer.split(x), p, context, channels).view(x.shape)
+    return dropped(layer.split(x), p, context, None if axes is None else 1).view(x.shape)
 
 
 def dropped(rows: Tensor, p: float, context: Context, channels: int | None = None) -> Tensor:

@@ -11,6 +11,7 @@ be used there alone. A module that cannot be recorded, or of which a recording w
 from __future__ import annotations
 
 import copy
+import random
 import sys
 import threading
 import warnings
@@ -32,11 +33,11 @@ _POOLING = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mo
 DROPPING: dict[Any, int | None] = {
     torch.dropout: None,
     F.dropout: None,
-    F.dropout1d: 1,
-    F.dropout2d: 1,
-    F.dropout3d: 1,
+    F.dropout1d: 3,
+    F.dropout2d: 4,
+    F.dropout3d: 5,
 }
-"""Functions that drop numbers, and the channel axis that is kept, if any."""
+"""Functions that drop numbers, and the axes of a batch whose channels they drop, if they do."""
 _one_at_a_time = threading.Lock()  # a recording changes `nn.Module` while it lasts
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -137,7 +138,10 @@ def _fused(folded: nn.Module, training: bool) -> Forward | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            before = torch.random.get_rng_state(), random.getstate()
             graph = _recorded(root)
+            if not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate():
+                return None  # what was drawn, or decided by it, is a constant now
     except Exception:  # whatever the module's own code makes of what is no tensor
         return None
     blocks = _fuse_convs(graph, root.module) + _fuse_linears(graph, root.module) + _key_dropouts(graph, root.module)
@@ -248,7 +252,7 @@ def _key_dropouts(graph: fx.Graph, module: nn.Module) -> int:
             continue
         with graph.inserting_before(node):
             layer = graph.create_node("get_attr", name)
-            options = {"p": given.get("p", 0.5), "channels": DROPPING[node.target]}
+            options = {"p": given.get("p", 0.5), "axes": DROPPING[node.target]}
             drawn = graph.call_function(drop_by_client, (layer, given["input"]), options)
         node.replace_all_uses_with(drawn)
         graph.erase_node(node)

@@ -120,7 +120,7 @@ class StackedLSTM(Stacked):
             before = list(zip(*(s.view(len(s), rows.shape[0], rows.shape[2], -1) for s in states), strict=True))
         last = []
         for layer in range(lstm.num_layers):
-            if layer and lstm.dropout and self.context.keys is not None:
+            if layer and lstm.dropout and self.training and self.context.keys is not None and self.context.drops:
                 rows = dropped(rows.transpose(1, 2), lstm.dropout, self.context).transpose(1, 2)  # padding comes last
             names = [f"l{layer}{'_reverse' * way}" for way in range(ways)]
             found = [self._one_way(rows, n, *before[ways * layer + way]) for way, n in enumerate(names)]

@@ -30,13 +30,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
-from personafl.core import rng
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, ModelInfo, Params
+from personafl.models import agreement
+from personafl.models.agreement import Sample
 from personafl.models.folding import PerClient, fold
 from personafl.models.forward_cost import observe
 from personafl.models.layers import (
@@ -51,7 +50,9 @@ from personafl.models.layers import (
     gradients,
     tracks,
 )
-from personafl.models.patterns import DROPPING, FusedForward, fused_forward
+from personafl.models.patterns import FusedForward, fused_forward
+
+LONG = 1e8  # FLOP of a forward pass of one example
 
 
 class _NoHeadError(ValueError):
@@ -63,6 +64,7 @@ class StackedModel(Displayed):
 
     def __init__(self, module: nn.Module, example: Tensor, head: str | None = None, policy: BufferPolicy = "average"):
         """`example` is a batch of two inputs; `head` a pattern of parameter names, by default the last linear layer."""
+        example = example.clone()  # a forward may work in place
         self.module = copy.deepcopy(module).eval()
         _without_nested_tensors(self.module)
         if policy == "drop":
@@ -73,14 +75,8 @@ class StackedModel(Displayed):
         self._context = Context()
         self._twins: list[StackedModel] = []
         self._fused: FusedForward | None = None
-        agrees = self._agrees(example, "last")
-        # A module may take for granted how images lie in memory, as `view` does.
-        self._context.channels = "either" if agrees else "first"
-        self.whole = not agrees and not self._agrees(example, "first")
-        if self.whole and not self._agrees(example, "first", whole=True):
-            raise UserError(
-                f"{type(module).__name__}: the same input and random stream give different outputs each time"
-            )
+        with torch.random.fork_rng(devices=[]):
+            self.whole = not self._stacked(self._samples(example))
         self._folded = self._fold(self.whole)
         self._head: nn.Module | None = None
         self.stacks = not any(type(m) in CONVS or isinstance(m, nn.RNNBase) for m in self.module.modules())  # on a CPU
@@ -113,14 +109,14 @@ class StackedModel(Displayed):
     def _draws(self, called: list[PerClient], example: Tensor) -> bool:
         """Whether a module that is called client by client draws random numbers in training."""
         for m in called:
-            m.random = False  # it is not seeded then
+            m.draws = False  # it is not seeded then
         params = {n: t.clone()[None] for n, t in self.initial.items()}
         with torch.random.fork_rng(devices=[]):
             before = torch.random.get_rng_state()
             self(params, example[None], keys=torch.zeros(1, dtype=torch.int64))
             drawn = not torch.equal(before, torch.random.get_rng_state())
         for m in called:
-            m.random = drawn
+            m.draws = drawn
         return drawn
 
     def _run(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
@@ -205,6 +201,8 @@ class StackedModel(Displayed):
             out = self(params, x, valid, keys)
         finally:
             handle.remove()
+        if not seen:
+            raise _NoHeadError("this model's head is not called in evaluation")
         return seen[0], out
 
     def _measure_head(self, example: Tensor) -> tuple[int, int]:
@@ -286,89 +284,76 @@ class StackedModel(Displayed):
         )
         return folded.eval()
 
-    def _agrees(self, example: Tensor, channels: Channels, *, whole: bool = False) -> bool:
-        """Whether two clients in one stack come out as each does alone, in float64; with images so in memory.
+    def _agrees(self, truth: Sample, channels: Channels, *, whole: bool = False) -> bool:
+        """Whether two clients in one stack come out as each does alone, with images so in memory.
 
         With the module's patterns as one call each, if they do then.
         """
         before, self._context.channels = self._context.channels, channels
-        self._fused = None if whole else fused_forward(self._fold(whole))
         try:
-            if self._fused is not None and self._compared(example, whole):
-                return True
-            self._fused = None
-            return self._compared(example, whole)
+            for fused in (None if whole else fused_forward(self._fold(whole)), None):
+                self._fused = fused
+                if self._compared(truth, whole):
+                    return True
+                if fused is None:
+                    return False
+            return False
         finally:
             self._context.channels = before
 
-    def _compared(self, example: Tensor, whole: bool) -> bool:
-        self._folded = self._fold(whole).double()
-        alone = copy.deepcopy(self.module).double()
-        x = (
-            torch.stack([example, example.flip(0) / 2]).double()
-            if example.is_floating_point()
-            else example[torch.tensor([[0, 1], [1, 1]])]
-        )
-        params = {}
-        for i, (n, t) in enumerate(self.initial.items()):
-            noise = rng.uniform(rng.key(0, "check", i, torch.arange(2)), t.numel()).view(2, *t.shape)
-            params[n] = t.double() + 0.1 * noise  # positive, so that a running variance stays one
+    def _compared(self, truth: Sample, whole: bool) -> bool:
+        self._folded = self._fold(whole).to(truth.evaluated.dtype)
+        before = {n: b.clone() for n, b in self._folded.named_buffers()}
+
+        def switch(on: bool) -> None:
+            self._context.drops = on
+
         try:
-            with torch.no_grad():
-                before = {n: b.clone() for n, b in self._folded.named_buffers()}
-                truth = torch.stack(
-                    [functional_call(alone, {n: t[c] for n, t in params.items()}, (x[c],)) for c in range(2)]
-                )
-                stacked = self(params, x)
-                trained, again, first, second = (
-                    self({n: t[rows].clone() for n, t in params.items()}, x[rows], keys=torch.arange(2)[rows])
-                    for rows in (slice(0, 2), slice(0, 2), slice(0, 1), slice(1, 2))
-                )
-                changed = _changed(before, self._folded)
-            same = self._fused is None or self._fused_as_not(params, x)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+            found = agreement.agrees(self, truth, switch, lambda: self._context.calls > 0, whole=whole)
+        except Exception:  # whatever a forward makes of layers that are not its own
             if whole:
-                raise  # the module itself fails on this input: let its own words be seen
+                raise  # the module itself fails when it is called so: let its own words be seen
             return False
+        changed = _changed(before, self._folded)
         if changed:
             raise UserError(
                 f"buffer {changed!r} is changed by the forward pass; only batch norms may keep running statistics"
             )
-        pairs = ((stacked, truth), (trained, again), (trained, torch.cat([first, second])))
-        return same and all(_near(a, b) for a, b in pairs)
+        return found
 
-    def _fused_as_not(self, params: Params, x: Tensor) -> bool:
-        """Whether fused patterns give one client the outputs and gradients of what they replace, in training.
+    def _samples(self, example: Tensor) -> Iterator[Sample]:
+        """What the module alone gives, in types of number a stack is compared in until it agrees."""
+        forward = self.info.other_flops + sum(2 * layer.macs for layer in self.info.layers)
+        failed: Exception | None = None
+        for dtype in (torch.float32, torch.float64) if forward > LONG else (torch.float64, torch.float32):
+            if dtype == torch.float32 and failed is None and forward <= LONG:
+                return
+            try:
+                yield agreement.sample(self.module, self.initial, self.info.parameters, example, dtype)
+            except UserError:
+                raise
+            except Exception as e:  # its forward insists on the other one
+                if failed is not None:
+                    raise
+                failed = e
 
-        Without dropout: that of functions in the forward is drawn otherwise here.
-        """
-        found, fused = [], self._fused
-        self._context.drops = False
-        try:
-            for self._fused in (fused, None):
-                own = {n: t[:1].clone().requires_grad_(n not in self.info.buffers) for n, t in params.items()}
-                with torch.enable_grad(), _WithoutDropout():
-                    out = self(own, x[:1], keys=torch.zeros(1, dtype=torch.int64))
-                    uneven = (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).view(out.shape)).sum()
-                wanted = [own[n] for n in self.info.parameters]
-                found.append((out.detach(), *torch.autograd.grad(uneven, wanted, materialize_grads=True)))
-        finally:
-            self._fused, self._context.drops = fused, True
-        return all(_near(a, b) for a, b in zip(*found, strict=True))
-
-
-class _WithoutDropout(TorchFunctionMode):
-    """Functional dropout that drops nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in DROPPING:
-            return args[0] if args else kwargs["input"]
-        return func(*args, **(kwargs or {}))
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding in float64."""
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+    def _stacked(self, samples: Iterator[Sample]) -> bool:
+        """Find out how clients are run: in one stack, or with the module called for each of them."""
+        last = None
+        for truth in samples:
+            last = truth
+            # A module may take for granted how images lie in memory, as `view` does.
+            for channels, then in (("last", "either"), ("first", "first")):
+                if self._agrees(truth, cast(Channels, channels)):
+                    self._context.channels = cast(Channels, then)
+                    return True
+        self._context.channels = "first"
+        if last is None or not self._agrees(last, "first", whole=True):
+            raise UserError(
+                f"{type(self.module).__name__}: called with each client's weights, it does not give what it gives with "
+                "them as its own; or the same input and random stream give different outputs each time"
+            )
+        return False
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -1,0 +1,232 @@
+"""Whether a stack of clients comes out as each client's module alone: what decides how a module is run.
+
+Two clients with random weights and three examples each, in float64; in float32 where a forward insists on it, and
+first where a forward takes long: what agrees there is not looked at again.
+Compared are outputs in evaluation and in training, the gradients of all parameters, outputs with padding, and, where
+something is random, that a client's draws are its own. Dropout is switched off where draws would differ.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from personafl.core.errors import UserError
+from personafl.core.types import Params
+from personafl.models.layers import frozen
+from personafl.models.patterns import DROPPING
+
+SIZE = 3
+KEYS = torch.arange(2)
+Near = Callable[[Tensor, Tensor], bool]
+NEAR = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the largest number: norms over few examples magnify rounding
+Run = Callable[[Params, Tensor, Tensor | None, Tensor | None], Tensor]
+"""Outputs `[C, B, ...]` of a stack, from parameters, inputs, what is no padding, and streams in training."""
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Functional dropout that drops nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DROPPING:
+            return args[0] if args else kwargs["input"]
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The weights and inputs of two clients, and what the module alone makes of them."""
+
+    params: Params  # [2, ...]
+    x: Tensor  # [2, 3, ...]
+    evaluated: Tensor
+    trained: Tensor | None  # None where the module draws random numbers of its own
+    grads: Params
+    padded: Tensor | None  # of the first client without its last example, in training
+    slope: Tensor  # of the sum that gradients are taken of
+
+
+def sample(module: nn.Module, initial: Params, learnt: Collection[str], example: Tensor, dtype: torch.dtype) -> Sample:
+    """What stacks are compared with; the module's own errors are raised."""
+    draw = torch.Generator().manual_seed(0)
+    params = {  # positive noise, so that a running variance stays one
+        n: torch.rand(2, *t.shape, generator=draw, dtype=dtype).mul_(0.1).add_(t.to(dtype)) for n, t in initial.items()
+    }
+    quiet = _without_dropout(module, dtype)
+    x, evaluated = _answered(quiet, params, example, dtype)
+    slope = torch.rand(evaluated.shape, generator=draw, dtype=dtype) + 0.5
+    before = _states()
+    both = [_trained(quiet, params, x, slope, learnt, c) for c in range(2)]
+    padded = _trained(quiet, params, x[:, : SIZE - 1], None, learnt, 0)[0]
+    if _states() != before:
+        return Sample(params, x, evaluated, None, {}, None, slope)
+    trained = torch.stack([out for out, _ in both])
+    if padded.shape[1:] != trained.shape[2:]:
+        raise UserError(f"{type(module).__name__} gives another shape for another number of examples")
+    grads = {n: torch.stack([found[n] for _, found in both]) for n in learnt}
+    return Sample(params, x, evaluated, trained, grads, padded, slope)
+
+
+def _without_dropout(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    quiet = copy.deepcopy(module).to(dtype)
+    for m in quiet.modules():
+        if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            m.p = 0.0
+        elif isinstance(m, nn.RNNBase | nn.MultiheadAttention):
+            m.dropout = 0.0
+    return quiet
+
+
+def _answered(module: nn.Module, params: Params, example: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Inputs of two clients, and the module's outputs in evaluation; like the example where noise will not do."""
+    for x in (*_noisy(example, dtype), _like(example, dtype)):
+        try:
+            with torch.no_grad():
+                outs = [_checked(module, _loaded(module, params, c).eval()(x[c].clone())) for c in range(2)]
+            return x, torch.stack(outs)
+        except UserError:
+            raise
+        except Exception as e:
+            failed = e
+    raise failed
+
+
+def _noisy(example: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Examples of two clients that have nothing in common, where numbers may be drawn."""
+    drawn = torch.rand(2, SIZE, *example.shape[1:], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if example.is_floating_point():
+        spread = float(example.double().std())
+        rows = example[torch.tensor([[0, 1, 0], [1, 0, 1]])].to(dtype)
+        apart = torch.tensor([2.0, 0.0], dtype=dtype).view(2, *[1] * (rows.dim() - 1))  # one is larger, one smaller
+        return [rows + (2 * drawn.to(dtype) - apart) * (spread if spread > 0 else 1.0)]
+    if example.dtype == torch.bool or int(example.min()) < 0:
+        return []
+    return [(drawn * (int(example.max()) + 1)).to(example.dtype)]
+
+
+def _like(example: Tensor, dtype: torch.dtype) -> Tensor:
+    rows = example[torch.tensor([[0, 1, 1], [1, 1, 0]])]
+    if not rows.is_floating_point():
+        return rows
+    return rows.to(dtype) * torch.tensor([1.0, 0.5], dtype=dtype).view(2, *[1] * (rows.dim() - 1))
+
+
+def _checked(module: nn.Module, out: object) -> Tensor:
+    name = type(module).__name__
+    if not isinstance(out, Tensor):
+        raise UserError(f"{name} gives a {type(out).__name__}; a model must give one tensor, [examples, ...]")
+    if out.dim() == 0 or len(out) != SIZE:
+        raise UserError(f"{name} gives shape {tuple(out.shape)} for {SIZE} examples; a model gives one row for each")
+    return out
+
+
+def _loaded(module: nn.Module, params: Params, c: int) -> nn.Module:
+    """An ordinary module with one client's numbers."""
+    own = copy.deepcopy(module)
+    own.load_state_dict({n: t[c] for n, t in params.items()}, strict=False)
+    return own
+
+
+def _trained(
+    module: nn.Module, params: Params, x: Tensor, slope: Tensor | None, learnt: Collection[str], c: int
+) -> tuple[Tensor, Params]:
+    """One client's outputs in training, and gradients."""
+    own = _loaded(module, params, c).train()
+    for m in own.modules():
+        if frozen(m):
+            m.eval()
+    with torch.enable_grad(), WithoutDropout():
+        out: Tensor = own(x[c].clone())
+        total = None if slope is None else (out * slope[c]).sum()
+    if total is None:
+        return out.detach(), {}
+    named = dict(own.named_parameters())
+    found = torch.autograd.grad(total, [named[n] for n in learnt], materialize_grads=True)
+    return out.detach(), dict(zip(learnt, found, strict=True))
+
+
+def agrees(run: Run, truth: Sample, switch: Callable[[bool], None], draws: Callable[[], bool], *, whole: bool) -> bool:
+    """Whether a stack gives what each of its clients gives alone.
+
+    `switch` turns the stack's dropout off and on; `draws` says whether it drew from clients' streams in the last run.
+    A stack that calls the module `whole` for each client may draw from PyTorch's generator, seeded each time.
+    """
+    near = _near(truth.evaluated.dtype)
+    with torch.no_grad():
+        if not near(run(truth.params, truth.x.clone(), None, None), truth.evaluated):
+            return False
+    if truth.trained is None and not whole:
+        return False
+    if truth.trained is not None:
+        switch(False)
+        try:
+            with WithoutDropout():
+                same = _same_in_training(run, truth, near)
+        finally:
+            switch(True)
+        if not same:
+            return False
+    return _draws_by_client(run, truth, near, draws, whole=whole)
+
+
+def _same_in_training(run: Run, truth: Sample, near: Near) -> bool:
+    assert truth.trained is not None and truth.padded is not None
+    own = {n: t.clone().requires_grad_(n in truth.grads) for n, t in truth.params.items()}
+    with torch.enable_grad():
+        out = run(own, truth.x.clone(), None, KEYS)
+        total = (out * truth.slope).sum()
+    found = torch.autograd.grad(total, [own[n] for n in truth.grads], materialize_grads=True)
+    pairs = [(out.detach(), truth.trained), *zip(found, truth.grads.values(), strict=True)]
+    if not all(near(a, b) for a, b in pairs):
+        return False
+    valid = torch.ones(2, SIZE, dtype=torch.bool)
+    valid[0, -1] = False
+    with torch.no_grad():
+        out = run({n: t.clone() for n, t in truth.params.items()}, truth.x.clone(), valid, KEYS)
+    return near(out[0, :-1], truth.padded) and near(out[1], truth.trained[1])
+
+
+def _draws_by_client(run: Run, truth: Sample, near: Near, draws: Callable[[], bool], *, whole: bool) -> bool:
+    """Whether nothing is drawn but from the clients' streams, and those give a client the same whoever is beside it."""
+
+    @torch.no_grad()
+    def in_training(rows: slice) -> Tensor:
+        own = {n: t[rows].clone() for n, t in truth.params.items()}
+        return run(own, truth.x[rows].clone(), None, KEYS[rows])
+
+    before = _states()
+    together = in_training(slice(0, 2))
+    if _states() != before:
+        return False
+    if not whole and not draws():
+        return True
+    alone = torch.cat([in_training(slice(c, c + 1)) for c in range(2)])
+    return near(together, in_training(slice(0, 2))) and near(together, alone)
+
+
+def _states() -> tuple[object, ...]:
+    """Where the generators stand that a forward may draw from."""
+    return torch.random.get_rng_state().numpy().tobytes(), random.getstate()
+
+
+def _near(dtype: torch.dtype) -> Near:
+    """Whether numbers are equal but for rounding."""
+    bound = NEAR.get(dtype, 1e-2)
+
+    def near(a: Tensor, b: Tensor) -> bool:
+        if a.shape != b.shape:
+            return False
+        b = b.to(a.dtype)
+        scale = bound * (1.0 + float(b.abs().max()))
+        if float((a - b).abs().max()) <= scale:
+            return True
+        return torch.allclose(a, b, rtol=bound, atol=bound, equal_nan=True)  # what is no number, or is infinite
+
+    return near
