@@ -209,7 +209,7 @@ def sometimes(draw: Callable[[], float]) -> Callable[[], nn.Module]:
     [
         sometimes(lambda: torch.rand(1).item()),
         lambda: nn.Sequential(nn.Linear(6, 5), nn.AlphaDropout(0.01), nn.ReLU(), nn.Linear(5, 2)),
-        lambda: Of(lambda m, x: m.o(x * torch.bernoulli(torch.full_like(x[:, :1], 0.99))), o=nn.Linear(6, 2)),
+        lambda: Of(lambda m, x: m.o(x * torch.bernoulli(x[:, :1] * 0 + 0.99) if m.training else x), o=LINEAR()),
         lambda: Of(rolled, o=LINEAR()),
     ],
     ids=["depth", "alpha", "bernoulli", "roll"],
@@ -288,6 +288,10 @@ def test_channels_without_a_batch_are_no_examples() -> None:
         (lambda m, x: (m.o(x), x), r"^Of gives a tuple; "),
         (lambda m, x: m.o(x).mean(), r"^Of gives shape \(\) for 3 examples; a model gives one row for each$"),
         (lambda m, x: torch.cat([m.o(x)] * 2), r"^Of gives shape \(6, 2\) for 3 examples"),
+        (
+            lambda m, x: m.o(x + torch.randn_like(x)),
+            r"^Of draws random numbers in evaluation; a model must answer alike",
+        ),
     ],
 )
 def test_outputs_that_are_no_row_for_each_example_are_refused(forward: Callable[..., Any], words: str) -> None:

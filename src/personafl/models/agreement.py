@@ -46,7 +46,7 @@ class Sample:
 
     params: Params  # [2, ...]
     x: Tensor  # [2, 3, ...]
-    evaluated: Tensor
+    evaluations: list[tuple[Tensor, Tensor]]  # inputs, these and others, and outputs
     trained: Tensor | None  # None where the module draws random numbers of its own
     grads: Params
     padded: Tensor | None  # of the first client without its last example, in training
@@ -59,43 +59,58 @@ def sample(module: nn.Module, initial: Params, learnt: Collection[str], example:
     params = {  # positive noise, so that a running variance stays one
         n: torch.rand(2, *t.shape, generator=draw, dtype=dtype).mul_(0.1).add_(t.to(dtype)) for n, t in initial.items()
     }
-    quiet = _without_dropout(module, dtype)
-    x, evaluated = _answered(quiet, params, example, dtype)
+    quiet = copy.deepcopy(module).to(dtype)
+    for m, name, _ in dropping(quiet):
+        setattr(m, name, 0.0)
+    evaluations = _answered(quiet, params, example, dtype)
+    x, evaluated = evaluations[0]
     slope = torch.rand(evaluated.shape, generator=draw, dtype=dtype) + 0.5
     before = _states()
     both = [_trained(quiet, params, x, slope, learnt, c) for c in range(2)]
     padded = _trained(quiet, params, x[:, : SIZE - 1], None, learnt, 0)[0]
     if _states() != before:
-        return Sample(params, x, evaluated, None, {}, None, slope)
+        return Sample(params, x, evaluations, None, {}, None, slope)
     trained = torch.stack([out for out, _ in both])
     if padded.shape[1:] != trained.shape[2:]:
         raise UserError(f"{type(module).__name__} gives another shape for another number of examples")
     grads = {n: torch.stack([found[n] for _, found in both]) for n in learnt}
-    return Sample(params, x, evaluated, trained, grads, padded, slope)
+    return Sample(params, x, evaluations, trained, grads, padded, slope)
 
 
-def _without_dropout(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    quiet = copy.deepcopy(module).to(dtype)
-    for m in quiet.modules():
+def dropping(module: nn.Module) -> list[tuple[nn.Module, str, float]]:
+    """The layers within a module that drop numbers, with the attribute that says how many."""
+    found: list[tuple[nn.Module, str, float]] = []
+    for m in module.modules():
         if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            m.p = 0.0
+            found.append((m, "p", m.p))
         elif isinstance(m, nn.RNNBase | nn.MultiheadAttention):
-            m.dropout = 0.0
-    return quiet
+            found.append((m, "dropout", m.dropout))
+    return found
 
 
-def _answered(module: nn.Module, params: Params, example: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _answered(module: nn.Module, params: Params, example: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     """Inputs of two clients, and the module's outputs in evaluation; like the example where noise will not do."""
-    for x in (*_noisy(example, dtype), _like(example, dtype)):
+    noisy, before = _noisy(example, dtype), _states()
+    found: list[tuple[Tensor, Tensor]] = []
+    for x in (*noisy, _like(example, dtype)):
+        if found and len(found) == len(noisy):
+            break
         try:
-            with torch.no_grad():
-                outs = [_checked(module, _loaded(module, params, c).eval()(x[c].clone())) for c in range(2)]
-            return x, torch.stack(outs)
+            found.append((x, _evaluated(module, params, x)))
         except UserError:
             raise
         except Exception as e:
             failed = e
-    raise failed
+    if not found:
+        raise failed
+    if _states() != before and not all(torch.equal(_evaluated(module, params, x), out) for x, out in found):
+        raise UserError(f"{type(module).__name__} draws random numbers in evaluation; a model must answer alike")
+    return found
+
+
+@torch.no_grad()
+def _evaluated(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    return torch.stack([_checked(module, _loaded(module, params, c).eval()(x[c].clone())) for c in range(2)])
 
 
 def _noisy(example: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -104,8 +119,9 @@ def _noisy(example: Tensor, dtype: torch.dtype) -> list[Tensor]:
     if example.is_floating_point():
         spread = float(example.double().std())
         rows = example[torch.tensor([[0, 1, 0], [1, 0, 1]])].to(dtype)
-        apart = torch.tensor([2.0, 0.0], dtype=dtype).view(2, *[1] * (rows.dim() - 1))  # one is larger, one smaller
-        return [rows + (2 * drawn.to(dtype) - apart) * (spread if spread > 0 else 1.0)]
+        one_larger, in_turn = [[2.0] * 3, [0.0] * 3], [[0.0, 2.0, 2.0], [2.0, 0.0, 0.0]]
+        apart = [torch.tensor(t, dtype=dtype).view(2, SIZE, *[1] * (rows.dim() - 2)) for t in (one_larger, in_turn)]
+        return [rows + (2 * drawn.to(dtype) - t) * (spread if spread > 0 else 1.0) for t in apart]
     if example.dtype == torch.bool or int(example.min()) < 0:
         return []
     return [(drawn * (int(example.max()) + 1)).to(example.dtype)]
@@ -158,9 +174,9 @@ def agrees(run: Run, truth: Sample, switch: Callable[[bool], None], draws: Calla
     `switch` turns the stack's dropout off and on; `draws` says whether it drew from clients' streams in the last run.
     A stack that calls the module `whole` for each client may draw from PyTorch's generator, seeded each time.
     """
-    near = _near(truth.evaluated.dtype)
+    near = _near(truth.slope.dtype)
     with torch.no_grad():
-        if not near(run(truth.params, truth.x.clone(), None, None), truth.evaluated):
+        if not all(near(run(truth.params, x.clone(), None, None), out) for x, out in truth.evaluations):
             return False
     if truth.trained is None and not whole:
         return False

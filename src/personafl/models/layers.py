@@ -72,6 +72,7 @@ class Context:
     count: int  # C
     calls: int  # of dropout, in this forward pass
     drops: bool = True  # not where a module is compared with one that draws otherwise
+    half: bool = False  # drop half of all numbers, where draws are looked at: a small share may drop none
     arithmetic: Arithmetic = "float32"  # of convolutions on a GPU
     channels: Channels = "either"
     one_by_one: bool = False  # on a GPU: a stack of one is left to PyTorch's own layers
@@ -222,8 +223,8 @@ class WithoutAutocast:
     """No autocast inside: where bf16 is asked for, modules of one client run under it, but not what is ours."""
 
     def __init__(self, x: Tensor) -> None:
-        on = x.is_cuda and torch.is_autocast_enabled("cuda")
-        self.inside = torch.autocast("cuda", enabled=False) if on else None
+        on = torch.is_autocast_enabled(x.device.type)
+        self.inside = torch.autocast(x.device.type, enabled=False) if on else None
 
     def __enter__(self) -> None:
         if self.inside is not None:
@@ -467,6 +468,7 @@ def drop_by_client(layer: Stacked, x: Tensor, p: float, axes: int | None) -> Ten
 def dropped(rows: Tensor, p: float, context: Context, channels: int | None = None) -> Tensor:
     """`[C, ...]` with some numbers zero and the others scaled up, whole channels where their axis behind B is given."""
     assert context.keys is not None
+    p = 0.5 if context.half else p
     if p == 1:
         return rows * 0
     context.calls += 1

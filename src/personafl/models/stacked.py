@@ -302,18 +302,25 @@ class StackedModel(Displayed):
             self._context.channels = before
 
     def _compared(self, truth: Sample, whole: bool) -> bool:
-        self._folded = self._fold(whole).to(truth.evaluated.dtype)
+        self._folded = self._fold(whole).to(truth.slope.dtype)
         before = {n: b.clone() for n, b in self._folded.named_buffers()}
+
+        dropping = agreement.dropping(self._folded)
 
         def switch(on: bool) -> None:
             self._context.drops = on
+            for m, name, share in dropping:
+                setattr(m, name, share if on else 0.0)
 
+        self._context.half = True
         try:
             found = agreement.agrees(self, truth, switch, lambda: self._context.calls > 0, whole=whole)
         except Exception:  # whatever a forward makes of layers that are not its own
             if whole:
                 raise  # the module itself fails when it is called so: let its own words be seen
             return False
+        finally:
+            self._context.half = False
         changed = _changed(before, self._folded)
         if changed:
             raise UserError(
