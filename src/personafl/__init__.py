@@ -50,35 +50,7 @@ if TYPE_CHECKING:
     from personafl.sim.simulator import Simulation
     from personafl.slots import Inherit, Robust
 
-_WHERE = {
-    "personafl.algorithms": (
-        "ALGORITHMS",
-        "APFL",
-        "COPFL",
-        "DMPFL",
-        "FLDA",
-        "FML",
-        "MOON",
-        "Ditto",
-        "DMPFLPlus",
-        "FedAvg",
-        "FedAvgFT",
-        "FedDST",
-        "FedFu",
-        "FedMMD",
-        "FedNova",
-        "FedPAC",
-        "FedPer",
-        "FedPeWS",
-        "FedPeWSFixed",
-        "FedPHP",
-        "FedProx",
-        "FedRep",
-        "FedSelect",
-        "LGFedAvg",
-        "LocalOnly",
-        "Scaffold",
-    ),
+_WHERE: dict[str, tuple[str, ...]] = {
     "personafl.config": ("Data", "ModelChoice"),
     "personafl.authoring": ("Algorithm",),  # with the slots, which any method may have filled
     "personafl.core.errors": ("UserError",),
@@ -93,14 +65,6 @@ _WHERE = {
     "personafl.sim.machine": ("Machine",),
     "personafl.sim.simulator": ("Simulation",),
 }
-
-
-def __getattr__(name: str) -> Any:
-    return attributes(__name__, _WHERE, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 __all__ = [
@@ -151,3 +115,15 @@ __all__ = [
     "resume",
     "run",
 ]
+
+# All that is nowhere else is a method, or their names.
+_ELSEWHERE = {"__version__", *(n for names in _WHERE.values() for n in names)}
+_WHERE["personafl.algorithms"] = tuple(n for n in __all__ if n not in _ELSEWHERE)
+
+
+def __getattr__(name: str) -> Any:
+    return attributes(__name__, _WHERE, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -16,22 +16,10 @@ from torch import Tensor, nn
 from personafl import StackedModel
 from personafl.core.errors import UserError
 from personafl.core.types import Params
+from tests.models.test_patterns import Of
 
 CLIENTS, SIZE = 3, 5
 KEYS = torch.arange(CLIENTS)
-
-
-class Of(nn.Module):
-    """A module of these parts, with this forward."""
-
-    def __init__(self, forward: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.how = forward
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.how(self, x)
 
 
 class Backbone(Of):

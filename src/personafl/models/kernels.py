@@ -1,4 +1,4 @@
-"""Convolutions of many clients in one launch (Triton, for GPUs).
+"""Convolutions, dropout and steps of LSTM layers of many clients in one launch (Triton, for GPUs).
 
 Activations lie in memory as `[C, B, H, W, channels]`; a client's convolution is a matrix product of its image
 patches, gathered while they are loaded and never written, with its own weights. ReLU and 2x2 max-pooling may be

@@ -291,20 +291,17 @@ class StackedModel(Displayed):
         """
         before, self._context.channels = self._context.channels, channels
         try:
-            for fused in (None if whole else fused_forward(self._fold(whole)), None):
-                self._fused = fused
-                if self._compared(truth, whole):
-                    return True
-                if fused is None:
-                    return False
-            return False
+            self._fused = None if whole else fused_forward(self._fold(whole))
+            if self._fused is not None and self._compared(truth, whole):
+                return True
+            self._fused = None
+            return self._compared(truth, whole)
         finally:
             self._context.channels = before
 
     def _compared(self, truth: Sample, whole: bool) -> bool:
         self._folded = self._fold(whole).to(truth.slope.dtype)
         before = {n: b.clone() for n, b in self._folded.named_buffers()}
-
         dropping = agreement.dropping(self._folded)
 
         def switch(on: bool) -> None:
@@ -330,19 +327,22 @@ class StackedModel(Displayed):
 
     def _samples(self, example: Tensor) -> Iterator[Sample]:
         """What the module alone gives, in types of number a stack is compared in until it agrees."""
-        forward = self.info.other_flops + sum(2 * layer.macs for layer in self.info.layers)
-        failed: Exception | None = None
-        for dtype in (torch.float32, torch.float64) if forward > LONG else (torch.float64, torch.float32):
-            if dtype == torch.float32 and failed is None and forward <= LONG:
-                return
+        long = self.info.other_flops + sum(2 * layer.macs for layer in self.info.layers) > LONG
+        first, second = (torch.float32, torch.float64) if long else (torch.float64, torch.float32)
+        given = False
+        for dtype in (first, second):
             try:
-                yield agreement.sample(self.module, self.initial, self.info.parameters, example, dtype)
+                truth = agreement.sample(self.module, self.initial, self.info.parameters, example, dtype)
             except UserError:
                 raise
-            except Exception as e:  # its forward insists on the other one
-                if failed is not None:
+            except Exception:  # its forward insists on the other one
+                if dtype == second and not given:
                     raise
-                failed = e
+                continue
+            given = True
+            yield truth
+            if not long:
+                return
 
     def _stacked(self, samples: Iterator[Sample]) -> bool:
         """Find out how clients are run: in one stack, or with the module called for each of them."""
