@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,21 @@ def test_the_default_model_goes_by_the_shape_of_the_examples() -> None:
 
     assert named((3, 8, 8)) == "small-cnn"
     assert named((5,)) == named((2, 5)) == "mlp"
+
+
+def test_models_drawn_on_several_threads_at_once_are_those_of_their_seeds() -> None:
+    """Weights come from PyTorch's one generator: without turns, two threads share its stream."""
+    recipe = personafl.config.load(HELD_OUT)
+    data, seeds = parts.source(recipe), [0, 1, 2, 3] * 4
+
+    def drawn(seed: int) -> list[torch.Tensor]:
+        return list(parts.model(recipe.with_seed(seed), data).initial.values())
+
+    alone = [drawn(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        for seed, found in zip(seeds, threads.map(drawn, seeds), strict=True):
+            for a, b in zip(found, alone[seed], strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def table(rows: int = 80) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

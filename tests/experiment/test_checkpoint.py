@@ -23,9 +23,8 @@ from personafl.core.errors import Note, UserError
 from personafl.core.lock import locked
 from personafl.core.types import Params, Round
 from personafl.evaluation import report
-from personafl.experiment import checkpoint, parts, run_folder
+from personafl.experiment import checkpoint, run_folder
 from personafl.experiment.checkpoint import DEFAULT, Checkpoints, Every, RowLog, every
-from personafl.models import StackedModel
 from personafl.sim import ranks
 from personafl.sim.ranks import SingleProcess
 from tests import kills, worlds
@@ -415,12 +414,8 @@ def test_a_finished_run_without_its_store_is_not_loaded(tmp_path: Path) -> None:
 
 
 def two_ranks(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something on two ranks, which are threads here; weights are drawn from PyTorch's one stream in turn."""
-    mine, drawing, drawn = threading.local(), threading.Lock(), parts.model
-
-    def model(*given: Any) -> StackedModel:
-        with drawing:
-            return drawn(*given)
+    """Do something on two ranks, which are threads here."""
+    mine = threading.local()
 
     @contextmanager
     def process_group(place: str) -> Iterator[SingleProcess]:
@@ -431,7 +426,6 @@ def two_ranks(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> No
         work()
 
     with monkeypatch.context() as patched:
-        patched.setattr(parts, "model", model)
         patched.setattr(ranks, "launched", lambda: 2)
         patched.setattr(ranks, "process_group", process_group)
         together(2, one)

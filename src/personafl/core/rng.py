@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX2 = 0x94D049BB133111EB - (1 << 64)
 _WORD = (1 << 64) - 1
+_SHARED = threading.RLock()
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -101,3 +104,10 @@ def order(keys: Tensor, counts: Tensor, width: int) -> Tensor:
 def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:
     """A NumPy generator for what is drawn once on the host: partitions, cohorts, donors."""
     return np.random.Generator(np.random.PCG64(_word(purpose, (seed, *parts)) & _WORD))
+
+
+@contextmanager
+def torch_generator(device: torch.device | None = None) -> Iterator[None]:
+    """PyTorch's own generator, for modules that know no other; one thread has it at a time, and leaves it as it was."""
+    with _SHARED, torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
+        yield

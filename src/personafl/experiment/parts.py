@@ -212,7 +212,7 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
         name = default_model(data) if name == config.AUTO else name
         build = MODELS[name].build if name in MODELS else config.imported(name, "model")
     example = batches.inputs(data.x[:2], torch.float32, data.normalization)
-    with torch.random.fork_rng(devices=[]), _single_precision():
+    with rng.torch_generator(), _single_precision():
         torch.manual_seed(int(rng.key(recipe.training.seed, "init")) % 2**63)
         known = name in MODELS
         module = build(tuple(data.x.shape[1:]), data.classes) if known else _users(build, data)

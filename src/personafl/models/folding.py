@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from personafl.core import rng
 from personafl.core.types import ModelInfo
 from personafl.models.attention import StackedAttention
 from personafl.models.layers import (
@@ -62,7 +63,7 @@ class PerClient(Stacked):
             if keys is None or not self.draws:
                 outs.append(functional_call(self.original, own, (part, *rest)))
                 continue
-            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            with rng.torch_generator(x.device):
                 torch.manual_seed(int(keys[c]))
                 outs.append(functional_call(self.original, own, (part, *rest)))
         size = x.shape[axis] // count

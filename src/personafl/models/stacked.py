@@ -31,6 +31,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from personafl.core import rng
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, ModelInfo, Params
@@ -75,7 +76,7 @@ class StackedModel(Displayed):
         self._context = Context()
         self._twins: list[StackedModel] = []
         self._fused: FusedForward | None = None
-        with torch.random.fork_rng(devices=[]):
+        with rng.torch_generator():
             self.whole = not self._stacked(self._samples(example))
         self._folded = self._fold(self.whole)
         self._head: nn.Module | None = None
@@ -111,7 +112,7 @@ class StackedModel(Displayed):
         for m in called:
             m.draws = False  # it is not seeded then
         params = {n: t.clone()[None] for n, t in self.initial.items()}
-        with torch.random.fork_rng(devices=[]):
+        with rng.torch_generator():
             before = torch.random.get_rng_state()
             self(params, example[None], keys=torch.zeros(1, dtype=torch.int64))
             drawn = not torch.equal(before, torch.random.get_rng_state())
