@@ -505,6 +505,7 @@ def test_running_statistics_are_those_of_the_reference_under_every_policy(case: 
     assert_played_alike(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedrep", "dm-pfl"])
 def test_policies_for_running_statistics_differ(name: str) -> None:
     average, local, drop = (played(case) for case in NORMED if case.name == name)
@@ -550,17 +551,20 @@ def test_optimiser_of_the_references_is_that_of_torch(settings: dict[str, Any], 
     assert torch.equal(params["w"][~mask], start["w"][~mask])
 
 
+@pytest.mark.slow  # these look at the references alone
 @pytest.mark.parametrize("case", [case for case in CASES if without(case) != case], ids=str)
 def test_own_machinery_of_a_method_acts(case: Case) -> None:
     """The references answer otherwise than they would without what is particular to the method."""
     assert gap(played(case), played(without(case))) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("some", "other"), EQUAL_TO, ids=str)
 def test_reference_becomes_another_method_where_it_must(some: Case, other: Case) -> None:
     assert gap(played(some), played(other)) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVENTS)
 def test_runs_of_a_method_meet_its_cases(name: str) -> None:
     events = Counter[str]()

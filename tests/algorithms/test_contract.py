@@ -252,7 +252,10 @@ def test_local_steps_instead_of_epochs(algorithm: Algorithm) -> None:
             assert visit.done.local.steps.tolist() == [3] * len(visit.data.ids)
 
 
-@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0)])
+@pytest.mark.parametrize(
+    ("optimizer", "momentum"),
+    [pytest.param("sgd", 0.9, marks=pytest.mark.slow), ("adam", 0.0)],  # the references are played with momentum
+)
 def test_momentum_and_adam_stack_too(algorithm: Algorithm, optimizer: str, momentum: float) -> None:
     options = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.01, "grad_clip": 1.0, "lr": 0.02}
     options["local_epochs"] = 1  # between one and six steps

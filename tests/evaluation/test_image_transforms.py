@@ -16,7 +16,7 @@ from personafl.evaluation import final
 from tests.evaluation.common import METHODS, accuracy, federation, own_rows, played
 
 
-@pytest.mark.parametrize(("channels", "as_bytes"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("channels", "as_bytes"), [pytest.param(1, False, marks=pytest.mark.slow), (3, True)])
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_corruptions_are_those_of_each_image_alone(algorithm: Algorithm, channels: int, as_bytes: bool) -> None:
     sim = played(algorithm, federation(channels, as_bytes))

@@ -32,6 +32,7 @@ PAPERS = [
     ("pfllib-cnn", (1, 28, 28), 10, 582_026),
     ("dropout-cnn", (3, 32, 32), 10, 1_626_442),
 ]
+LARGE = ("vgg11", "vgg11-fc", "vgg8-fc", "leaf-cnn")
 
 
 def count(module: nn.Module) -> int:
@@ -59,7 +60,10 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, param
     assert count(MODELS[name].build(shape, classes)) == parameters
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), [case[:3] for case in PAPERS])
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [pytest.param(*c[:3], marks=[pytest.mark.slow] if c[0] in LARGE else []) for c in PAPERS],
+)
 def test_a_stack_of_a_papers_network_equals_each_client_alone(name: str, shape: tuple[int, ...], classes: int) -> None:
     draw = torch.Generator().manual_seed(4)
     x, y = torch.randn(7, *shape, generator=draw), torch.arange(7) % classes
@@ -173,7 +177,13 @@ def simulation(kind: str, name: str, chunk: int, policy: BufferPolicy = "average
 
 
 @pytest.mark.filterwarnings("ignore:3 rounds leave room", "ignore:allocation=")
-@pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "ditto", "fedrep", "fedphp", "co-pfl", "fedselect", "dm-pfl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fedavg", "fedphp", "co-pfl", "dm-pfl"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg-ft", "ditto", "fedrep", "fedselect")),
+    ],
+)
 @pytest.mark.parametrize("kind", ["resnet", "lstm"])
 def test_a_stack_of_residual_or_recurrent_networks_equals_each_client_alone(kind: str, name: str) -> None:
     together, alone = (simulation(kind, name, chunk) for chunk in (100, 1))

@@ -218,7 +218,7 @@ def rounds(name: str) -> int:
     return {"dm-pfl": 8, "dm-pfl-plus": 8, "fedselect": 5}.get(name, 3)  # two iterations, a personal side
 
 
-@pytest.mark.parametrize("policy", ["average", "local", "drop"])
+@pytest.mark.parametrize("policy", ["average", *(pytest.param(p, marks=pytest.mark.slow) for p in ("local", "drop"))])
 @pytest.mark.parametrize("name", ANY_MODEL)
 def test_normed_models_with_dropout_stack(name: str, policy: str) -> None:
     """Padding reaches neither batch statistics nor dropout: ragged stacks equal single clients."""
