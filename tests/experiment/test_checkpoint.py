@@ -581,7 +581,16 @@ def test_a_recipe_that_was_changed_is_refused(tmp_path: Path, whole_and_cut: tup
 
 @pytest.mark.parametrize(
     "change",
-    [{"threads": 0}, {"threads": "a"}, {"threads": 10**9}, {"ranks": "2"}, {"memory": "x"}, {"chunk": -1}, {"new": 1}],
+    [
+        {"threads": 0},
+        {"threads": "a"},
+        {"threads": 10**9},
+        {"threads_per_client": 0},
+        {"ranks": "2"},
+        {"memory": "x"},
+        {"chunk": -1},
+        {"new": 1},
+    ],
 )
 def test_conditions_no_run_has_are_refused(
     change: dict[str, Any], tmp_path: Path, whole_and_cut: tuple[Path, Path]

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from personafl import Evaluation, FedAvg, Machine, Simulation
 from personafl.core.store import HOST
 from personafl.core.types import ModelInfo
 from personafl.sim import execution_plan
-from tests import worlds
+from personafl.sim.execution_plan import ExecutionPlan
+from tests import checks, worlds
 
 
 def test_rows_go_to_the_first_home_with_four_times_their_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -77,6 +79,43 @@ def test_large_minibatches_run_one_by_one_on_a_cpu(activations: int, chunk: int)
     plan = execution_plan.choose(model, training, torch.device("cpu"), torch.full((100,), 480), threads=2)  # type: ignore[arg-type]
     assert (plan.chunk == 1) == bool(chunk)
     assert plan.workers == (2 if chunk else 1)
+
+
+def cpu_plan(weights: int, *, stacks: bool = True, precision: str = "float32", **given: int) -> ExecutionPlan:
+    info = ModelInfo({"w": (weights,)}, frozenset(), frozenset(), (), 0.0, 10, "average")
+    model = SimpleNamespace(info=info, one_by_one=False, random=False, stacks=stacks)
+    training = worlds.training(batch_size=64, precision=precision)
+    return execution_plan.choose(model, training, torch.device("cpu"), torch.full((100,), 480), **given)  # type: ignore[arg-type]
+
+
+def test_stacks_on_a_cpu_have_weights_of_16_mib() -> None:
+    assert cpu_plan(2**22 // 10).chunk == 10  # 4 bytes each
+    assert cpu_plan(2**22 // 10, precision="float64").chunk == 5
+    assert cpu_plan(2**22).chunk == 4  # no fewer
+    assert cpu_plan(2**22 // 10, chunk=50).chunk == 50  # as asked
+
+
+def test_threads_of_a_client_leave_fewer_clients_at_a_time() -> None:
+    found = [cpu_plan(10, stacks=False, threads=6, threads_per_client=n) for n in (1, 2, 4, 99)]
+    assert [(plan.workers, plan.operations) for plan in found] == [(6, 1), (3, 2), (1, 4), (1, 6)]
+    assert cpu_plan(10, threads=6, threads_per_client=2).operations == 2
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_threads_of_a_client_change_rounding_alone(kind: str) -> None:
+    """In float64 sums of some hundred products near one, in another order, are 1e-14 apart; a few steps are no more."""
+
+    def played(count: int) -> Simulation:
+        with execution_plan.threads(2):
+            machine = Machine(threads_per_client=count)
+            fed, own = worlds.federation(kind), worlds.training(num_rounds=2)
+            sim = Simulation(fed, worlds.model(kind), FedAvg(), own, Evaluation(shift="none"), machine=machine)
+        sim.run()
+        return sim
+
+    one, two = played(1), played(2)
+    assert (one.plan.operations, two.plan.operations) == (1, 2)
+    checks.assert_agree(one.server, two.server, 1e-12)
 
 
 def test_results_of_workers_do_not_pile_up() -> None:

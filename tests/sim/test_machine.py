@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch
 import personafl
 from personafl import FedAvg, Training, config
 from personafl.core.types import Arithmetic
+from personafl.experiment import run_folder
 from personafl.experiment.build import resolved, simulation
 from personafl.sim.machine import Machine, with_precision
 from tests import worlds
@@ -48,6 +49,25 @@ def test_a_recipe_is_resolved_for_its_device_and_keeps_that_on_another() -> None
     assert there.training.precision == "tf32"
     here = simulation(there, there.algorithms[0], fed=feds[0], machine=Machine(device="cpu"))
     assert here.training.precision == "tf32"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"threads_per_client": 0}, "at least 1"),
+        ({"threads_per_client": 1.5}, "whole number"),
+        ({"chunk": -1}, "least 0"),
+    ],
+)
+def test_counts_that_are_none_are_refused(setting: dict[str, Any], told: str) -> None:
+    with pytest.raises(personafl.UserError, match=f"{next(iter(setting))} .*{told}"):
+        Machine(**setting)
+
+
+def test_a_run_records_the_threads_of_a_client_and_goes_on_with_them(tmp_path: Path) -> None:
+    found = personafl.run(RECIPE, out=tmp_path / "run", quiet=True, threads=2, threads_per_client=2)
+    assert found["ditto"].simulation.plan.operations == 2
+    assert run_folder.read(tmp_path / "run").conditions.threads_per_client == 2
 
 
 def test_a_run_folder_records_what_auto_was(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ def run(
     store: Annotated[str, typer.Option(help="What clients keep: auto, device, host or disk.")] = "auto",
     memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory to use, in GiB.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each process; default as PyTorch has it.")] = None,
+    threads_per_client: Annotated[
+        int, typer.Option(metavar="N", help="Of them, those of each client: for few clients on many cores.")
+    ] = 1,
     chunk: Annotated[int, typer.Option(help="Most clients in one stack; default as many as fit.")] = 0,
     checkpoint_every: Annotated[
         str | None, typer.Option(metavar="N|TIME", help="Save every N rounds, or 90s, 5m; default about a minute.")
@@ -53,7 +56,7 @@ def run(
         experiment.checked(folder)
     numbers = _seeds(seeds)
     where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads, "chunk": chunk}
-    where |= {"spread": spread, "checkpoint_every": checkpoint_every}
+    where |= {"threads_per_client": threads_per_client, "spread": spread, "checkpoint_every": checkpoint_every}
     try:
         result = experiment.run(chosen, out=folder, seeds=numbers, quiet=quiet or as_json, timed=profile, **where)
     except KeyboardInterrupt as e:

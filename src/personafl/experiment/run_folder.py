@@ -40,13 +40,15 @@ class Conditions:
     memory: float | None = None
     chunk: int = 0
     threads: int = 1
+    threads_per_client: int = 1
     ranks: int = 1
     timed: bool = False
     spread: str | None = None
     checkpoint_every: str | int | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (("threads", 1, MOST_THREADS), ("chunk", 0, 2**31), ("ranks", 1, 2**16)):
+        whole = (("threads", 1, MOST_THREADS), ("threads_per_client", 1, MOST_THREADS))
+        for name, low, high in (*whole, ("chunk", 0, 2**31), ("ranks", 1, 2**16)):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
                 raise UserError(f"{name} {value}: must be at least {low} and at most {high}")

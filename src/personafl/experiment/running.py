@@ -59,6 +59,7 @@ def run(
     store: str = "auto",
     memory: float | None = None,
     threads: int | None = None,
+    threads_per_client: int = 1,
     chunk: int = 0,
     spread: str | None = None,
     checkpoint_every: str | int | None = None,
@@ -86,7 +87,8 @@ def run(
     where the time goes. Processes that `torchrun` started share the work; the first of them watches and ends up with
     every client's model. `store` (auto, device, host, disk) and `memory` (GiB) are `Machine`'s; on disk, rows are in
     the run folder. `threads` are those of each process, by default as many as PyTorch has; the results do not depend
-    on them. `chunk` is the most clients in one stack, by default as many as fit; sums of float32 depend on it.
+    on them. `threads_per_client` is for rounds of few clients on a CPU of many cores: results go by it in their last
+    bits. `chunk` is the most clients in one stack, by default as many as fit; sums of float32 depend on it.
     `spread` (std, ci) is what ± is over seeds in the tables of the run folder; `Result.table` has it too.
     """
     conditions = Conditions(
@@ -95,6 +97,7 @@ def run(
         memory=memory,
         chunk=chunk,
         threads=torch.get_num_threads() if threads is None else threads,
+        threads_per_client=threads_per_client,
         ranks=ranks.launched(),
         timed=timed,
         spread=spread,
@@ -314,6 +317,7 @@ class _Seed:
             store=spill or temporary() if told.store == "disk" else told.store,
             spill=spill,
             memory=told.memory,
+            threads_per_client=told.threads_per_client,
             chunk=told.chunk,
             ranks=whole.world,
             clock=clock,

@@ -6,13 +6,14 @@ Found by measurement (`benchmarks/cpu.py`), and the same for every method:
   eight of them side by side, or as many as fit: with four a GPU is busy with larger ones, smaller ones gain a little.
 - CPU, convolutions, recurrent layers, and minibatches with many activations: they gain nothing from stacking, so
   clients run one by one, one thread each, as many at a time as there are threads.
-- CPU, everything else: one stack. Small passes run on one thread: a second one gains nothing when the machine
-  is quiet, and costs many times the pass when it is not.
+- CPU, everything else: one stack, or several whose weights are 16 MiB: larger ones take up to twice as long. Small
+  passes run on one thread: a second one gains nothing when the machine is quiet, and costs many times the pass when it
+  is not.
 
 On a CPU every operation runs on one thread but for the batched products of a stack, which give each thread whole
 matrices (`models/layers.py`). So the number of threads decides who computes a number, not in which order it is summed,
-and results do not depend on it. The exception are modules that draw random numbers of their own: they run one
-client at a time, on all threads.
+and results do not depend on it. There are two exceptions: a user may give each client several threads, for rounds of
+few clients on many cores; and modules that draw random numbers of their own run one client at a time, on all threads.
 
 And where what clients keep has its home: on the device, in main memory, or in a folder.
 """
@@ -45,9 +46,11 @@ from personafl.models.stacked import StackedModel
 P = TypeVar("P")
 T = TypeVar("T")
 LARGE = 4e6  # numbers a client's minibatch leaves: stacked, they are in no cache, and new pages for every operation
+STACKED = 2**24  # bytes of the weights of a CPU's stack: beyond, every operation waits for new pages of memory
 SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
 PLENTY = 16 * 2.0**30  # of one whose clients run one at a time
+FEW = 4  # clients a CPU's stack has at least, if there is memory for them
 LANES = 8  # clients side by side on a GPU, of models that run one at a time
 PASS = 2.0**30  # bytes of activations of a pass without training that do, if all were kept
 
@@ -75,22 +78,25 @@ def choose(
     kept: int = 0,
     room: float = 0.0,
     threads: int = 1,
+    threads_per_client: int = 1,
 ) -> ExecutionPlan:
     """The layout for clients with these numbers of examples; `chunk` fixes the clients per stack.
 
     `kept` are the bytes a client comes with, `room` those that all stacks together may take up (0: a share of what
-    is free). `threads` are there to be used on a CPU.
+    is free). `threads` are there to be used on a CPU, so many of them by each client's operations.
     """
     if device.type == "cuda":
         threads = 1
-    everything = threads if model.random else 1
+    everything = threads if model.random else min(threads, threads_per_client)
     batch = min(training.batch_size, int(sizes.max()))
     if device.type == "cpu" and not chunk and (not model.stacks or batch * model.info.activations > LARGE):
         fit = _fitting(model, training, device, sizes, kept, room)[0] if room else threads
-        return ExecutionPlan(1, 1 if model.random else min(threads, fit), 1, operations=everything)
+        return ExecutionPlan(1, max(1, min(threads // everything, fit)), 1, operations=everything)
     info = model.info
     fits, lanes = _fitting(model, training, device, sizes, kept, room)
-    chunk = chunk or fits
+    chunk = chunk or (
+        fits if device.type == "cuda" else min(fits, max(FEW, STACKED // max(1, _weight_bytes(model, training))))
+    )
     forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
@@ -107,11 +113,10 @@ def _fitting(
     By the peaks measured: weights, gradients, momenta, anchors, uploads and their terms come to nine models and four
     times what is kept; then what a minibatch leaves for its backward pass, or a sweep on a CPU.
     """
-    width = 8 if training.precision == "float64" else 4
     batch, sweep = min(training.batch_size, int(sizes.max())), min(batches.SWEEP, int(sizes.max()))
     examples = max(6 * batch, 0 if device.type == "cuda" else 2 * sweep)
-    numbers = 9 * sum(torch.Size(s).numel() for s in model.info.shapes.values())
-    held, passing = width * numbers + 4 * kept, width * examples * max(model.info.activations, 1)
+    held = 9 * _weight_bytes(model, training) + 4 * kept
+    passing = _width(training) * examples * max(model.info.activations, 1)
     if device.type != "cuda" or not model.one_by_one:
         room = room or (min(_free(device) / 2, ENOUGH) if device.type == "cuda" else _free(device) / 4)
         return max(1, int(room / (held + passing))), 0
@@ -120,6 +125,14 @@ def _fitting(
     lanes = max(1, min(LANES, cohort, int(room / 2 / passing)))
     fits = max(1, int((room - lanes * passing) / held))
     return fits if fits >= cohort else max(fits // lanes * lanes, 1), lanes
+
+
+def _width(training: Training) -> int:
+    return 8 if training.precision == "float64" else 4
+
+
+def _weight_bytes(model: StackedModel, training: Training) -> int:
+    return _width(training) * sum(torch.Size(s).numel() for s in model.info.shapes.values())
 
 
 # Memory

@@ -41,6 +41,7 @@ class Machine:
     """A device, the memory a run may use, the processes that share it, and how closely it is watched."""
 
     device: str | torch.device = "auto"  # a GPU where there is one
+    threads_per_client: int = 1  # of a client's operations on a CPU; with more than one, its last bits go by them
     chunk: int = 0  # most clients in one stack; 0: as many as fit
     plan: ExecutionPlan | None = None  # how clients lie over the machine; None: by measurement
     data_on: Place = "auto"  # the device, the host, or the host only if the examples are too large
@@ -51,3 +52,9 @@ class Machine:
     through_wire: bool = False  # pack and unpack every payload
     ranks: SingleProcess = field(default_factory=SingleProcess)  # the processes that share the work
     clock: NoClock = field(default_factory=NoClock)  # told what the work consists of
+
+    def __post_init__(self) -> None:
+        for name, least in (("threads_per_client", 1), ("chunk", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise UserError(f"{name} {value}: must be a whole number, at least {least}")

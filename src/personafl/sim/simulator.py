@@ -199,6 +199,7 @@ class Simulation(Displayed):
             kept=held,
             room=room,
             threads=self.threads,
+            threads_per_client=where.threads_per_client,
         )
 
     def _placement(self) -> Placement:
