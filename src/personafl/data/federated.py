@@ -154,6 +154,17 @@ class Federation(Displayed):
         first = whose[offsets[:-1]]
         return tuple(source.names[i] for i in first) if (whose == first[held.holders()]).all() else ()
 
+    def judged_by(self, split: Literal["test", "validation"]) -> Federation:
+        """The same where these data take the place of clients' test data, and of a test part of nobody."""
+        if split == "test":
+            return self
+        if not int(self.splits["validation"].offsets[-1]):
+            raise UserError(
+                "evaluation.split='validation': there are no validation data; set data.validation_share, such as 0.2"
+            )
+        splits = {**self.splits, "test": self.splits["validation"]}
+        return dataclasses.replace(self, splits=splits, official=None)
+
     def to(self, device: torch.device, dtype: torch.dtype, data_on: Place = "auto") -> Federation:
         """The same on a device, its examples in the precision of the model (bytes stay bytes).
 
@@ -205,7 +216,7 @@ class Federation(Displayed):
             return self
         one = next(iter(lazy.values()))  # they differ in which split they are of
         clients = [one.all_splits(c) for c in range(self.everybody)]
-        drawn = {n: Ragged.of([c[n] for c in clients]).to(one.device) for n in lazy}
+        drawn = {n: Ragged.of([c[s.split] for c in clients]).to(one.device) for n, s in lazy.items()}
         return dataclasses.replace(self, splits={**self.splits, **drawn})
 
     def class_counts(self) -> NDArray[np.int64]:

@@ -207,6 +207,8 @@ def check_recipe(recipe: Recipe) -> None:
         raise UserError(
             f"evaluation.shift={asked.shift!r}: other clients' test samples stay with them in a deployment; use none"
         )
+    if asked.split != "test":
+        raise UserError(f"evaluation.split={asked.split!r}: is for simulations; clients are judged by their test data")
     if asked.matrix:
         raise UserError("evaluation.matrix=true: no client sees another's test samples in a deployment")
     if asked.corruptions or asked.rotations:

@@ -18,6 +18,9 @@ class Evaluation(Section):
 
     section: ClassVar[str] = "evaluation"
 
+    split: Literal["test", "validation"] = setting(
+        "test", "the data clients are judged by; with validation, test data are not looked at"
+    )
     eval_every: int = setting(10, "rounds between evaluations; the last round is always evaluated")
     shift: Literal["donor", "pool", "label", "none"] = setting("donor", "whose test samples replace a client's own")
     degrees: tuple[float, ...] = setting((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "shares of the test samples replaced")

@@ -242,7 +242,9 @@ class _Seed:
     @functools.cached_property
     def shift(self) -> Shift | None:
         asked = self.recipe.evaluation
-        return None if asked.shift == "none" else draw(self.fed, asked.shift, self.seed, asked.draws)
+        if asked.shift == "none":
+            return None
+        return draw(self.fed.judged_by(asked.split), asked.shift, self.seed, asked.draws)
 
     @functools.cached_property
     def network(self) -> StackedModel:

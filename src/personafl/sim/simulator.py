@@ -86,6 +86,7 @@ class Simulation(Displayed):
         """
         model, algorithm = checked_parts(federation, model, algorithm, training, evaluation, faults)
         self.machine = machine or Machine()
+        self._divided, federation = federation, federation.judged_by((evaluation or Evaluation()).split)
         self.threads = torch.get_num_threads()  # as many as PyTorch had when the simulation was made
         self.evaluation = evaluation or Evaluation()
         self.faults = faults or Faults()
@@ -756,7 +757,7 @@ class Simulation(Displayed):
         init = hashlib.sha256()
         for n in sorted(self.model.initial):
             init.update(n.encode() + self.model.initial[n].cpu().numpy().tobytes())
-        return {"split": self.federation.digest(), "init": init.hexdigest()[:16], "data": self.data_hash}
+        return {"split": self._divided.digest(), "init": init.hexdigest()[:16], "data": self.data_hash}
 
     def hashes(self) -> dict[str, str | None]:
         """What all methods of a comparison must have in common."""
