@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import personafl
-from personafl import cli, config
+from personafl import cli, config, experiment
 from personafl.config.recipe import SECTIONS
 from personafl.data.corruptions import PARAMETERS, STANDARD
 
@@ -539,7 +539,7 @@ def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(personafl.experiment, "run", end)
+    monkeypatch.setattr(experiment, "run", end)
 
 
 def test_a_bug_shows_its_traceback_and_is_no_wrong_input(call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,6 +574,27 @@ def test_a_full_disk_is_said_in_a_line(call, monkeypatch: pytest.MonkeyPatch) ->
     end_with(OSError(28, "No space left on device"), monkeypatch)
     said = call("run")
     assert (said.code, said.err.strip()) == (1, "personafl: the disk is full: No space left on device")
+
+
+def test_a_sweep_chooses_and_writes_a_recipe_that_runs(call, tmp_path: Path) -> None:
+    words = [*quick("fedavg", "ditto"), "training.lr=0.05,0.5", "evaluation.draws=1"]
+    said = call("sweep", *words, "--out", "s")
+    assert said.code == 0 and "4/4  ditto  training.lr=0.5: accuracy" in said.out
+    assert "| fedavg | 2 | training.lr=0." in said.out and "what was chosen: best.toml" in said.out
+    assert call("sweep", *words, "--out", "s", "--quiet").out.startswith("# Sweep")  # goes on, and has nothing to do
+    assert call("run", "s/best.toml", "--json").code == 0
+    said = call("sweep", "training.lr=0.1", "--out", "t")
+    assert (said.code, "nothing to choose from" in said.err) == (2, True)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_sweep_that_is_stopped_says_how_to_go_on(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "sweep", stop)
+    said = call("sweep", "training.lr=0.1,0.2", "--out", "s")
+    assert (said.code, said.err.strip()) == (130, "stopped; the same command with --out s goes on")
 
 
 def test_python_callers_get_the_same_class_and_sentence() -> None:

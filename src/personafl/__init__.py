@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from personafl.evaluation.settings import Evaluation
     from personafl.experiment.results import Result
     from personafl.experiment.running import resume, run
+    from personafl.experiment.tuning import Sweep, sweep
     from personafl.models import StackedModel
     from personafl.sim.machine import Machine
     from personafl.sim.simulator import Simulation
@@ -62,6 +63,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "personafl.slots": ("Inherit", "Robust"),
     "personafl.experiment.results": ("Result",),
     "personafl.experiment.running": ("resume", "run"),
+    "personafl.experiment.tuning": ("Sweep", "sweep"),
     "personafl.sim.machine": ("Machine",),
     "personafl.sim.simulator": ("Simulation",),
 }
@@ -108,12 +110,14 @@ __all__ = [
     "Simulation",
     "Source",
     "StackedModel",
+    "Sweep",
     "Training",
     "UserError",
     "__version__",
     "arrays",
     "resume",
     "run",
+    "sweep",
 ]
 
 # All that is nowhere else is a method, or their names.

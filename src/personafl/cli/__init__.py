@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli import compare, deploy, doctor, info, partition, run
+from personafl.cli import compare, deploy, doctor, info, partition, run, sweep
 from personafl.cli.plain_help import Command
 from personafl.cli.terminal import errors, fail, find_own_code, warn
 from personafl.core.errors import UserError
@@ -19,7 +19,7 @@ from personafl.version import __version__
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-RUN_CODE = ("run", "resume", "deploy")  # commands for which a recipe's own code is imported; the others look
+RUN_CODE = ("run", "resume", "sweep", "deploy")  # commands for which a recipe's own code is imported; the others look
 
 
 @app.callback(invoke_without_command=True)
@@ -39,6 +39,7 @@ def _root(
 
 app.command(cls=Command, context_settings={"allow_extra_args": True})(run.run)
 app.command(cls=Command)(run.resume)
+app.command(cls=Command)(sweep.sweep)
 app.command(cls=Command)(compare.compare)
 app.command("list", cls=Command)(info.list_)
 app.command(cls=Command)(info.info)

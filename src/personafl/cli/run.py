@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,8 +11,7 @@ import typer
 from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, errors, first, print_table, split
-from personafl.core.errors import UserError
+from personafl.cli.terminal import console, errors, first, print_table, seed_list, split, unique_folder
 from personafl.sim.ranks import launched
 
 if TYPE_CHECKING:
@@ -51,10 +48,10 @@ def run(
 
     name, changes = split(recipe, overrides)
     chosen = config.load(name, changes)
-    folder = out or _unique(chosen.name)
+    folder = out or unique_folder(chosen.name)
     if first():
         experiment.checked(folder)
-    numbers = _seeds(seeds)
+    numbers = seed_list(seeds)
     where: dict[str, Any] = {"device": device, "store": store, "memory": memory, "threads": threads, "chunk": chunk}
     where |= {"threads_per_client": threads_per_client, "spread": spread, "checkpoint_every": checkpoint_every}
     try:
@@ -107,11 +104,6 @@ def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as
     console.print(f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)")
 
 
-def _unique(name: str) -> Path:
-    """A run folder no other run has, also one that begins in the same second."""
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
 def _stopped(folder: Path, by: KeyboardInterrupt) -> NoReturn:
     """The end of a run by Ctrl-C or SIGTERM."""
     from personafl.experiment import run_folder
@@ -131,13 +123,3 @@ def _print_times(columns: list[str], rows: list[list[str]], note: str) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(note)
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(s) for s in text.split(",") if s.strip()]
-    except ValueError:
-        raise UserError(f"--seeds {text}: expected whole numbers, such as 0,1,2") from None
-    if len(set(seeds)) < len(seeds) or any(s < 0 for s in seeds):
-        raise UserError(f"--seeds {text}: must differ and not be negative")
-    return seeds

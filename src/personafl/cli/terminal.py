@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from personafl.core.errors import UserError
 from personafl.core.plain_text import Console
 
 console = Console(width=None if sys.stdout.isatty() else 120)
@@ -67,3 +70,19 @@ def print_table(
     console.print("Evaluated model:")
     for row in cells:
         console.print(f"  {row[0]}: {row[-1]}")
+
+
+def unique_folder(name: str) -> Path:
+    """A run folder no other run has, also one that begins in the same second."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def seed_list(text: str) -> list[int]:
+    """Seeds as a command line has them."""
+    try:
+        seeds = [int(s) for s in text.split(",") if s.strip()]
+    except ValueError:
+        raise UserError(f"--seeds {text}: expected whole numbers, such as 0,1,2") from None
+    if len(set(seeds)) < len(seeds) or any(s < 0 for s in seeds):
+        raise UserError(f"--seeds {text}: must differ and not be negative")
+    return seeds

@@ -184,7 +184,8 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         if isinstance(raw.get("data", {}), dict):
             _follow_clients(raw.get("data", {}), raw.get("data", {}).get("partition"), {})
         return raw
-    methods: list[Any] = [dict(m) if isinstance(m, Mapping) else m for m in entries(raw.get("algorithms", []))]
+    held = entries(raw.get("algorithms", []))
+    methods: list[Any] = [dict(m) if isinstance(m, Mapping) else {"name": m} if isinstance(m, str) else m for m in held]
     before = raw["data"].get("partition") if isinstance(raw.get("data"), Mapping) else None
     pairs = [_pair(o) for o in overrides]
     for key, value in pairs:  # which methods there are comes first, so that their settings find them

@@ -127,3 +127,25 @@ def matrix(squares: Mapping[str, Mapping[str, NDArray[Any]]], shown: Shown) -> F
         axes.set_yticks(rows := np.unique(np.linspace(0, len(ids) - 1, 8).round().astype(int)), ids[rows])
     figure.colorbar(image, ax=grid.tolist(), label=shown.axis)
     return figure
+
+
+@rc_context(IN_FIGURES)
+def sweep(panels: Mapping[str, Mapping[str, Sequence[tuple[str, float]]]], shown: Shown) -> Figure:
+    """For every key, each label's scores at its values, which stand side by side as they were given."""
+    figure = NotebookFigure(figsize=(max(3.6 * len(panels), 4.8), 3.8), layout="constrained")
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    for axes, (key, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        values = list(dict.fromkeys(v for at in lines.values() for v, _ in at))
+        for label, at in lines.items():
+            place = labels.index(label)
+            x, y = [values.index(v) for v, _ in at], [shown.scaled(s) for _, s in at]
+            axes.plot(
+                x, y, f"{MARKERS[place // 10 % len(MARKERS)]}-", color=f"C{place % 10}", markersize=4, label=label
+            )
+        axes.set_xticks(range(len(values)), values, fontsize=8)
+        axes.set(xlabel=key, ylabel=shown.axis)
+        axes.grid(alpha=0.3)
+    figure.suptitle("best score on validation data at each value", fontsize=11)
+    handles = {t: h for a in figure.axes for h, t in zip(*a.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    return figure

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from personafl.experiment.results import Client, MethodResult, Result
     from personafl.experiment.run_folder import checked
     from personafl.experiment.running import resume, run
+    from personafl.experiment.tuning import Sweep, sweep
     from personafl.sim.machine import chosen_device
 
 _WHERE = {
@@ -20,6 +21,7 @@ _WHERE = {
     "personafl.experiment.results": ("Client", "MethodResult", "Result"),
     "personafl.experiment.run_folder": ("checked",),
     "personafl.experiment.running": ("resume", "run"),
+    "personafl.experiment.tuning": ("Sweep", "sweep"),
     "personafl.sim.machine": ("chosen_device",),
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "Client",
     "MethodResult",
     "Result",
+    "Sweep",
     "checked",
     "chosen_device",
     "cpu",
@@ -47,4 +50,5 @@ __all__ = [
     "run",
     "simulation",
     "source",
+    "sweep",
 ]
