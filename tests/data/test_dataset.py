@@ -172,3 +172,10 @@ def test_the_hash_of_data_tells_examples_labels_names_and_corruption_apart():
 def test_entries_of_another_length_are_refused():
     with pytest.raises(ValueError, match="toy: 2 examples but 3 groups"):
         Source("toy", torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), 1, groups=np.zeros(3, np.int64))
+
+
+def test_examples_that_are_no_array_are_refused_and_those_of_autograd_taken():
+    with pytest.raises(ValueError, match="arrays: examples and targets must be numbers"):
+        arrays({"a": np.ones((4, 2))}, np.zeros(4, int))
+    x = torch.ones(4, 2, requires_grad=True)
+    assert not arrays(x, np.zeros(4, int)).x.requires_grad and x.requires_grad

@@ -59,6 +59,15 @@ def test_models_drawn_on_several_threads_at_once_are_those_of_their_seeds() -> N
                 torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("labels", "outputs"), [(np.arange(12) % 3 + 1, 3), (np.arange(12) % 3, 2)])
+def test_too_few_outputs_for_the_labels_are_refused_before_the_run(labels: np.ndarray[Any, Any], outputs: int) -> None:
+    """Also where the first examples have small ones."""
+    data = np.ones((12, 4), np.float32), np.sort(labels), np.arange(12) % 2
+    told = rf"training.loss='cross_entropy': .*up to {labels.max()}, counted from 0"
+    with pytest.raises(personafl.UserError, match=told):
+        personafl.run(data=data, model=torch.nn.Linear(4, outputs), algorithms=["fedavg"], quiet=True)
+
+
 def table(rows: int = 80) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Two classes a unit apart in units of columns that are hundreds and hundredths."""
     draw = np.random.default_rng(0)

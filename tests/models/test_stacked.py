@@ -1,15 +1,19 @@
 import copy
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from personafl import Algorithm, Ditto, Evaluation, FedAvg, Federation, FedPHP, Simulation, Source, UserError
 from personafl.core import rng, tree
 from personafl.core.criteria import CRITERION_GRADIENTS, cross_entropy
 from personafl.core.types import Batch, Task
 from personafl.models import CNN, MLP, MODELS, StackedModel
+from tests import worlds
 
 CLIENTS, SIZE = 3, 4
 KEYS = rng.key(0, "noise", 1, torch.tensor([3, 5, 9]))
@@ -912,3 +916,113 @@ def test_a_module_may_take_for_granted_how_images_lie_in_memory(channels: int) -
             for c, out in zip(range(2)[rows], found, strict=True):
                 alone = model.client({n: t[c] for n, t in params.items()})
                 torch.testing.assert_close(out, alone(x[c]))
+
+
+# What a user's module may do, and what it may not
+
+
+class InPlace(nn.Module):
+    """Scales its input, in place or not; as a first step of training or always."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place, self.a, self.head = place, nn.Linear(16, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.place == "always" or (self.place == "in training" and self.training):
+            x.mul_(0.5)
+        elif self.place == "nowhere" or (self.place == "nowhere, in training" and self.training):
+            x = x * 0.5
+        return self.head(torch.tanh(self.a(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", [FedAvg, Ditto, FedPHP])
+@pytest.mark.parametrize(("place", "elsewhere"), [("always", "nowhere"), ("in training", "nowhere, in training")])
+def test_a_forward_may_work_in_place_on_its_input(method: type[Algorithm], place: str, elsewhere: str) -> None:
+    """Two models of a client look at the same minibatch, and a data set is looked at again."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 16, generator=draw), torch.arange(40) % 3
+    servers, before = [], x.clone()
+    for kind in (place, elsewhere):
+        fed = Federation.build(Source("own", x, y, 3), np.split(np.arange(40), 4), 0)
+        torch.manual_seed(0)
+        sim = Simulation(fed, InPlace(kind), method(), worlds.training(num_rounds=2), Evaluation(shift="none"))
+        sim.run()
+        servers.append(sim.server)
+        assert torch.equal(x, before)
+    for n, t in servers[0].items():
+        assert torch.equal(t, servers[1][n]), n
+
+
+class Changes(nn.Module):
+    """Changes its weights in the forward pass."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.a = how, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "data":
+            self.a.weight.data.clamp_(-0.1, 0.1)
+        elif self.training:
+            with torch.no_grad():
+                self.a.weight.mul_(0.9)
+        return self.a(x)  # type: ignore[no-any-return]
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(4, 3)
+    module.weight.register_hook(lambda g: g * 0)
+    return module
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a = nn.Parameter(torch.randn(3, dtype=torch.cfloat)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(torch.fft.irfft(torch.fft.rfft(x) * self.w, n=4))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: Changes("data"), "parameter 'a.weight' is changed by the forward pass"),
+        (lambda: Changes("no_grad"), "parameter 'a.weight' is changed by the forward pass"),
+        (hooked, "parameter 'weight' has a hook"),
+        (Complex, "parameter 'w' is complex"),
+        (lambda: nn.LazyLinear(3), "parameter 'weight' has no shape yet; call the module on a batch"),
+        (lambda: nn.Sequential(torch.jit.trace(nn.Linear(4, 3), torch.zeros(2, 4))), "has a part in TorchScript"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_what_would_not_be_heeded_is_refused(build: Callable[[], nn.Module], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        StackedModel(build(), torch.randn(2, 4))
+
+
+def test_an_embedding_whose_rows_are_scaled_in_place_is_refused() -> None:
+    module = nn.Sequential(nn.Embedding(5, 4, max_norm=0.1), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(UserError, match=r"parameter '0.weight' is changed by the forward pass.*max_norm"):
+        StackedModel(module, torch.tensor([[0, 1], [2, 4]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_weights_of_another_type_are_taken(dtype: torch.dtype) -> None:
+    module = nn.Linear(4, 3)
+    model = StackedModel(copy.deepcopy(module).to(dtype), torch.randn(2, 4)).to(torch.device("cpu"), torch.float32)
+    for n, t in module.state_dict().items():
+        assert torch.equal(model.initial[n], t.to(dtype).float())
+
+
+@pytest.mark.parametrize("token", [-1, 5, 100])
+def test_a_token_outside_of_its_embedding_reads_nobody_elses_row(token: int) -> None:
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
+    model = StackedModel(module, torch.tensor([[0, 1], [2, 4]]))
+    params = {n: torch.stack([t, t + 1, t - 1]) for n, t in model.initial.items()}
+    x = torch.zeros(3, 2, 2, dtype=torch.int64)
+    model(params, x)
+    x[1, 1, 0] = token
+    with pytest.raises(UserError, match=f"0.weight: no row {token} in an embedding of 5 rows"):
+        model(params, x)

@@ -81,8 +81,10 @@ def test_large_minibatches_run_one_by_one_on_a_cpu(activations: int, chunk: int)
     assert plan.workers == (2 if chunk else 1)
 
 
-def cpu_plan(weights: int, *, stacks: bool = True, precision: str = "float32", **given: int) -> ExecutionPlan:
-    info = ModelInfo({"w": (weights,)}, frozenset(), frozenset(), (), 0.0, 10, "average")
+def cpu_plan(
+    weights: int, *, stacks: bool = True, precision: str = "float32", flops: float = 1e6, **given: int
+) -> ExecutionPlan:
+    info = ModelInfo({"w": (weights,)}, frozenset(), frozenset(), (), flops, 10, "average")
     model = SimpleNamespace(info=info, one_by_one=False, random=False, stacks=stacks)
     training = worlds.training(batch_size=64, precision=precision)
     return execution_plan.choose(model, training, torch.device("cpu"), torch.full((100,), 480), **given)  # type: ignore[arg-type]
@@ -93,6 +95,13 @@ def test_stacks_on_a_cpu_have_weights_of_16_mib() -> None:
     assert cpu_plan(2**22 // 10, precision="float64").chunk == 5
     assert cpu_plan(2**22).chunk == 4  # no fewer
     assert cpu_plan(2**22 // 10, chunk=50).chunk == 50  # as asked
+
+
+def test_the_smallest_convolutions_are_stacked_on_a_cpu() -> None:
+    """Three times the forward pass of 64 examples are a step: 4e7 FLOP, or a little more."""
+    assert cpu_plan(10, stacks=False, flops=4e7 / 192, threads=2).chunk > 1
+    assert cpu_plan(10, stacks=False, flops=4.1e7 / 192, threads=2).chunk == 1
+    assert cpu_plan(10, stacks=True, flops=1e9, threads=2).chunk > 1
 
 
 def test_threads_of_a_client_leave_fewer_clients_at_a_time() -> None:

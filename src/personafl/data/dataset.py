@@ -171,8 +171,8 @@ def prepared(
     if hasattr(x, "to_numpy"):  # a data frame
         x = x.to_numpy()
     try:
-        xs, ys = torch.as_tensor(x), torch.as_tensor(numbers)
-    except (TypeError, ValueError) as e:
+        xs, ys = torch.as_tensor(x).detach(), torch.as_tensor(numbers).detach()
+    except (TypeError, ValueError, RuntimeError) as e:
         raise UserError(f"{name}: examples and targets must be numbers: {e}") from None
     if xs.is_complex() or ys.is_complex():
         raise UserError(f"{name}: examples and targets must be real numbers, they are complex")

@@ -151,7 +151,10 @@ def resolved(
 
 def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
     """Loss and metric must give one number per example, or what the metric's own `reduce` takes."""
-    rows = slice(0, 2)
+    whole = not data.y.is_floating_point()  # of classes, the one that takes the most outputs
+    rows = torch.tensor(
+        [0, int(data.y.flatten(1).amax(1).argmax() if data.y.dim() > 1 else data.y.argmax()) if whole else 1]
+    )
     x = batches.inputs(data.x[rows], next(iter(network.initial.values())).dtype, data.normalization)
     with torch.no_grad():
         out = network({n: t[None] for n, t in network.initial.items()}, x[None])[0]
@@ -167,8 +170,8 @@ def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
             found = rule(out, y)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             raise UserError(
-                f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)} (model.name={recipe.model.name!r}) "
-                f"and targets of shape {tuple(y.shape)}: {e}"
+                f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)} (model.name={recipe.model.named!r}) "
+                f"and targets of shape {tuple(y.shape)}{f' up to {int(y.max())}, counted from 0' if whole else ''}: {e}"
             ) from None
         if not isinstance(found, Tensor) or found.shape[:1] != (2,) or found.dim() != (2 if several else 1):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -110,7 +110,12 @@ def _answered(module: nn.Module, params: Params, example: Tensor, dtype: torch.d
 
 @torch.no_grad()
 def _evaluated(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    return torch.stack([_checked(module, _loaded(module, params, c).eval()(x[c].clone())) for c in range(2)])
+    found = []
+    for c in range(2):
+        own = _loaded(module, params, c).eval()
+        found.append(_checked(module, own(x[c].clone())))
+        _refuse_changed(own, params, c)
+    return torch.stack(found)
 
 
 def _noisy(example: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -150,6 +155,16 @@ def _loaded(module: nn.Module, params: Params, c: int) -> nn.Module:
     return own
 
 
+def _refuse_changed(own: nn.Module, params: Params, c: int) -> None:
+    """Weights are what an optimiser makes of them: a forward that changes them would change them where it likes."""
+    for n, p in own.named_parameters():
+        if n in params and not torch.equal(p, params[n][c]):
+            raise UserError(
+                f"{type(own).__name__}: parameter {n!r} is changed by the forward pass; compute with a changed copy of "
+                "it instead (an Embedding's max_norm changes it too)"
+            )
+
+
 def _trained(
     module: nn.Module, params: Params, x: Tensor, slope: Tensor | None, learnt: Collection[str], c: int
 ) -> tuple[Tensor, Params]:
@@ -161,6 +176,7 @@ def _trained(
     with torch.enable_grad(), WithoutDropout():
         out: Tensor = own(x[c].clone())
         total = None if slope is None else (out * slope[c]).sum()
+    _refuse_changed(own, params, c)
     if total is None:
         return out.detach(), {}
     named = dict(own.named_parameters())

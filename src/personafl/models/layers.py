@@ -442,7 +442,13 @@ class StackedEmbedding(Stacked):
         assert table is not None
         first = torch.arange(table.shape[0], device=x.device) * table.shape[1]
         rows = self.split(x)
+        outside = (rows < 0) | (rows >= table.shape[1])  # would be rows of another client
+        if not x.is_cuda and bool(outside.any()):
+            name, token = self.own.get("weight", "a frozen table"), int(rows[outside][0])
+            raise UserError(f"{name}: no row {token} in an embedding of {table.shape[1]} rows")
         places = rows + first.view(-1, *[1] * (rows.dim() - 1))
+        if x.is_cuda:  # PyTorch's own check then, when the GPU comes to it
+            places = places.masked_fill(outside, table.shape[0] * table.shape[1])
         return F.embedding(places, table.flatten(0, 1)).flatten(0, 1)
 
 

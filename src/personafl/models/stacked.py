@@ -25,7 +25,7 @@ import copy
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -65,12 +65,14 @@ class StackedModel(Displayed):
 
     def __init__(self, module: nn.Module, example: Tensor, head: str | None = None, policy: BufferPolicy = "average"):
         """`example` is a batch of two inputs; `head` a pattern of parameter names, by default the last linear layer."""
-        example = example.clone()  # a forward may work in place
+        _refuse_odd(module)
+        example = _as_weights(module, example)
         self.module = copy.deepcopy(module).eval()
         _without_nested_tensors(self.module)
+        self._alters = _alters_input(self.module, example)
         if policy == "drop":
             _forget_statistics(self.module)
-        self.info = describe(self.module, example, head, policy)
+        self.info = describe(self.module, example.clone(), head, policy)
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
         self._context = Context()
@@ -134,7 +136,7 @@ class StackedModel(Displayed):
         context.count, context.calls = x.shape[0], 0
         if self._folded.training != (keys is not None):
             self._folded.train(keys is not None)
-        rows = x.flatten(0, 1)
+        rows = x.flatten(0, 1).clone() if self._alters else x.flatten(0, 1)  # others may look at the same batch
         out: Tensor = self._folded(rows) if self._fused is None else self._fused(self._folded, rows)
         context.params = {}
         return out
@@ -362,6 +364,38 @@ class StackedModel(Displayed):
                 "them as its own; or the same input and random stream give different outputs each time"
             )
         return False
+
+
+def _refuse_odd(module: nn.Module) -> None:
+    """Say in a line what a module has that clients' weights cannot be put into, or that would not be heeded."""
+    name = type(module).__name__
+    if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
+        raise UserError(f"{name}: has a part in TorchScript; give the module it was made from")
+    for n, p in module.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise UserError(f"{name}: parameter {n!r} has no shape yet; call the module on a batch of examples first")
+        if p.is_complex():
+            raise UserError(f"{name}: parameter {n!r} is complex; give its real and imaginary part, as numbers")
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise UserError(f"{name}: parameter {n!r} has a hook, which a client's own weights would not; remove it")
+
+
+def _as_weights(module: nn.Module, example: Tensor) -> Tensor:
+    """A copy of the example, its numbers of the type the weights have."""
+    kinds = (p.dtype for p in module.parameters() if p.is_floating_point())
+    return example.clone() if not example.is_floating_point() else example.to(next(kinds, example.dtype), copy=True)
+
+
+@torch.no_grad()
+def _alters_input(module: nn.Module, example: Tensor) -> bool:
+    """Whether a forward works in place on what it is given."""
+    for training in (False, True):
+        own, given = copy.deepcopy(module).train(training), example.clone()
+        with rng.torch_generator(), suppress(Exception):  # what is wrong with it is said elsewhere
+            own(given)
+        if given._version:
+            return True
+    return False
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

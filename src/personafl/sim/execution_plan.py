@@ -5,7 +5,8 @@ Found by measurement (`benchmarks/cpu.py`), and the same for every method:
 - GPU: one stack, or several of a few GiB: larger ones are no faster. Models whose clients run one at a time have
   eight of them side by side, or as many as fit: with four a GPU is busy with larger ones, smaller ones gain a little.
 - CPU, convolutions, recurrent layers, and minibatches with many activations: they gain nothing from stacking, so
-  clients run one by one, one thread each, as many at a time as there are threads.
+  clients run one by one, one thread each, as many at a time as there are threads. The smallest convolutions and
+  recurrent layers are an exception: there Python takes longer than the numbers do.
 - CPU, everything else: one stack, or several whose weights are 16 MiB: larger ones take up to twice as long. Small
   passes run on one thread: a second one gains nothing when the machine is quiet, and costs many times the pass when it
   is not.
@@ -47,6 +48,7 @@ P = TypeVar("P")
 T = TypeVar("T")
 LARGE = 4e6  # numbers a client's minibatch leaves: stacked, they are in no cache, and new pages for every operation
 STACKED = 2**24  # bytes of the weights of a CPU's stack: beyond, every operation waits for new pages of memory
+LIGHT = 4e7  # FLOP of a client's step below which convolutions and recurrent layers gain from a stack
 SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
 PLENTY = 16 * 2.0**30  # of one whose clients run one at a time
@@ -88,16 +90,16 @@ def choose(
     if device.type == "cuda":
         threads = 1
     everything = threads if model.random else min(threads, threads_per_client)
-    batch = min(training.batch_size, int(sizes.max()))
-    if device.type == "cpu" and not chunk and (not model.stacks or batch * model.info.activations > LARGE):
+    info, batch = model.info, min(training.batch_size, int(sizes.max()))
+    forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
+    alone = (not model.stacks and 3 * forward * batch > LIGHT) or batch * info.activations > LARGE
+    if device.type == "cpu" and not chunk and alone:
         fit = _fitting(model, training, device, sizes, kept, room)[0] if room else threads
         return ExecutionPlan(1, max(1, min(threads // everything, fit)), 1, operations=everything)
-    info = model.info
     fits, lanes = _fitting(model, training, device, sizes, kept, room)
     chunk = chunk or (
         fits if device.type == "cuda" else min(fits, max(FEW, STACKED // max(1, _weight_bytes(model, training))))
     )
-    forward = info.other_flops + sum(2 * layer.macs for layer in info.layers)
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
     in_training, in_sweeps = (1 if flops < SMALL else threads for flops in (step, sweep))
