@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -70,9 +71,9 @@ def test_lanes_and_stacks_of_models_that_run_one_at_a_time(
     assert (plan.chunk, plan.lanes, plan.workers) == (chunk, lanes, 1)
 
 
-@pytest.mark.parametrize(("activations", "chunk"), [(62_500, 0), (62_501, 1)])
+@pytest.mark.parametrize(("activations", "chunk"), [(15_625, 0), (15_626, 1)])
 def test_large_minibatches_run_one_by_one_on_a_cpu(activations: int, chunk: int) -> None:
-    """64 examples of 62,500 numbers are four million."""
+    """64 examples of 15,625 numbers are a million."""
     info = ModelInfo({"w": (10,)}, frozenset(), frozenset(), (), 0.0, activations, "average")
     model = SimpleNamespace(info=info, one_by_one=False, random=False, stacks=True)
     training = worlds.training(batch_size=64)
@@ -82,7 +83,7 @@ def test_large_minibatches_run_one_by_one_on_a_cpu(activations: int, chunk: int)
 
 
 def cpu_plan(
-    weights: int, *, stacks: bool = True, precision: str = "float32", flops: float = 1e6, **given: int
+    weights: int, *, stacks: bool = True, precision: str = "float32", flops: float = 1e6, **given: Any
 ) -> ExecutionPlan:
     info = ModelInfo({"w": (weights,)}, frozenset(), frozenset(), (), flops, 10, "average")
     model = SimpleNamespace(info=info, one_by_one=False, random=False, stacks=stacks)
@@ -90,11 +91,20 @@ def cpu_plan(
     return execution_plan.choose(model, training, torch.device("cpu"), torch.full((100,), 480), **given)  # type: ignore[arg-type]
 
 
-def test_stacks_on_a_cpu_have_weights_of_16_mib() -> None:
-    assert cpu_plan(2**22 // 10).chunk == 10  # 4 bytes each
-    assert cpu_plan(2**22 // 10, precision="float64").chunk == 5
-    assert cpu_plan(2**22).chunk == 4  # no fewer
-    assert cpu_plan(2**22 // 10, chunk=50).chunk == 50  # as asked
+def test_stacks_on_a_cpu_have_weights_of_8_mib_and_run_side_by_side() -> None:
+    assert cpu_plan(2**21 // 10).chunk == 10  # 4 bytes each
+    assert cpu_plan(2**21 // 10, precision="float64").chunk == 5
+    assert cpu_plan(2**21).chunk == 4  # no fewer
+    assert cpu_plan(2**21 // 10, chunk=50).chunk == 50  # as asked
+    several = [cpu_plan(2**21 // each, threads=16).workers for each in (10, 25, 50, 200)]  # of 50 clients a round
+    assert several == [5, 2, 1, 1]
+    assert [cpu_plan(2**21 // 10, threads=n).chunk for n in (1, 2, 5)] == [10, 10, 10]  # whatever the threads
+
+
+def test_stacks_side_by_side_stay_under_a_limit() -> None:
+    """A client takes nine times 0.8 MiB and 0.01 MiB of a pass: 300 MiB are for 41 of them, so four stacks."""
+    plans = [cpu_plan(2**21 // 10, threads=16, room=room) for room in (300 * 2.0**20, 100 * 2.0**20, 10 * 2.0**20)]
+    assert [(plan.chunk, plan.workers) for plan in plans] == [(10, 4), (10, 1), (1, 1)]
 
 
 def test_the_smallest_convolutions_are_stacked_on_a_cpu() -> None:

@@ -7,9 +7,9 @@ Found by measurement (`benchmarks/cpu.py`), and the same for every method:
 - CPU, convolutions, recurrent layers, and minibatches with many activations: they gain nothing from stacking, so
   clients run one by one, one thread each, as many at a time as there are threads. The smallest convolutions and
   recurrent layers are an exception: there Python takes longer than the numbers do.
-- CPU, everything else: one stack, or several whose weights are 16 MiB: larger ones take up to twice as long. Small
-  passes run on one thread: a second one gains nothing when the machine is quiet, and costs many times the pass when it
-  is not.
+- CPU, everything else: one stack, or several whose weights are 8 MiB, side by side: a larger one takes up to twice as
+  long. Small passes run on one thread: a second one gains nothing when the machine is quiet, and costs many times the
+  pass when it is not.
 
 On a CPU every operation runs on one thread but for the batched products of a stack, which give each thread whole
 matrices (`models/layers.py`). So the number of threads decides who computes a number, not in which order it is summed,
@@ -46,8 +46,8 @@ from personafl.models.stacked import StackedModel
 
 P = TypeVar("P")
 T = TypeVar("T")
-LARGE = 4e6  # numbers a client's minibatch leaves: stacked, they are in no cache, and new pages for every operation
-STACKED = 2**24  # bytes of the weights of a CPU's stack: beyond, every operation waits for new pages of memory
+LARGE = 1e6  # numbers a client's minibatch leaves: stacked, they are in no cache, and new pages for every operation
+STACKED = 2**23  # bytes of the weights of a CPU's stack: beyond, every operation waits for new pages of memory
 LIGHT = 4e7  # FLOP of a client's step below which convolutions and recurrent layers gain from a stack
 SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
@@ -97,14 +97,17 @@ def choose(
         fit = _fitting(model, training, device, sizes, kept, room)[0] if room else threads
         return ExecutionPlan(1, max(1, min(threads // everything, fit)), 1, operations=everything)
     fits, lanes = _fitting(model, training, device, sizes, kept, room)
-    chunk = chunk or (
-        fits if device.type == "cuda" else min(fits, max(FEW, STACKED // max(1, _weight_bytes(model, training))))
-    )
+    workers = 1
+    if device.type == "cpu" and not chunk:
+        chunk = min(fits, max(FEW, STACKED // max(1, _weight_bytes(model, training))))
+        stacks = min(fits // chunk, -(-training.cohort(len(sizes)) // chunk))
+        workers = max(1, min(threads // everything, stacks))
+    chunk = chunk or fits
     step = 3 * forward * batch * min(chunk, training.cohort(len(sizes)))
     sweep = forward * min(batches.SWEEP, int(sizes.max())) * min(chunk, len(sizes))
     in_training, in_sweeps = (1 if flops < SMALL else threads for flops in (step, sweep))
     activations = min(PASS, room / 4) if room else PASS
-    return ExecutionPlan(chunk, 1, in_training, in_sweeps, everything, activations, lanes)
+    return ExecutionPlan(chunk, workers, in_training, in_sweeps, everything, activations, lanes)
 
 
 def _fitting(
@@ -221,7 +224,7 @@ def each(
             return
 
         def job(part: P) -> T:
-            with model.borrowed() as mine, mine.threaded(for_products):
+            with model.borrowed() as mine, mine.threaded(min(for_products, 1)):
                 return work(mine, part)
 
         own = (plan.operations,)  # PyTorch's setting is partly per thread
