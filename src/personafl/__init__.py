@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from personafl.evaluation.settings import Evaluation
     from personafl.experiment.results import Result
     from personafl.experiment.running import resume, run
-    from personafl.experiment.tuning import Sweep, sweep
+    from personafl.experiment.trials import Sweep
+    from personafl.experiment.tuning import sweep
     from personafl.models import StackedModel
     from personafl.sim.machine import Machine
     from personafl.sim.simulator import Simulation
@@ -63,7 +64,8 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "personafl.slots": ("Inherit", "Robust"),
     "personafl.experiment.results": ("Result",),
     "personafl.experiment.running": ("resume", "run"),
-    "personafl.experiment.tuning": ("Sweep", "sweep"),
+    "personafl.experiment.trials": ("Sweep",),
+    "personafl.experiment.tuning": ("sweep",),
     "personafl.sim.machine": ("Machine",),
     "personafl.sim.simulator": ("Simulation",),
 }

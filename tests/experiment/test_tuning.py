@@ -17,8 +17,8 @@ import pytest
 import personafl
 from personafl import Sweep, UserError
 from personafl.config.recipe import Recipe
-from personafl.experiment import tuning
-from personafl.experiment.tuning import Trial
+from personafl.experiment import trials, tuning
+from personafl.experiment.trials import Trial
 
 QUICK: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 4},
@@ -64,7 +64,7 @@ def test_the_best_mean_over_the_degrees_of_shift_is_chosen(monkeypatch: pytest.M
     best = found.best["fedavg"]
     assert best.score == pytest.approx(0.5) and best.at(1.0) == pytest.approx(0.4) and best.at(0.3) is None
     robust = {"shift": {"average": 0.2}, "accuracy": {"personal": {"mean": 0.9}}}
-    assert tuning.score(robust) == 0.2 and tuning.score(robust | {"shift": None}) == 0.9
+    assert trials.score(robust) == 0.2 and trials.score(robust | {"shift": None}) == 0.9
 
 
 def test_lower_is_chosen_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:

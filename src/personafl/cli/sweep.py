@@ -11,7 +11,7 @@ import typer
 from personafl.cli.terminal import console, errors, seed_list, split, unique_folder
 
 if TYPE_CHECKING:
-    from personafl.experiment.tuning import Trial
+    from personafl.experiment.trials import Trial
 
 
 def sweep(
@@ -42,8 +42,7 @@ def sweep(
 
     def told(trial: Trial, place: int, of: int) -> None:
         score = Shown.of(trial.summaries).text(trial.score)
-        words = ", ".join(f"{k}={v}" for k, v in trial.point.items()) or "as it is"
-        console.print(f"{place}/{of}  {trial.label}  {words}: {score}{', diverged' if trial.diverged else ''}")
+        console.print(f"{place}/{of}  {trial.label}  {trial.words}: {score}{', diverged' if trial.diverged else ''}")
 
     try:
         found = experiment.sweep(

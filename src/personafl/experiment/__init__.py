@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from personafl.experiment.results import Client, MethodResult, Result
     from personafl.experiment.run_folder import checked
     from personafl.experiment.running import resume, run
-    from personafl.experiment.tuning import Sweep, sweep
+    from personafl.experiment.trials import Sweep
+    from personafl.experiment.tuning import sweep
     from personafl.sim.machine import chosen_device
 
 _WHERE = {
@@ -21,7 +22,8 @@ _WHERE = {
     "personafl.experiment.results": ("Client", "MethodResult", "Result"),
     "personafl.experiment.run_folder": ("checked",),
     "personafl.experiment.running": ("resume", "run"),
-    "personafl.experiment.tuning": ("Sweep", "sweep"),
+    "personafl.experiment.trials": ("Sweep",),
+    "personafl.experiment.tuning": ("sweep",),
     "personafl.sim.machine": ("chosen_device",),
 }
 
