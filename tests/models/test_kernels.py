@@ -34,6 +34,7 @@ SHAPES = [
     (3, 16, 256, 256, 3, 4, 4, 1, kernels.POOL, False),
 ]
 WITHIN = {"float32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}  # error of outputs, as a share of the largest
+KERNELS = ("forward", "for_weight", "spread", "pack", "collect", "largest", "scale")
 
 
 def alone(x: Tensor, weight: Tensor, bias: Tensor | None, pad: int, mode: int) -> Tensor:
@@ -97,6 +98,28 @@ def test_other_numbers_are_rounded_as_the_precision_says(shape: tuple[int, ...],
 
 
 @pytest.mark.parametrize("how", list(WITHIN))
+@pytest.mark.parametrize("size", [1e-12, 1e-5, 1e5])
+def test_numbers_far_from_one_are_rounded_no_more_than_others(size: float, how: str) -> None:
+    """Each client's have a size of their own, so that none is rounded by what fits another."""
+    stream, shape = torch.Generator("cuda").manual_seed(0), (3, 16, 16, 20, 3, 8, 8, 1, kernels.PLAIN, True)
+
+    def draw(*of: int) -> Tensor:
+        each = torch.tensor([1.0, size, size**2 if size < 1e-6 else 1 / size], device="cuda").view(-1, *[1] * len(of))
+        return (torch.randn(3, of[0] // 3, *of[1:], device="cuda", generator=stream) * each).flatten(0, 1)
+
+    x, weight, bias, grad = drawn(shape, draw)
+    given = [t.requires_grad_() for t in (x, weight, bias) if t is not None]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    out = kernels.convolution(x, weight, bias, 1, kernels.PLAIN, how, torch.float32)
+    truth = alone(exact[0], exact[1], exact[2], 1, kernels.PLAIN)
+    found = [out, *torch.autograd.grad(out, given, grad)]
+    for f, true in zip(found, [truth, *torch.autograd.grad(truth, exact, grad.double())], strict=True):
+        for own, own_true in zip(f.double().chunk(3), true.chunk(3), strict=True):
+            if own_true.abs().max() > 1e-30:  # smaller ones are rounded in float32 itself
+                assert (own - own_true).norm() <= WITHIN[how] * own_true.norm()
+
+
+@pytest.mark.parametrize("how", list(WITHIN))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_layers_kernels_are_compiled_together(
     shape: tuple[int, ...], how: str, monkeypatch: pytest.MonkeyPatch
@@ -118,7 +141,7 @@ def test_a_layers_kernels_are_compiled_together(
     monkeypatch.setattr(kernels, "_compile", compiling)
     monkeypatch.setattr(kernels, "_compiled", set())
     monkeypatch.setattr("triton.knobs.runtime.jit_post_compile_hook", hook)
-    for kernel in (kernels._forward, kernels._for_weight, kernels._spread, kernels._pack, kernels._collect):
+    for kernel in (getattr(kernels, f"_{n}") for n in KERNELS):
         kernel.device_caches.clear()
     x = torch.randn(clients * batch, i, high, wide, device="cuda", requires_grad=True)
     weight = torch.randn(clients, o, i, k, k, device="cuda", requires_grad=True)
@@ -127,10 +150,11 @@ def test_a_layers_kernels_are_compiled_together(
     assert found and all(found)
 
 
-def test_a_number_that_is_none_stays_one() -> None:
+@pytest.mark.parametrize("how", list(WITHIN))
+def test_a_number_that_is_none_stays_one(how: str) -> None:
     weight = torch.full((1, 16, 16, 3, 3), torch.nan, device="cuda")
     for mode in (kernels.PLAIN, kernels.RELU, kernels.POOL):
-        out = kernels.convolution(torch.ones(2, 16, 8, 8, device="cuda"), weight, None, 0, mode, "bf16", torch.float32)
+        out = kernels.convolution(torch.ones(2, 16, 8, 8, device="cuda"), weight, None, 0, mode, how, torch.float32)
         assert out.isnan().all()
 
 
@@ -191,3 +215,34 @@ def test_a_run_ends_near_the_exact_one(precision: str) -> None:
     within = {"float32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}[precision]
     for n, t in exact.items():
         assert (found[n] - t).abs().max() <= within
+
+
+class Sequences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
+        self.words, self.encoder = nn.Embedding(20, 64), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.encoder(self.words(x)).mean(1))
+        return out
+
+
+def test_sequences_in_bf16_are_as_near_to_float32_as_under_autocast() -> None:
+    torch.manual_seed(0)
+    module, x = Sequences(), torch.randint(20, (3, 8, 12))
+    found, alone = {}, copy.deepcopy(module).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        own = alone(x[0].cuda())
+    usual = [own, *torch.autograd.grad(own.float().square().sum(), list(alone.parameters()))]
+    for how in ("float32", "bf16"):
+        model = StackedModel(copy.deepcopy(module), x[0]).to(torch.device("cuda"), torch.float32, how)
+        params = {n: t.repeat(3, *[1] * t.dim()).requires_grad_() for n, t in model.initial.items()}
+        with products(how):
+            z, out = model.features(params, x.cuda(), keys=torch.arange(3, device="cuda"))
+            grads = torch.autograd.grad(out.square().sum(), list(params.values()))
+        assert {t.dtype for t in (z, out, *grads)} == {torch.float32}
+        found[how] = [out.detach(), *grads]
+    for exact, near, other in zip(*found.values(), usual, strict=True):
+        assert 0 < (near[0] - exact[0]).norm() <= 2 * (other - exact[0]).norm()

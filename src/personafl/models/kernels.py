@@ -26,13 +26,71 @@ from personafl.core.types import Arithmetic
 _EMPTY = (0, 1, 1)
 _TILE = {"BO": 32, "BJ": 32}  # of kernels that only move weights
 _SMALL_TILE = {"BO": 32, "BJ": 8, "num_warps": 2}  # of one that adds many parts first: more programs, less of a wait
-_BLOCK = {"BLOCK": 4096, "num_warps": 8}  # of one that halves numbers
-_PRODUCTS: dict[Arithmetic, str] = {"float32": "tf32x3", "tf32": "tf32", "bf16": "ieee"}
+_BLOCK = {"BLOCK": 4096, "num_warps": 8}  # of those that look at numbers one by one
+_PRODUCTS: dict[Arithmetic, str] = {"float32": "tf32x3", "tf32": "ieee", "bf16": "ieee"}
 """How Triton takes the products of a precision: float32 as three of TF32, which leaves float32's own rounding."""
+_FACTORS: dict[Arithmetic, torch.dtype] = {"float32": torch.float32, "tf32": torch.float16, "bf16": torch.bfloat16}
+"""The type of their factors. A float16 has the ten bits of a TF32 number behind the point, and tensor cores take it
+twice as fast, and also across the sum; the range it lacks is made up for by a power of two for each client."""
 PLAIN, RELU, POOL = 0, 1, 2  # what follows the convolution: nothing, ReLU, ReLU and pooling
-_SIZES = ["B", "H", "W", "OH", "OW", "M", "N", "splits", "per_split", "stride", "threshold"]  # no constants of a kernel
+_SIZES = [
+    "B",
+    "H",
+    "W",
+    "OH",
+    "OW",
+    "M",
+    "N",
+    "splits",
+    "per_split",
+    "stride",
+    "threshold",
+    "each",
+]  # no constants of a kernel
 _STRIDES = ["N", "of_gates", "of_before", "of_cell", "of_state"]
 _LAYER = [*_SIZES, "CI", "CO", "T", "BIASED", "BACK"]  # nor of those that only move numbers
+
+
+@triton.jit
+def _factor(bits):
+    """The power of two that brings numbers below 2^15 whose largest has these bits; 1 where that is not finite."""
+    exponent = tl.where(bits >> 23 == 255, 141, tl.maximum(bits >> 23, 15))
+    return ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _inverse(bits):
+    """And the one that takes it back."""
+    exponent = tl.where(bits >> 23 == 255, 141, tl.maximum(bits >> 23, 15))
+    return ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["clients", "blocks", "x_each", "x_stride", "y_each", "y_stride"])
+def _largest(x, y, top, clients, blocks, x_each, x_stride, y_each, y_stride, BLOCK: tl.constexpr):
+    """The bits of each client's largest number, signs aside: in this order they are in the order of the numbers.
+
+    Of two stacks: so many `blocks` of each client are for the first one.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0)
+    if block >= blocks:
+        block -= blocks
+        x = y
+        x_each = y_each
+        x_stride = y_stride
+        top += clients
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + client * x_stride + at, mask=at < x_each, other=0.0)
+    tl.atomic_max(top + client, tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0))
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _scale(x, top, out, N, BLOCK: tl.constexpr):
+    """Each client's N numbers by its power of two, as float16."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + client * N + at, mask=at < N, other=0.0)
+    tl.store(out + client * N + at, (value * _factor(tl.load(top + client))).to(tl.float16), mask=at < N)
 
 
 @triton.jit
@@ -57,9 +115,9 @@ def _patch(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _forward(
-    x, weight, bias, out, origin, B, H, W, OH, OW,
+    x, weight, bias, out, origin, x_top, weight_top, B, H, W, OH, OW,
     CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
-    MODE: tl.constexpr, BACK: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    MODE: tl.constexpr, BACK: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] = sum over k of patch[m, k] * weight[k, n]; OH, OW are what is written (pooled, where it pools).
@@ -112,6 +170,8 @@ def _forward(
         over = (a3 > a0) | (a3 != a3)
         place = tl.where(over, 3, place)
         a0 = tl.where(over, a3, a0)
+    if SCALED:
+        a0 = a0 * _inverse(tl.load(x_top + client)) * _inverse(tl.load(weight_top + client))
     if BIASED:
         a0 += tl.load(bias + client * CO + n, mask=n < CO, other=0.0)[None, :]
     at = client * M * CO + m[:, None] * CO + n[None, :]
@@ -125,15 +185,21 @@ def _forward(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _spread(
-    grad, origin, out, M, H, W, OH, OW, CO: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+    grad, origin, out, top, M, each, H, W, OH, OW,
+    CO: tl.constexpr, MODE: tl.constexpr, SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """A gradient back to where it came from: through the pooling and the ReLU. H, W are the size before pooling."""
+    """A gradient back to where it came from: through the pooling and the ReLU. H, W are the size before pooling.
+
+    `each` of the M places are a client's.
+    """
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     real = (m < M)[:, None] & (n < CO)[None, :]
     at = m[:, None] * CO + n[None, :]
     g = tl.load(grad + at, mask=real, other=0.0)
     place = tl.load(origin + at, mask=real, other=4)
+    if SCALED:
+        g = g * _factor(tl.load(top + m // each, mask=m < M, other=0))[:, None]
     if MODE == 2:
         image = m // (OH * OW)
         base = (image * H + (m // OW) % OH * 2) * W + m % OW * 2
@@ -148,16 +214,12 @@ def _spread(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _for_weight(
-    x, x_rest, grad, grad_rest, out, for_bias, B, H, W, OH, OW, splits, per_split,
+    x, grad, out, for_bias, x_top, grad_top, B, H, W, OH, OW, splits, per_split,
     CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
-    BIASED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    HALVES: tl.constexpr,
+    BIASED: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights: out[k, n] = sum over places m of patch[m, k] * grad[m, n], in `splits` parts.
-
-    With HALVES the factors come as a bf16 number and the bf16 number nearest to what that left over; only the product
-    of the two rests is left out.
-    """
+    """The gradient of the weights: out[k, n] = sum over places m of patch[m, k] * grad[m, n], in `splits` parts."""
     client = (tl.program_id(2) // splits).to(tl.int64)
     split = tl.program_id(2) % splits
     k = tl.program_id(0) * BK + tl.arange(0, BK)
@@ -166,9 +228,6 @@ def _for_weight(
     M = B * OH * OW
     x += client * B * H * W * CI
     grad += client * M * CO
-    if HALVES:
-        x_rest += client * B * H * W * CI
-        grad_rest += client * M * CO
     total = tl.zeros((BK, BN), dtype=tl.float32)
     sums = tl.zeros((BN,), dtype=tl.float32)
     for first in range(0, per_split, BM):
@@ -183,22 +242,19 @@ def _for_weight(
         g = tl.load(grad + at, mask=real, other=0.0)
         if BIASED:
             sums += tl.sum(g.to(tl.float32), axis=0)
-        if HALVES:
-            q = _patch(x_rest, row, column, base, m < M, k, H, W, CI, KW, K, PAD)
-            h = tl.load(grad_rest + at, mask=real, other=0.0)
-            if BIASED:
-                sums += tl.sum(h.to(tl.float32), axis=0)
-            total = tl.dot(tl.trans(p), h, total)
-            total = tl.dot(tl.trans(q), g, total)
         total = tl.dot(tl.trans(p), g, total, input_precision=PRECISION)
+    if SCALED:
+        back = _inverse(tl.load(grad_top + client))
+        total = total * back * _inverse(tl.load(x_top + client))
+        sums = sums * back
     part = client * splits + split
     tl.store(out + part * K * CO + k[:, None] * CO + n[None, :], total, mask=(k < K)[:, None] & (n < CO)[None, :])
     if BIASED:
-        tl.store(for_bias + part * CO + n, sums, mask=(n < CO) & (tl.program_id(0) == 0))
+        tl.store(for_bias + part * CO + n, sums, mask=tl.program_id(0) * CO + n < CO)  # one column of tiles writes it
 
 
 @triton.jit(do_not_specialize=_LAYER)
-def _pack(weight, out, stride, CI, CO, T, BACK, BO: tl.constexpr, BJ: tl.constexpr):
+def _pack(weight, out, top, stride, CI, CO, T, BACK, SCALED: tl.constexpr, BO: tl.constexpr, BJ: tl.constexpr):
     """Each client's weights [O, I, T] as [O, T, I], or for the way back as [T, I, O]."""
     client = tl.program_id(2).to(tl.int64)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
@@ -206,19 +262,11 @@ def _pack(weight, out, stride, CI, CO, T, BACK, BO: tl.constexpr, BJ: tl.constex
     J = CI * T
     real = (o < CO)[:, None] & (j < J)[None, :]
     w = tl.load(weight + client * stride + o[:, None] * J + j[None, :], mask=real, other=0.0)
+    if SCALED:
+        w = w * _factor(tl.load(top + client))
     row = j % T * CI + j // T
     to = tl.where(BACK > 0, row[None, :] * CO + o[:, None], o[:, None] * J + row[None, :])
     tl.store(out + client * J * CO + to, w, mask=real)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _halve(x, half, rest, N, BLOCK: tl.constexpr):
-    """Numbers as bf16, and what that leaves over."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at, mask=at < N, other=0.0)
-    near = value.to(tl.bfloat16)
-    tl.store(half + at, near, mask=at < N)
-    tl.store(rest + at, (value - near.to(tl.float32)).to(tl.bfloat16), mask=at < N)
 
 
 @triton.jit(do_not_specialize=_LAYER)
@@ -232,7 +280,7 @@ def _collect(
     J = CI * T
     real = (j < J)[:, None] & (o < CO)[None, :]
     row = j % T * CI + j // T
-    of_bias = (o < CO) & (BIASED > 0) & (tl.program_id(0) == 0)
+    of_bias = tl.program_id(0) * CO + o < CO * BIASED
     total = tl.zeros((BJ, BO), dtype=tl.float32)
     bias = tl.zeros((BO,), dtype=tl.float32)
     for split in range(splits):
@@ -341,14 +389,50 @@ def _power(n: int, low: int, high: int) -> int:
     return max(low, min(high, triton.next_power_of_2(n)))
 
 
-def _packed(weight: Tensor, dtype: torch.dtype, *, back: bool) -> Tensor:
+@dataclass(frozen=True)
+class _Factors:
+    """Numbers as products take them, and, where they are scaled, the bits of each client's largest."""
+
+    values: Tensor
+    tops: Tensor | None
+
+    @property
+    def top(self) -> Tensor:
+        """For a kernel, which does not look at it where nothing is scaled."""
+        return self.values if self.tops is None else self.tops
+
+
+def _tops(clients: int, *stacks: Tensor) -> Tensor:
+    """The bits of each client's largest number in one or two stacks. Its part is in one piece; all may share it."""
+    top = stacks[0].new_zeros(len(stacks), clients, dtype=torch.int32)
+    each = [x.numel() // clients for x in stacks]
+    blocks = [triton.cdiv(n, _BLOCK["BLOCK"]) for n in each]
+    strides = [x.stride(0) * (len(x) // clients) for x in stacks]
+    sizes = (n for pair in zip(each, strides, strict=True) for n in pair)
+    rest = () if len(stacks) == 2 else (0, 0)
+    _largest[(sum(blocks), clients)](stacks[0], stacks[-1], top, clients, blocks[0], *sizes, *rest, **_BLOCK)
+    return top
+
+
+def _as_factors(x: Tensor, clients: int, how: Arithmetic, top: Tensor | None = None) -> _Factors:
+    """`x` in memory as it lies, in the type of this precision; `top` are its tops, where they are known."""
+    if how != "tf32":
+        kind = _FACTORS[how]
+        return _Factors(x.contiguous() if x.dtype == kind else x.new_empty(x.shape, dtype=kind).copy_(x), None)
+    x = x.contiguous()
+    top = _tops(clients, x)[0] if top is None else top
+    out, each = torch.empty_like(x, dtype=torch.float16), x.numel() // clients
+    _scale[(triton.cdiv(each, _BLOCK["BLOCK"]), clients)](x, top, out, each, **_BLOCK)
+    return _Factors(out, top)
+
+
+def _packed(weight: Tensor, how: Arithmetic, top: Tensor | None, *, back: bool) -> _Factors:
     """The weights `[C, O, I, K, K]` as the kernels want them: `[C, O, K, K, I]`, for the way back `[C, K, K, I, O]`."""
     clients, co, ci, kh, kw = weight.shape
-    if not weight[0].is_contiguous():
-        weight = weight.contiguous()
-    out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    out = _Factors(torch.empty(weight.shape, dtype=_FACTORS[how], device=weight.device), top)
     grid = (triton.cdiv(ci * kh * kw, _TILE["BJ"]), triton.cdiv(co, _TILE["BO"]), clients)
-    _pack[grid](weight, out, weight.stride(0), ci, co, kh * kw, int(back), **_TILE)
+    sizes = (weight.stride(0), ci, co, kh * kw, int(back))
+    _pack[grid](weight, out.values, out.top, *sizes, SCALED=top is not None, **_TILE)
     return out
 
 
@@ -362,7 +446,7 @@ class _Layer:
     pad: int
     mode: int
     biased: bool
-    precision: str  # of products
+    how: Arithmetic
     back: bool = False  # from outputs to inputs
 
     def reverse(self) -> _Layer:
@@ -375,65 +459,52 @@ class _Layer:
         return self.size * self.size * self.inputs
 
     @property
-    def halves(self) -> bool:
-        """Whether the weights' gradient takes factors as two bf16 numbers each.
-
-        Its factors lie across the sum, as tensor cores take 16 bits only; three products of halves are nearer to
-        float32 than one in TF32, and faster where there is so much to multiply that halving does not matter.
-        """
-        return self.precision == "tf32" and self.patch >= 256
+    def scaled(self) -> bool:
+        return self.how == "tf32"
 
     def constants(self) -> dict[str, Any]:
         return {
             "CI": self.inputs, "CO": self.outputs, "KH": self.size, "KW": self.size, "PAD": self.pad,
-            "BIASED": self.biased, "PRECISION": self.precision,
+            "BIASED": self.biased, "PRECISION": _PRODUCTS[self.how], "SCALED": self.scaled,
         }  # fmt: skip
 
     def tiles(self) -> tuple[dict[str, int], dict[str, int]]:
         """Of the forward kernel: where there are enough for a GPU, and where not; each is compiled by itself."""
-        wide = self.mode != POOL and self.outputs >= 128 and self.precision != "tf32x3"
+        exact = self.how == "float32"
+        wide = self.mode != POOL and self.outputs >= 128 and not exact
         columns = _power(self.outputs, 16, 128 if wide else 64)
-        rows = 64 if self.mode == POOL or self.precision == "tf32x3" else 128
+        rows = 64 if self.mode == POOL or exact else 128
         rest = {"BN": columns, "BK": 32, "num_stages": 3}
         return {"BM": rows, "num_warps": 8 if wide else 4, **rest}, {"BM": 32, "num_warps": 4, **rest}
 
     def weight_tile(self) -> dict[str, int]:
         """Of the kernel for the weights' gradient: with 32-bit factors a small one, which older instructions take."""
-        columns, stages = _power(self.outputs, 16, 64), 2 if self.halves else 3
-        if self.precision == "ieee" or self.halves:
-            rows = _power(self.patch, 32, 64)
-            return {"BM": 128, "BK": rows, "BN": columns, "num_warps": 4, "num_stages": stages}
+        columns = _power(self.outputs, 16, 64)
+        if self.how != "float32":
+            return {"BM": 128, "BK": _power(self.patch, 32, 64), "BN": columns, "num_warps": 4, "num_stages": 3}
         if self.patch <= 32:
             return {"BM": 32, "BK": 32, "BN": min(columns, 32), "num_warps": 4, "num_stages": 4}
-        if self.precision == "tf32":
-            return {"BM": 32, "BK": 64, "BN": columns, "num_warps": 2, "num_stages": 4}
         return {"BM": 16, "BK": 64, "BN": columns, "num_warps": 2, "num_stages": 5}
 
 
 def _convolved(
-    layer: _Layer, x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor, origin: Tensor | None
+    layer: _Layer, x: _Factors, packed: _Factors, bias: Tensor | None, out: Tensor, origin: Tensor | None
 ) -> None:
     """x `[C * B, H, W, I]` under packed weights into `out`."""
-    clients = len(packed)
-    sizes = (x.shape[0] // clients, *x.shape[1:3], *out.shape[1:3])
+    clients = len(packed.values)
+    sizes = (x.values.shape[0] // clients, *x.values.shape[1:3], *out.shape[1:3])
     places, (large, small) = sizes[0] * sizes[3] * sizes[4], layer.tiles()
     columns = triton.cdiv(layer.outputs, large["BN"])
     tile = large if triton.cdiv(places, large["BM"]) * clients * columns >= 132 else small
     grid = (triton.cdiv(places, tile["BM"]), columns, clients)
-    given = (x, packed, packed if bias is None else bias, out, out if origin is None else origin)
-    _forward[grid](*given, *sizes, MODE=layer.mode, BACK=layer.back, **tile, **layer.constants())
+    given = (x.values, packed.values, packed.values if bias is None else bias, out, out if origin is None else origin)
+    _forward[grid](*given, x.top, packed.top, *sizes, MODE=layer.mode, BACK=layer.back, **tile, **layer.constants())
 
 
-def _halved(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers as bf16, and what that leaves over."""
-    half, rest = torch.empty((2, *x.shape), dtype=torch.bfloat16, device=x.device).unbind()
-    _halve[(triton.cdiv(x.numel(), _BLOCK["BLOCK"]),)](x, half, rest, x.numel(), **_BLOCK)
-    return half, rest
-
-
-def _weight_gradient(layer: _Layer, images: Tensor, g: Tensor, clients: int) -> tuple[Tensor, Tensor | None]:
+def _weight_gradient(layer: _Layer, x: _Factors, g: _Factors, clients: int) -> tuple[Tensor, Tensor | None]:
     """The gradients of weights `[C, O, I, K, K]` and biases, from inputs `[C * B, H, W, I]` and output gradients."""
-    sizes = (images.shape[0] // clients, *images.shape[1:3], *g.shape[1:3])
+    images = x.values
+    sizes = (images.shape[0] // clients, *images.shape[1:3], *g.values.shape[1:3])
     places, k, co = sizes[0] * sizes[3] * sizes[4], layer.patch, layer.outputs
     tile = layer.weight_tile()
     columns = triton.cdiv(co, tile["BN"])
@@ -443,9 +514,8 @@ def _weight_gradient(layer: _Layer, images: Tensor, g: Tensor, clients: int) -> 
     parts = images.new_empty(clients, splits, k, co, dtype=torch.float32)
     sums = images.new_empty(clients, splits, co, dtype=torch.float32)
     grid = (triton.cdiv(k, tile["BK"]), columns, clients * splits)
-    given = (*_halved(images), *_halved(g)) if layer.halves else (images, images, g, g)
-    constants = {"HALVES": layer.halves, **tile, **layer.constants()}
-    _for_weight[grid](*given, parts, sums, *sizes, splits, per_split, **constants)
+    given = (images, g.values, parts, sums, x.top, g.top)
+    _for_weight[grid](*given, *sizes, splits, per_split, **tile, **layer.constants())
     for_weight = parts.new_empty(clients, co, layer.inputs, layer.size, layer.size)
     for_bias = parts.new_empty(clients, co) if layer.biased else None
     _collect[(triton.cdiv(k, _SMALL_TILE["BJ"]), triton.cdiv(co, _SMALL_TILE["BO"]), clients)](
@@ -458,36 +528,49 @@ def _weight_gradient(layer: _Layer, images: Tensor, g: Tensor, clients: int) -> 
 _compiled: set[Any] = set()
 
 
-def _compile(layer: _Layer, x: Tensor, images: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
+def _compile(layer: _Layer, x: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
     """Compile a layer's kernels at the same time, the first time it is seen, instead of each at its first launch.
 
     An empty grid compiles and loads a kernel and runs nothing, so tensors here only stand for others of their type.
     """
-    key = (layer, x.dtype, images.dtype, weight.dtype, dtype, images.device)
+    key = (layer, x.dtype, weight.dtype, dtype, weight.device)
     if key in _compiled:
         return
     _compiled.add(key)
+    images = weight.new_empty(1, dtype=_FACTORS[layer.how])
     out, byte = images.new_empty(1, dtype=dtype), images.new_empty(1, dtype=torch.uint8)
+    top = images.new_empty(1, dtype=torch.int32) if layer.scaled else images
     back = layer.reverse()
 
     def forward(of: _Layer, tile: dict[str, int], bias: Tensor, out: Tensor, origin: Tensor) -> Callable[[], Any]:
-        given = (images, images, bias, out, origin, 0, 0, 0, 0, 0)
+        given = (images, images, bias, out, origin, top, top, 0, 0, 0, 0, 0)
         return partial(_forward[_EMPTY], *given, MODE=of.mode, BACK=of.back, **tile, **of.constants())
 
     bias, origin = weight if layer.biased else images, byte if layer.mode else out
     launches = [forward(layer, tile, bias, out, origin) for tile in layer.tiles()]
     launches += [forward(back, tile, images, x, x) for tile in back.tiles()]
-    factor, sizes = images.new_empty(1, dtype=torch.bfloat16) if layer.halves else images, [0] * 7
-    constants = {"HALVES": layer.halves, **layer.weight_tile(), **layer.constants()}
-    launches.append(partial(_for_weight[_EMPTY], *[factor] * 4, weight, weight, *sizes, **constants))
-    if layer.halves:
-        launches.append(partial(_halve[_EMPTY], images, factor, factor, 0, **_BLOCK))
-    launches.append(partial(_pack[_EMPTY], weight, images, *sizes[:5], **_TILE))
+    constants, sizes = {**layer.weight_tile(), **layer.constants()}, [0] * 7
+    launches.append(partial(_for_weight[_EMPTY], images, images, weight, weight, top, top, *sizes, **constants))
+    launches.append(partial(_pack[_EMPTY], weight, images, top, *sizes[:5], SCALED=layer.scaled, **_TILE))
+    if layer.scaled:
+        launches.append(partial(_largest[_EMPTY], weight, weight, top, *sizes[:6], **_BLOCK))
+        launches.append(partial(_scale[_EMPTY], weight, top, images, 0, **_BLOCK))
     launches.append(partial(_collect[_EMPTY], weight, weight, weight, weight, *sizes[:5], **_SMALL_TILE))
     if layer.mode:
         tile = {"BM": 64, "BN": _power(layer.outputs, 16, 64), "num_warps": 4}
         launches.append(
-            partial(_spread[_EMPTY], out, byte, images, *sizes[:5], CO=layer.outputs, MODE=layer.mode, **tile)
+            partial(
+                _spread[_EMPTY],
+                out,
+                byte,
+                images,
+                top,
+                *sizes[:6],
+                CO=layer.outputs,
+                MODE=layer.mode,
+                SCALED=layer.scaled,
+                **tile,
+            )
         )
 
     def made(launch: Callable[[], Any]) -> None:
@@ -512,56 +595,59 @@ class Convolution(Function):
         how: Arithmetic,
         dtype: torch.dtype,
     ) -> Tensor:
-        precision, images = _prepared(x.permute(0, 2, 3, 1), how)
-        co, ci, k = weight.shape[1:4]
-        layer = _Layer(ci, co, k, pad, mode, bias is not None, precision)
-        _compile(layer, x, images, weight, dtype)
-        oh, ow = images.shape[1] + 2 * pad - k + 1, images.shape[2] + 2 * pad - k + 1
+        clients, co, ci, k = weight.shape[:4]
+        layer = _Layer(ci, co, k, pad, mode, bias is not None, how)
+        _compile(layer, x, weight, dtype)
+        if not weight[0].is_contiguous():
+            weight = weight.contiguous()
+        images = x.permute(0, 2, 3, 1)
+        images = images.contiguous() if layer.scaled else images
+        of_x, top = _tops(clients, images, weight) if layer.scaled else (None, None)
+        factors = _as_factors(images, clients, how, of_x)
+        oh, ow = x.shape[2] + 2 * pad - k + 1, x.shape[3] + 2 * pad - k + 1
         size = (oh // 2, ow // 2) if mode == POOL else (oh, ow)
-        out = images.new_empty(len(images), *size, co, dtype=dtype)
-        origin = images.new_empty(out.shape, dtype=torch.uint8) if mode else None
-        packed = _packed(weight, images.dtype, back=False)
+        out = x.new_empty(len(x), *size, co, dtype=dtype)
+        origin = x.new_empty(out.shape, dtype=torch.uint8) if mode else None
         own = None if bias is None else bias.contiguous()  # clients may share one row
-        _convolved(layer, images, packed, own, out, origin)
-        ctx.save_for_backward(images, weight, origin)
+        _convolved(layer, factors, _packed(weight, how, top, back=False), own, out, origin)
+        ctx.save_for_backward(factors.values, of_x, weight, top, origin)
         ctx.rest = (layer, (oh, ow), x.dtype)
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        images, weight, origin = ctx.saved_tensors
-        layer, (oh, ow), dtype = ctx.rest
-        g = grad.permute(0, 2, 3, 1).contiguous()
-        g = _returned(g, origin, layer, oh, ow, images.dtype) if layer.mode else g.to(images.dtype)
+        values, tops, weight, top, origin = ctx.saved_tensors
+        layer, size, dtype = ctx.rest
+        images, grad = _Factors(values, tops), grad.permute(0, 2, 3, 1)
+        g = (
+            _returned(grad, origin, layer, size, len(weight))
+            if layer.mode
+            else _as_factors(grad, len(weight), layer.how)
+        )
         for_x = for_weight = for_bias = None
         if ctx.needs_input_grad[0]:
-            for_x = torch.empty_like(images, dtype=dtype)
-            _convolved(layer.reverse(), g, _packed(weight, images.dtype, back=True), None, for_x, None)
+            for_x = torch.empty_like(values, dtype=dtype)
+            _convolved(layer.reverse(), g, _packed(weight, layer.how, top, back=True), None, for_x, None)
             for_x = for_x.permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
             for_weight, for_bias = _weight_gradient(layer, images, g, len(weight))
         return for_x, for_weight, for_bias, None, None, None, None
 
 
-def _prepared(x: Tensor, how: Arithmetic) -> tuple[str, Tensor]:
-    """How products are taken, and the images in memory as the kernels want them."""
-    if how == "bf16":
-        half = torch.bfloat16
-        return "ieee", x.contiguous() if x.dtype == half else torch.empty(x.shape, dtype=half, device=x.device).copy_(x)
-    return _PRODUCTS[how], x.contiguous()
-
-
-def _returned(g: Tensor, origin: Tensor, layer: _Layer, oh: int, ow: int, dtype: torch.dtype) -> Tensor:
-    """The gradient before ReLU and pooling."""
-    count, small_h, small_w, co = g.shape
-    odd = layer.mode == POOL and (oh % 2 or ow % 2)
-    out = (g.new_zeros if odd else g.new_empty)(count, oh, ow, co, dtype=dtype)
+def _returned(grad: Tensor, origin: Tensor, layer: _Layer, size: tuple[int, int], clients: int) -> _Factors:
+    """The gradient before ReLU and pooling, `[C * B, *size, O]`."""
+    grad = grad.contiguous()
+    count, small_h, small_w, co = grad.shape
+    odd = layer.mode == POOL and (size[0] % 2 or size[1] % 2)
+    out = (grad.new_zeros if odd else grad.new_empty)(count, *size, co, dtype=_FACTORS[layer.how])
+    found = _Factors(out, _tops(clients, grad)[0] if layer.scaled else None)
     places, columns = count * small_h * small_w, _power(co, 16, 64)
     _spread[(triton.cdiv(places, 64), triton.cdiv(co, columns))](
-        g, origin, out, places, oh, ow, small_h, small_w, CO=co, MODE=layer.mode, BM=64, BN=columns, num_warps=4
-    )
-    return out
+        grad, origin, out, found.top, places, places // clients, *size, small_h, small_w,
+        CO=co, MODE=layer.mode, SCALED=layer.scaled, BM=64, BN=columns, num_warps=4,
+    )  # fmt: skip
+    return found
 
 
 def fits(conv: nn.Conv2d) -> bool:
