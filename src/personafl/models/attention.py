@@ -135,7 +135,8 @@ class StackedAttention(Stacked):
         """`[N, length, in]` by each client's own weights: `[N, length, out]`."""
         assert weight is not None
         rows = x.reshape(self.context.count, -1, x.shape[-1]).to(weight.dtype)
-        return products(self.context.threads, rows, weight, bias).view(*x.shape[:-1], weight.shape[1])
+        out = products(self.context.threads, rows, weight, bias, coarse=self.context.coarse(x))
+        return out.view(*x.shape[:-1], weight.shape[1])
 
     def _own(self, name: str) -> Tensor | None:
         """`get` of a parameter of a part."""

@@ -79,6 +79,11 @@ class Context:
     tape: list[Taped] | None = None  # linear layers as they run, where their gradients are taken by hand
     threads: int = 0  # for batched products, where all else runs on one; 0: as PyTorch has it
 
+    def coarse(self, x: Tensor) -> bool:
+        """Whether a linear layer takes this in bf16: sequences; where an example is one row, rounding weights costs
+        more than its product gains."""
+        return self.arithmetic == "bf16" and x.is_cuda and x.dim() > 2
+
 
 @dataclass(frozen=True)
 class Taped:
@@ -235,8 +240,13 @@ class WithoutAutocast:
             self.inside.__exit__(*why)
 
 
-def products(threads: int, rows: Tensor, *params: Tensor | None) -> Tensor:
-    """Rows `[C, B, in]` through linear layers with ReLU between them; `params` are a weight and a bias for each."""
+def products(threads: int, rows: Tensor, *params: Tensor | None, coarse: bool = False) -> Tensor:
+    """Rows `[C, B, in]` through linear layers with ReLU between them; `params` are a weight and a bias for each.
+
+    `coarse`: in bf16, and so is what comes out, as under autocast.
+    """
+    if coarse:
+        rows, params = rows.bfloat16(), tuple(None if p is None else p.bfloat16() for p in params)
     with WithoutAutocast(rows):
         return cast(Tensor, _Linears.apply(threads, rows, *params))  # type: ignore[no-untyped-call]
 
@@ -250,10 +260,11 @@ def _together(layers: Sequence[StackedLinear], x: Tensor) -> Tensor:
     params = [layer.get(n) for layer in layers for n in ("weight", "bias")]
     first, last = params[0], params[-2]
     assert first is not None and last is not None
-    rows = x.reshape(layers[0].context.count, -1, x.shape[-1]).to(first.dtype)  # [C, B, in]
-    tape, threads = layers[0].context.tape, layers[0].context.threads
+    context = layers[0].context
+    rows = x.reshape(context.count, -1, x.shape[-1]).to(first.dtype)  # [C, B, in]
+    tape, threads = context.tape, context.threads
     if tape is None:
-        return products(threads, rows, *params).view(*x.shape[:-1], last.shape[1])
+        return products(threads, rows, *params, coarse=context.coarse(x)).view(*x.shape[:-1], last.shape[1])
     *seen, out = _outputs(rows, params, threads)
     out = out.view(*x.shape[:-1], last.shape[1])
     names = [layer.own.get(n, "") for layer in layers for n in ("weight", "bias")]

@@ -127,8 +127,9 @@ class StackedModel(Displayed):
         if x.is_cuda and self._context.one_by_one and self._context.arithmetic == "bf16":
             with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
                 out = self._forward(params, x, valid, keys)
-            return out.to(next(iter(params.values())).dtype)
-        return self._forward(params, x, valid, keys)
+        else:
+            out = self._forward(params, x, valid, keys)
+        return out.to(_kind(params))  # bf16 ends here
 
     def _forward(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
         context = self._context
@@ -195,7 +196,7 @@ class StackedModel(Displayed):
         seen: list[Tensor] = []
 
         def look(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            z = inputs[0].reshape(x.shape[0], x.shape[1], -1)
+            z = inputs[0].reshape(x.shape[0], x.shape[1], -1).to(_kind(params))
             seen.append(z)
             return None if change is None else (change(z).view(inputs[0].shape), *inputs[1:])
 
@@ -364,6 +365,11 @@ class StackedModel(Displayed):
                 "them as its own; or the same input and random stream give different outputs each time"
             )
         return False
+
+
+def _kind(params: Params) -> torch.dtype:
+    """The type of all numbers a model is trained in."""
+    return next(iter(params.values())).dtype
 
 
 def _refuse_odd(module: nn.Module) -> None:
