@@ -4,7 +4,8 @@ A step of a small model is over before the next of its hundred launches has been
 Here a turn that is played again and again (the same losses, shapes and update rules, round after round) gets a
 reel: buffers of its own for all its tensors, and one graph per number of clients still at work. A round copies its
 values into the buffers, replays the graphs and copies the result out; the step and the learning rate are tensors
-too, so nothing of a round is part of a recording. The first step of each number of clients runs as it is.
+too, so nothing of a round is part of a recording. The first step of each number of clients runs as it is, in a lane
+the first few of each size: there are as many recordings as lanes, and each takes longer than several steps.
 
 Where a model gains nothing from a stack, clients run one at a time in lanes: each has a stream and reels of its own
 for one client, so several clients keep a GPU busy, whatever their module consists of. A lane's graphs differ by the
@@ -16,7 +17,7 @@ from __future__ import annotations
 import functools
 import gc
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from personafl.core.types import Batch, Examples, Moves, Params
 CAPTURED = 8  # kept at a time; each holds its stacks once more
 GRAPHS = 64  # of a reel
 REPEATED = 4  # steps that are worth a recording
+PATIENCE = 3  # steps of a size that run as they are in a lane; elsewhere one does
 
 
 class Update(Protocol):
@@ -161,7 +163,7 @@ class CapturedTurn:
         self.data, self.dtype, self.pool = data, dtype, pool
         self.update = make(self.local, list(self.masks), self.states, self.rates)
         self.graphs: dict[Step, torch.cuda.CUDAGraph] = {}
-        self.warm: set[Step] = set()
+        self.seen: Counter[Step] = Counter()
 
     def load(
         self,
@@ -192,11 +194,11 @@ class CapturedTurn:
         """Run the next step of a plan."""
         if step in self.graphs:
             self.graphs[step].replay()
-        elif step in self.warm and len(self.graphs) < GRAPHS:
+        elif self.seen[step] >= (1 if self.stream is None else PATIENCE) and len(self.graphs) < GRAPHS:
             self._record(step)
             self.graphs[step].replay()
         else:
-            self.warm.add(step)
+            self.seen[step] += 1
             self._advance(step)
 
     def _record(self, step: Step) -> None:
