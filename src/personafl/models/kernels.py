@@ -65,11 +65,11 @@ def _inverse(bits):
     return ((exponent - 14) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["clients", "blocks", "x_each", "x_stride", "y_each", "y_stride"])
-def _largest(x, y, top, clients, blocks, x_each, x_stride, y_each, y_stride, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["row", "blocks", "x_each", "x_stride", "y_each", "y_stride"])
+def _largest(x, y, top, row, blocks, x_each, x_stride, y_each, y_stride, BLOCK: tl.constexpr):
     """The bits of each client's largest number, signs aside: in this order they are in the order of the numbers.
 
-    Of two stacks: so many `blocks` of each client are for the first one.
+    Of two stacks: so many `blocks` of each client are for the first one; the other's start a `row` further.
     """
     client = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0)
@@ -78,7 +78,7 @@ def _largest(x, y, top, clients, blocks, x_each, x_stride, y_each, y_stride, BLO
         x = y
         x_each = y_each
         x_stride = y_stride
-        top += clients
+        top += row
     at = block * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + client * x_stride + at, mask=at < x_each, other=0.0)
     tl.atomic_max(top + client, tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0))
@@ -404,14 +404,15 @@ class _Factors:
 
 def _tops(clients: int, *stacks: Tensor) -> Tensor:
     """The bits of each client's largest number in one or two stacks. Its part is in one piece; all may share it."""
-    top = stacks[0].new_zeros(len(stacks), clients, dtype=torch.int32)
+    row = -(-clients // 4) * 4  # 16 bytes, as kernels are compiled for
+    top = stacks[0].new_zeros(len(stacks), row, dtype=torch.int32)
     each = [x.numel() // clients for x in stacks]
     blocks = [triton.cdiv(n, _BLOCK["BLOCK"]) for n in each]
     strides = [x.stride(0) * (len(x) // clients) for x in stacks]
     sizes = (n for pair in zip(each, strides, strict=True) for n in pair)
     rest = () if len(stacks) == 2 else (0, 0)
-    _largest[(sum(blocks), clients)](stacks[0], stacks[-1], top, clients, blocks[0], *sizes, *rest, **_BLOCK)
-    return top
+    _largest[(sum(blocks), clients)](stacks[0], stacks[-1], top, row, blocks[0], *sizes, *rest, **_BLOCK)
+    return top[:, :clients]
 
 
 def _as_factors(x: Tensor, clients: int, how: Arithmetic, top: Tensor | None = None) -> _Factors:
