@@ -160,7 +160,7 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 Arithmetic = Literal["float64", "float32", "tf32", "bf16"]
 Precision = Literal["auto", Arithmetic]
 """How products are taken. Weights are float32 under the last two, which differ from float32 on a GPU only: tf32 rounds
-the factors of every product, bf16 those of convolutions more coarsely."""
+the factors of every product, bf16 those of convolutions, and of linear layers over sequences, more coarsely."""
 
 
 @dataclass(frozen=True)
