@@ -96,7 +96,8 @@ def test_summary_has_the_agreed_names(call, tmp_path: Path) -> None:
         "algorithm", "label", "seed", "rounds", "evaluated_model", "settings", "lr", "environment", "accuracy", "shift",
         "communication", "compute", "time", "hashes", "masks", "metric",
     }  # fmt: skip
-    assert set(s["masks"]) == {"clients", "similarity", "density", "overlap", "shared", "whole"}
+    means = {"clients", "similarity", "density", "overlap", "shared", "whole"}
+    assert set(s["masks"]) == means | {"ids", "pairs", "by_client"}
     assert set(s["masks"]["whole"]) == {"similarity", "density", "overlap", "shared"}
     layers = {"layers.0.weight", "layers.1.weight", "head.weight"}
     assert all(set(s["masks"][what]) == layers for what in ("similarity", "density", "overlap", "shared"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from personafl import COPFL, DMPFL, Algorithm, DMPFLPlus, Evaluation, FedAvg, Fe
 from personafl.core import tree
 from personafl.core.types import Params
 from personafl.evaluation import masks
+from personafl.sim.ranks import SingleProcess
 from tests import checks
+from tests.sim.test_ranks import together
 
 
 def bits(*rows: str) -> Tensor:
@@ -124,3 +128,81 @@ def test_the_masks_are_those_of_the_clients_that_are_evaluated() -> None:
     assert found["clients"] == len(ids) == 4
     wanted = by_pairs(tree.under(sim.store.gather(ids), "mask"))
     assert found["similarity"] == pytest.approx(wanted, rel=1e-12)
+
+
+def one_by_one(held: Params, common: Params) -> dict[str, Any]:
+    """What is told of each client, position by position."""
+    count = tree.rows(held)
+    own = [{n: m[c].flatten().tolist() for n, m in held.items()} for c in range(count)]
+    flat = [[v for row in mine.values() for v in row] for mine in own]
+    pairs = [[sum(a == b for a, b in zip(i, j, strict=True)) / len(i) for j in flat] for i in flat]
+    shared = {
+        n: [sum(a and b for a, b in zip(mine[n], theirs.flatten().tolist(), strict=True)) for mine in own]
+        for n, theirs in common.items()
+    }
+    return {"ids": list(range(count)), "pairs": pairs} | ({"by_client": shared} if shared else {})
+
+
+ALONE = ("ids", "pairs", "by_client")
+
+
+def test_pairs_and_clients_by_hand_in_the_order_of_ids() -> None:
+    """Clients 7, 2 and 5: of six positions, pairs of the first two agree at 2 + 2, 1 + 0 and 3 + 0."""
+    clients = masks.each_client(OWN | COMMON)
+    found = masks.summary(masks.sums(OWN | COMMON), [7, 2, 5], clients)
+    assert found is not None
+    assert found["ids"] == [2, 5, 7]
+    assert found["pairs"] == [
+        pytest.approx([1, 3 / 6, 4 / 6]),
+        pytest.approx([3 / 6, 1, 1 / 6]),
+        pytest.approx([4 / 6, 1 / 6, 1]),
+    ]
+    assert found["by_client"] == {"a": [1, 2, 1], "b": [1, 0, 1]}
+    usual = masks.summary(masks.sums(OWN | COMMON))
+    assert {n: v for n, v in found.items() if n not in ALONE} == usual
+
+
+def test_masks_of_more_than_one_block_are_compared_as_position_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "_BLOCK", 2)  # of 16 positions
+    draw = torch.Generator().manual_seed(0)
+    held = {n: torch.rand(5, *shape, generator=draw) < 0.4 for n, shape in {"a": (7, 3), "b": (11,), "c": ()}.items()}
+    found = masks.summary(masks.sums(held), range(5), masks.each_client(held))
+    assert found is not None
+    assert {n: v for n, v in found.items() if n in ALONE} == one_by_one(held, {})
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+@pytest.mark.parametrize("method", [DMPFL(**BUSY), FedSelect(select_interval=1)], ids=["dm-pfl", "fedselect"])
+def test_a_runs_clients_are_told_one_by_one(method: Algorithm, chunk: int) -> None:
+    sim = checks.played(method, chunk=chunk)
+    found = sim.masks()
+    assert found is not None
+    held = tree.under(checks.everyone(sim), "mask")
+    wanted = one_by_one(held, tree.under(sim.server, "mask"))
+    assert {n: v for n, v in found.items() if n in ALONE} == wanted
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_of_more_clients_than_the_limit_nobody_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = checks.played(DMPFL(**BUSY))
+    usual = sim.masks()
+    assert usual is not None and usual["clients"] == 6
+    monkeypatch.setattr(masks, "LIMIT", 6)
+    assert sim.masks() == usual
+    monkeypatch.setattr(masks, "LIMIT", 5)
+    monkeypatch.setattr(masks, "each_client", lambda _: pytest.fail("the masks were brought together"))
+    assert sim.masks() == {n: v for n, v in usual.items() if n not in ALONE}
+
+
+@pytest.mark.parametrize("ranks", [2, 8])  # of eight, two have nobody
+def test_ranks_bring_the_masks_together(ranks: int) -> None:
+    alone = checks.played(DMPFL(**BUSY)).masks()
+    assert alone is not None
+
+    def work(world: SingleProcess) -> dict[str, Any] | None:
+        return checks.played(DMPFL(**BUSY), ranks=world).masks()
+
+    for found in together(ranks, work):
+        assert found is not None
+        assert {n: found[n] for n in ALONE} == {n: alone[n] for n in ALONE}
+        assert found["whole"] == pytest.approx(alone["whole"], rel=1e-12)

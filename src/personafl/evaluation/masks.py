@@ -9,19 +9,49 @@ Per masked tensor, and for all of them as one:
 
 Sums over clients suffice. A position that k of n masks have is agreed upon by k (k - 1) + (n - k) (n - k - 1) of the
 n (n - 1) ordered pairs, so no two masks are ever compared.
+
+Of at most `LIMIT` clients, for whom the masks themselves are brought together, one by one too:
+
+    ids          who they are, in order
+    pairs        the fraction of positions at which two clients' masks agree, over all tensors, for each two (Fig. 6a)
+    by_client    |m_c and m_g| of each client, per tensor (Fig. 6b)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.types import Params
 
 COMMON = "global"  # the prefix of the server's masks among those of clients
+LIMIT = 50  # clients that are compared one by one
+_BLOCK = 2**13  # bytes of each client that are compared at a time: float32 counts their bits exactly
+
+
+@dataclass(frozen=True)
+class ClientMasks:
+    """What the masks of one client are compared by, on the host."""
+
+    bits: NDArray[np.uint8]  # all masks, one behind the other
+    shared: dict[str, int]  # positions in the server's too, by tensor
+
+
+def each_client(held: Params) -> list[ClientMasks]:
+    """The masks of every client of a stack, from the same as `sums`."""
+    own, common = tree.without(held, COMMON), tree.under(held, COMMON)
+    if not own:
+        return []
+    bits = np.packbits(torch.cat([tree.flat(m) for m in own.values()], 1).cpu().numpy(), axis=1)
+    shared = {n: tree.flat(m & common[n]).sum(1).tolist() for n, m in own.items() if n in common}
+    return [ClientMasks(row, {n: counts[c] for n, counts in shared.items()}) for c, row in enumerate(bits)]
 
 
 def sums(held: Params) -> Params:
@@ -47,8 +77,11 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / whole.clamp(min=1), 1).sum()
 
 
-def summary(total: Params) -> dict[str, Any] | None:
-    """The measures of all clients, from their sums; None where no client has a mask."""
+def summary(total: Params, ids: Sequence[int] = (), clients: Sequence[ClientMasks] = ()) -> dict[str, Any] | None:
+    """The measures of all clients, from their sums; None where no client has a mask.
+
+    With the clients' ids and masks, also what is told of each.
+    """
     if not total:
         return None
     n = float(total["aux/clients"])
@@ -71,4 +104,26 @@ def summary(total: Params) -> dict[str, Any] | None:
         whole["similarity"] = sum(agreeing.values()) / (pairs * sum(sizes.values()))
     if "aux/overlap" in total:
         whole |= {"overlap": float(total["aux/overlap"]) / n, "shared": sum(shared.values())}
-    return out | {"whole": whole}
+    out["whole"] = whole
+    return out | _one_by_one(ids, clients, sum(sizes.values())) if clients else out
+
+
+def _one_by_one(ids: Sequence[int], clients: Sequence[ClientMasks], size: int) -> dict[str, Any]:
+    """What is told of each client, from masks of `size` positions."""
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    clients = [clients[i] for i in order]
+    pairs = _agreement(np.stack([c.bits for c in clients]), size)
+    out: dict[str, Any] = {"ids": [ids[i] for i in order], "pairs": pairs.tolist()}
+    if shared := clients[0].shared:
+        out["by_client"] = {n: [c.shared[n] for c in clients] for n in shared}
+    return out
+
+
+def _agreement(bits: NDArray[np.uint8], size: int) -> Tensor:
+    """The fraction of positions at which each two rows of bits agree."""
+    both = torch.zeros(len(bits), len(bits), dtype=torch.float64)
+    for at in range(0, bits.shape[1], _BLOCK):
+        block = torch.from_numpy(np.unpackbits(bits[:, at : at + _BLOCK], axis=1)).float()
+        both += block @ block.T
+    active = both.diagonal()
+    return (size - active[:, None] - active + 2 * both) / size

@@ -717,17 +717,23 @@ class Simulation(Displayed):
         fresh, known = (begin(self.model.initial, one) for begin in (method.init_clients, method.init_known))
         if not method.client_masks(fresh, tree.received(method.download(self.server, known, self.now), 1)):
             return None  # without a look at anybody's rows
+        ids = self.evaluated_clients(self.now.stage)
+        few = len(ids) <= masks.LIMIT
 
-        def work(model: StackedModel, part: Tensor) -> Params:
-            down = tree.received(self.download(part, self.now), len(part))
-            return masks.sums(method.client_masks(self.store.gather(part), down))
+        def work(model: StackedModel, part: Tensor) -> tuple[Params, list[masks.ClientMasks]]:
+            held = method.client_masks(self.store.gather(part), tree.received(self.download(part, self.now), len(part)))
+            return masks.sums(held), masks.each_client(held) if few else []
 
         total: Params = {}
+        clients: list[masks.ClientMasks] = []
         with self.clock("evaluation"):
-            for found in self.each(self.placement.mine(self.evaluated_clients(self.now.stage)), work):
+            for found, own in self.each(self.placement.mine(ids), work):
                 for n, t in found.items():
                     total[n] = total[n] + t if n in total else t
-            return masks.summary(self.ranks.sum(total))
+                clients += own
+            if few:
+                clients = self.placement.together(ids, clients)
+            return masks.summary(self.ranks.sum(total), ids.tolist(), clients)
 
     def newcomers(self, found: final.Arrays | None = None) -> Row | None:
         """Accuracy of the clients held out, as newcomers; None where there are none."""

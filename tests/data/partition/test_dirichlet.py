@@ -1,11 +1,14 @@
 """Dirichlet draws, one by one and many clients at once."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
+from personafl import config, experiment
 from personafl.core import rng
+from personafl.core.errors import UserError
 from personafl.data.partition import partition
 from tests.data.partition.common import assert_covers, balanced, held_counts, request
 
@@ -222,3 +225,96 @@ def test_the_two_dirichlet_draws_differ():
     labels = balanced(600)
     a, b = (partition(n, request(labels, 30)).rows for n in ("dirichlet", "dirichlet-client"))
     assert [len(r) for r in a] != [len(r) for r in b]
+
+
+def wanted_by_groups(members, alpha, first, classes, seed=0):
+    """Every client's share of every class: the equal part for the first, what is left by their groups' vectors."""
+    draws = rng.generator(seed, "partition").dirichlet([alpha] * classes, len(members))
+    vectors = [draws[g] for g, size in enumerate(members) for _ in range(size)]
+    count = len(vectors)
+    out = []
+    for c in range(count):
+        own = []
+        for k in range(classes):
+            others = sum(vectors[d][k] for d in range(first, count))
+            own.append(1 / count if c < first else vectors[c][k] / others * (count - first) / count)
+        out.append(own)
+    return np.array(out)
+
+
+@pytest.mark.parametrize(
+    ("groups", "global_groups", "alpha"),
+    [((4, 4, 4, 4, 4), 0, 0.5), ((15, 1, 1, 1, 1, 1), 1, 0.5), ((3, 2, 5, 2), 2, 0.5), ((2, 4), 2, 0.1)],
+    ids=["five-of-four", "fifteen-like-all", "two-like-all", "all-like-all"],
+)
+def test_members_of_a_group_have_the_same_part_of_every_class(groups, global_groups, alpha):
+    labels = np.concatenate([balanced(400), np.zeros(100, int)])  # 500 of class 0
+    settings = {"groups": groups, "global_groups": global_groups, "alpha": alpha}
+    parts = partition("grouped", request(labels, sum(groups)), **settings)
+    assert_covers(parts.rows, 4100)
+    assert parts.notes == {"samples_moved": 0}
+    counts = held_counts(labels, parts.rows)
+    shares = wanted_by_groups(groups, alpha, sum(groups[:global_groups]), 10)
+    assert (np.abs(counts - shares * [500, *[400] * 9]) <= 1).all()  # rounded
+    first = np.cumsum([0, *groups[:-1]])  # client of each group
+    for a, b in itertools.combinations(range(len(groups)), 2):
+        unlike = np.abs(counts[first[a]] - counts[first[b]]).max()
+        assert unlike > 10 or b < global_groups  # these have the same classes
+
+
+def test_without_sizes_there_are_five_groups_as_equal_as_can_be():
+    labels = balanced(200)
+    for clients, sizes in ((20, (4, 4, 4, 4, 4)), (12, (3, 3, 2, 2, 2)), (3, (1, 1, 1))):
+        found, told = (partition("grouped", request(labels, clients), groups=g).rows for g in ((), sizes))
+        assert all(np.array_equal(a, b) for a, b in zip(found, told, strict=True))
+
+
+def test_groups_follow_their_seed_and_leave_nobody_with_too_little():
+    labels = balanced(100)
+    first, again, other = (partition("grouped", request(labels, 20, seed=s), alpha=0.01) for s in (2, 2, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first.rows, again.rows, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first.rows, other.rows, strict=True))
+    assert_covers(first.rows, 1000)
+    assert min(map(len, first.rows)) >= request(labels, 20).least == 25
+    assert first.notes["samples_moved"] > 0  # at this seed a group's class is another's too
+
+
+def test_a_class_that_no_group_drew_is_shared_by_all_of_them():
+    """Of Dirichlet(1e-300) vectors each is all in one class, so two groups draw one or two of ten classes."""
+    labels = balanced(100)
+    vectors = rng.generator(0, "partition").dirichlet([1e-300] * 10, 2)
+    drawn = {int(k) for k in np.flatnonzero(vectors.sum(0))}
+    assert 1 <= len(drawn) <= 2
+    counts = held_counts(labels, partition("grouped", request(labels, 4), groups=(2, 2), alpha=1e-300).rows)
+    for k in set(range(10)) - drawn:
+        assert counts[:, k].tolist() == [25, 25, 25, 25]
+    for k in drawn:
+        assert counts[:, k].tolist() == [25 if len(drawn) == 1 else 50 * int(vectors[c // 2, k]) for c in range(4)]
+
+
+def test_groups_that_cannot_be_are_refused():
+    def asked(**settings):
+        partition("grouped", request(balanced(100), 20), **settings)
+
+    with pytest.raises(UserError, match=r"grouped: groups=\[4, 4\]: 8 clients in all, but num_clients=20"):
+        asked(groups=(4, 4))
+    with pytest.raises(UserError, match=r"groups=\[20, 0\]: must be at least 1 each"):
+        asked(groups=(20, 0))
+    with pytest.raises(UserError, match="grouped: global_groups=6: there are 5 groups; use at most that"):
+        asked(global_groups=6)
+    with pytest.raises(UserError, match="global_groups=-1: must be at least 0"):
+        asked(global_groups=-1)
+
+
+def test_a_recipe_has_groups_as_a_list(tmp_path):
+    own = ["data.partition=grouped", "data.groups=[15,1,1,1,1,1]", "data.global_groups=1", "data.alpha=0.1"]
+    chosen = config.load(None, own)
+    assert chosen.data.partition_settings == {"groups": (15, 1, 1, 1, 1, 1), "global_groups": 1, "alpha": 0.1}
+    (tmp_path / "recipe.toml").write_text(config.dump(chosen))
+    assert config.load(tmp_path / "recipe.toml").data == chosen.data
+    counts = experiment.federation(chosen).class_counts()
+    whole = counts.sum(0) / counts.sum()
+    apart = [float(abs(own / own.sum() - whole).sum()) for own in counts]
+    assert max(apart[:15]) < 0.1 < 0.5 < min(apart[15:])
+    with pytest.raises(UserError, match=r"data\.groups=\[4, 0\]: must be at least 1 each"):
+        config.load(None, ["data.partition=grouped", "data.groups=[4,0]"])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from personafl.core.errors import UserError
 from personafl.data.partition.by_attribute import by_class, by_source, natural
 from personafl.data.partition.classes import classes, dominant, pathological, shards
-from personafl.data.partition.dirichlet import dirichlet, dirichlet_client, quantity
+from personafl.data.partition.dirichlet import dirichlet, dirichlet_client, grouped, quantity
 from personafl.data.partition.iid import iid
 from personafl.data.partition.partitioner import Partitioner, PartitionRequest, PartitionResult, Setting
 from personafl.data.ragged import Indices, Ragged
@@ -38,6 +38,7 @@ PARTITIONS: dict[str, Partitioner] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "dirichlet-client": dirichlet_client,
+    "grouped": grouped,
     "pathological": pathological,
     "classes": classes,
     "shards": shards,

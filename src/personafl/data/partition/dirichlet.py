@@ -1,4 +1,4 @@
-"""Partitions by Dirichlet(alpha) draws: of classes over clients, of clients over classes, of sizes."""
+"""Partitions by Dirichlet(alpha) draws: of classes over clients, of clients or groups over classes, of sizes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
+from personafl.core.errors import UserError
 from personafl.data.partition.dealing import collect, cut_by_share
 from personafl.data.partition.partitioner import PartitionRequest, PartitionResult, Setting, partitioner
 from personafl.data.ragged import Indices, Ragged
@@ -17,6 +18,18 @@ Alpha = Annotated[
 ]
 SelfBalancing = Annotated[
     bool, Setting("whether a client that has its fair share of all samples gets nothing of later classes")
+]
+
+Groups = Annotated[
+    tuple[int, ...],
+    Setting(
+        "how many clients each group has, in the order of clients; empty: five groups, as equal as can be",
+        "at least 1 each",
+        lambda v: min(v, default=1) >= 1,
+    ),
+]
+GlobalGroups = Annotated[
+    int, Setting("how many of the first groups have the classes of all data", "at least 0", lambda v: v >= 0)
 ]
 
 
@@ -60,6 +73,34 @@ def dirichlet_client(request: PartitionRequest, *, alpha: Alpha = 0.3) -> Partit
     for k, shares in zip(present, wanted.T, strict=True):
         flat.append(request.rng.permutation(np.flatnonzero(request.labels == k)))
         sizes.append(cut_by_share(shares if shares.sum() > 0 else np.ones_like(shares), len(flat[-1])))
+    return _top_up(collect(flat, sizes), request)
+
+
+@partitioner()
+def grouped(
+    request: PartitionRequest, *, groups: Groups = (), alpha: Alpha = 0.3, global_groups: GlobalGroups = 0
+) -> PartitionResult:
+    """Give each group of clients a Dirichlet(alpha) vector over classes, alike for its members (DM-PFL's Fig. 6).
+
+    The first `global_groups` have the classes of all data instead: of each class a client gets its equal part, and
+    what is left goes to the other groups' clients in proportion to their vectors. Nobody has fewer than `least`
+    samples, as in `dirichlet`.
+    """
+    count = request.num_clients
+    members = groups or tuple(len(part) for part in np.array_split(np.arange(count), min(5, count)))
+    if sum(members) != count:
+        raise UserError(f"grouped: groups={list(groups)}: {sum(members)} clients in all, but num_clients={count}")
+    if global_groups > len(members):
+        raise UserError(f"grouped: global_groups={global_groups}: there are {len(members)} groups; use at most that")
+    present = np.unique(request.labels)
+    wanted = np.repeat(request.rng.dirichlet(np.full(len(present), alpha), len(members)), members, axis=0)
+    first = sum(members[:global_groups])
+    if first < count:  # [clients, classes], as shares of a class
+        wanted[:, wanted[first:].sum(0) <= 0] = 1  # a class that is in no vector
+        wanted[first:] *= (1 - first / count) / wanted[first:].sum(0)
+    wanted[:first] = 1 / count
+    flat = [request.rng.permutation(np.flatnonzero(request.labels == k)) for k in present]
+    sizes = [cut_by_share(shares, len(mine)) for shares, mine in zip(wanted.T, flat, strict=True)]
     return _top_up(collect(flat, sizes), request)
 
 

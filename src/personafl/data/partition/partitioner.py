@@ -74,7 +74,8 @@ class Setting:
 
     def check(self, value: Any) -> None:
         if not self.holds(value):
-            raise UserError(f"{self.name}={value}: must be {self.must}")
+            shown = list(value) if isinstance(value, tuple) else value
+            raise UserError(f"{self.name}={shown}: must be {self.must}")
 
 
 @dataclass(frozen=True)
