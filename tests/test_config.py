@@ -146,6 +146,7 @@ def test_settings_a_partition_does_not_use_are_dropped() -> None:
         (["faults.fault=nan", "faults.strength=2"], r"faults.fault \(faults.faulty_ratio=0\), faults.strength .*"),
         (["faults.faulty_ratio=0.1", "faults.strength=2"], r"faults.strength \(faults.fault=nan\)"),
         (["evaluation.severities=3"], r"evaluation.severities \(no evaluation.corruptions\)"),
+        (["evaluation.corrupted=whole"], r"evaluation.corrupted \(no evaluation.corruptions\)"),
     ],
 )
 def test_what_has_no_effect_is_said(overrides: list[str], message: str) -> None:

@@ -235,6 +235,23 @@ def test_corruptions_are_summed_up_below_the_table_and_shown_on_the_page() -> No
     assert "Corrupted images" not in report.html(runs[2:], CURVES, title="x")
 
 
+def test_corruptions_of_the_whole_test_set_stand_behind_those_of_own_images() -> None:
+    whole = {f"whole_{n}": v for n, v in corrupted(0.3, 0.1).items()} | {"whole_clean": {"mean": 0.45, "std": 0.05}}
+    one = [summary("ditto", 0, 0.9, 0.5, robustness=corrupted(0.5, 0.25) | whole), summary("local", 0, 0.9, 0.5)]
+    assert report.remarks(one) == [
+        "Mean over corruptions and severities: ditto 37.5 ± 10.0.",
+        "Every model on the whole test set: ditto 45.0 ± 5.0.",
+        "Mean over corruptions and severities, every model on the whole test set: ditto 20.0 ± 10.0.",
+    ]
+    page = report.html(one, CURVES, title="x")
+    own, _, of_all = page.partition("<h2>Corrupted images, every model on the whole test set</h2>")
+    assert "<h2>Corrupted images</h2>" in own and ">25.0</td>" in own and ">10.0</td>" not in own
+    assert "ditto, by severity" in of_all and ">10.0</td>" in of_all and ">25.0</td>" not in of_all
+    alone = [summary("ditto", 0, 0.9, 0.5, robustness=whole)]
+    assert "<h2>Corrupted images</h2>" not in report.html(alone, CURVES, title="x")
+    assert len(report.remarks(alone)) == 2
+
+
 def test_rotations_and_matrices_are_drawn() -> None:
     turned = {"rotations": {a: {"mean": 0.5, "std": 0.1} for a in ("-15.0", "0.0", "15.0")}}
     one = [summary("ditto", 0, 0.9, 0.5, robustness=turned)]

@@ -277,6 +277,7 @@ def unused(recipe: Recipe) -> dict[str, str]:
         out["data.corruption_severity"] = "data.corruption=none"
     if not recipe.evaluation.corruptions:
         out["evaluation.severities"] = "no evaluation.corruptions"
+        out["evaluation.corrupted"] = "no evaluation.corruptions"
     faults = recipe.faults
     if not faults.straggler_ratio:
         out["faults.late"] = "faults.straggler_ratio=0"

@@ -17,6 +17,9 @@ made of several numbers of each (`Metric.reduce`), scores have one more axis, th
 | `kinds`, `severities` | `[K]`, `[S]` | of corruption |
 | `corruption_scores` | `[N, K, S]` | of the clients' own test sets, corrupted; bytes where all are 0 or 1 |
 | `corruption_accuracy` | `[C, K, S]` | their means |
+| `whole_rows` | `[W]` | the examples of the set that is the same for all clients (`evaluation/whole_set.py`) |
+| `whole_accuracy` | `[C]` | on this set, as it is |
+| `whole_corruption_accuracy` | `[C, K, S]` | on this set, corrupted |
 | `angles` | `[A]` | of rotation, in degrees |
 | `rotation_scores` | `[N, A]` | of the clients' own test sets, turned; bytes where all are 0 or 1 |
 | `rotation_accuracy` | `[C, A]` | their means |
@@ -87,7 +90,8 @@ def measured(
         found = [torch.stack([torch.stack([p[i] for p in d]) for d in mixes]).movedim(2, 0) for i in range(len(ids))]
     more: dict[str, Tensor] = {}  # [C, ...]
     single: list[dict[str, Tensor]] = [{} for _ in ids]  # [n, ...]
-    if names := image_transforms.kinds(evaluation):
+    names = image_transforms.kinds(evaluation)
+    if names and evaluation.corrupted != "whole":
         shape = (len(names), len(evaluation.severities))
         cells = [score(image_transforms.corrupted(data, k, s, seed)) for k in names for s in evaluation.severities]
         more["corruption_accuracy"] = _kept(cells, shape, single, "corruption_scores", metric)
@@ -140,8 +144,8 @@ def concatenated(
             "shift_accuracy": np.concatenate(means),
             "donors": shift.donors_of(torch.from_numpy(out["ids"])).T.numpy(),
         }
-    if "corruption_accuracy" in out:
-        out |= {"kinds": np.array(image_transforms.kinds(evaluation)), "severities": np.array(evaluation.severities)}
+    if names := image_transforms.kinds(evaluation):
+        out |= {"kinds": np.array(names), "severities": np.array(evaluation.severities)}
     if "rotation_accuracy" in out:
         out["angles"] = np.array(evaluation.rotations)
     linear = per_sample and metric.reduce is None
@@ -150,6 +154,17 @@ def concatenated(
         out |= {"degrees": np.array(wanted)}
         out["expected_accuracy"] = matrix.expected(out["client_accuracy"], out["ids"], sizes, wanted)
     return out
+
+
+def on_whole_set(rows: Tensor, ids: Tensor, found: Tensor, evaluation: Evaluation) -> Arrays:
+    """The arrays of the set that is the same for all, from numbers `[C, 1 + K * S]` of clients in any order."""
+    cells = found[ids.argsort()].numpy()
+    shape = (len(image_transforms.kinds(evaluation)), len(evaluation.severities))
+    return {
+        "whole_rows": rows.numpy(),
+        "whole_accuracy": cells[:, 0].copy(),
+        "whole_corruption_accuracy": cells[:, 1:].reshape(-1, *shape),
+    }
 
 
 def who(federation: Federation, ids: NDArray[np.int64]) -> Arrays:
@@ -203,13 +218,15 @@ def shift_summary(found: Arrays, evaluation: Evaluation) -> Row | None:
 def robustness(found: Arrays, evaluation: Evaluation) -> Row:
     """Mean and deviation over clients of accuracy under corruption and rotation, and on others' test sets."""
     out: Row = {}
-    if "corruption_accuracy" in found:
-        cells = found["corruption_accuracy"]
-        out["corruptions"] = {
-            str(kind): {str(s): _cell(cells[:, k, j]) for j, s in enumerate(found["severities"])}
-            for k, kind in enumerate(found["kinds"])
-        }
-        out["corruption_average"] = _cell(cells.mean((1, 2)))
+    for which in ("", "whole_"):
+        if (cells := found.get(f"{which}corruption_accuracy")) is not None:
+            out[f"{which}corruptions"] = {
+                str(kind): {str(s): _cell(cells[:, k, j]) for j, s in enumerate(found["severities"])}
+                for k, kind in enumerate(found["kinds"])
+            }
+            out[f"{which}corruption_average"] = _cell(cells.mean((1, 2)))
+    if "whole_accuracy" in found:
+        out["whole_clean"] = _cell(found["whole_accuracy"])
     if "rotation_accuracy" in found:
         out["rotations"] = {
             str(float(a)): _cell(found["rotation_accuracy"][:, j]) for j, a in enumerate(found["angles"])

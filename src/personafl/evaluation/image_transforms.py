@@ -1,4 +1,4 @@
-"""Clients' own test images changed: corrupted at several severities, or turned.
+"""Test images changed: corrupted at several severities, or turned.
 
 An image is changed by draws of the seed, its row in the data set and the kind, so every method sees the same images,
 whichever clients share a stack.
@@ -37,7 +37,8 @@ def check(evaluation: Evaluation, source: Source) -> None:
         if severity not in SEVERITIES:
             raise UserError(f"evaluation.severities={severity}: possible are 1 to 5")
     if evaluation.corruptions:
-        require_images(source.x, f"evaluation.corruptions={list(evaluation.corruptions)} on {source.name}")
+        whose = "" if evaluation.corrupted == "own" else f"evaluation.corrupted={evaluation.corrupted!r}, "
+        require_images(source.x, f"{whose}evaluation.corruptions={list(evaluation.corruptions)} on {source.name}")
     if evaluation.rotations:
         require_images(source.x, f"evaluation.rotations={list(evaluation.rotations)} on {source.name}", coloured=False)
 

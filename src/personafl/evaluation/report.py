@@ -226,27 +226,43 @@ def _quarantined(failed: Sequence[Summary]) -> list[str]:
 
 def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str]:
     """What a run that was asked for more has to say below the table."""
-    corrupted, expected = [], []
+    expected, clean = [], []
     kind, shown = spread_of(summaries, spread), Shown.of(summaries)
-    cells, differ = _in_common(summaries)
     for label, seeds in groups(summaries).items():
         robust = [s.get("robustness", {}) for s in seeds]
-        tried = [r for r in robust if "corruptions" in r]
-        if tried and cells:
-            over = {} if differ else {"std": tried[0]["corruption_average"]["std"]}
-            means = [{"mean": mean(r["corruptions"][k][s]["mean"] for k, s in cells)} | over for r in tried]
-            corrupted.append(f"{label} {_cell(means, kind, shown)}")
         full = [r["expected"]["1.0"] for r in robust if "1.0" in r.get("expected", {})]
         if full:
             expected.append(f"{label} {_cell(full, kind, shown)}")
-    which = f"corruptions and severities all have ({len(cells)})" if differ else "corruptions and severities"
+        as_it_is = [r["whole_clean"] for r in robust if "whole_clean" in r]
+        if as_it_is:
+            clean.append(f"{label} {_cell(as_it_is, kind, shown)}")
     return [
         *_stopped(summaries),
         *_absent(summaries),
         *_targets(summaries),
-        *([f"Mean over {which}: {', '.join(corrupted)}."] if corrupted else []),
+        *_over_corruptions(summaries, "", kind, shown),
+        *([f"Every model on the whole test set: {', '.join(clean)}."] if clean else []),
+        *_over_corruptions(summaries, "whole_", kind, shown),
         *([f"Full donor shift, expected over all donors: {', '.join(expected)}."] if expected else []),
     ]
+
+
+_CORRUPTED = {"": "", "whole_": ", every model on the whole test set"}
+"""Fields of a summary's corruptions by what they begin with, and words for the images these are of."""
+
+
+def _over_corruptions(summaries: Sequence[Summary], which: str, kind: str, shown: Shown) -> list[str]:
+    """The mean over the corruptions and severities that all have, by method."""
+    cells, differ = _in_common(summaries, which)
+    out = []
+    for label, seeds in groups(summaries).items():
+        tried = [r for s in seeds if (r := s.get("robustness", {})).get(f"{which}corruptions")]
+        if tried and cells:
+            over = {} if differ else {"std": tried[0][f"{which}corruption_average"]["std"]}
+            means = [{"mean": mean(r[f"{which}corruptions"][k][s]["mean"] for k, s in cells)} | over for r in tried]
+            out.append(f"{label} {_cell(means, kind, shown)}")
+    those = f" all have ({len(cells)})" if differ else ""
+    return [f"Mean over corruptions and severities{those}{_CORRUPTED[which]}: {', '.join(out)}."] if out else []
 
 
 def _stopped(summaries: Sequence[Summary]) -> list[str]:
@@ -298,9 +314,9 @@ def _reached(seeds: Sequence[int | None]) -> str:
     return f"{round(mean(found), 1):g}" + ("" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)")
 
 
-def _in_common(summaries: Sequence[Summary]) -> tuple[list[tuple[str, str]], bool]:
+def _in_common(summaries: Sequence[Summary], which: str) -> tuple[list[tuple[str, str]], bool]:
     """Kinds and severities of corruption that all have who have any, and whether some have more."""
-    tried = [s["robustness"]["corruptions"] for s in summaries if "corruptions" in s.get("robustness", {})]
+    tried = [cells for s in summaries if (cells := s.get("robustness", {}).get(f"{which}corruptions"))]
     cells = [[(kind, severity) for kind, by in t.items() for severity in by] for t in tried]
     common = [c for c in cells[0] if all(c in other for other in cells)] if cells else []
     return common, any(len(c) > len(common) for c in cells)
@@ -411,7 +427,7 @@ def html(
             f'<p class="concern">{esc(c)}</p>' for c in (*alerts(summaries, missing), *concerns(summaries))
         ),
         curves="".join(svg[what] for what in ("rounds", "shift", "rotations", "clients")),
-        corruptions=_corruptions(summaries),
+        corruptions="".join(_corruptions(summaries, which) for which in _CORRUPTED),
         clients=f"{_MATRIX}{svg['matrix']}</div>" if svg["matrix"] else "",
     )
 
@@ -510,21 +526,21 @@ def _over_rounds(seeds: Sequence[Summary], curves: Mapping[Key, RoundRows]) -> C
     return Curve.over_seeds(by_round, final_stages)
 
 
-def _corruptions(summaries: Sequence[Summary]) -> str:
+def _corruptions(summaries: Sequence[Summary], which: str) -> str:
     """Methods side by side, kind by kind; then each method's numbers by kind and severity."""
     shown = Shown.of(summaries)
     found: dict[str, dict[str, dict[str, float]]] = {}  # method, kind, severity
     for label, seeds in groups(summaries).items():
-        cells = [s["robustness"]["corruptions"] for s in seeds if "corruptions" in s.get("robustness", {})]
+        cells = [c for s in seeds if (c := s.get("robustness", {}).get(f"{which}corruptions"))]
         if cells:
             found[label] = {k: {s: mean(c[k][s]["mean"] for c in cells) for s in v} for k, v in cells[0].items()}
     if not found:
         return ""
-    cells, differ = _in_common(summaries)
+    cells, differ = _in_common(summaries, which)
     severities = {kind: [s for k, s in cells if k == kind] for kind, _ in cells}
     rows = {k: [mean(by[k][s] for s in of) for by in found.values()] for k, of in severities.items()}
     rows["mean"] = [mean(by[k][s] for k, s in cells) for by in found.values()] if cells else []
-    out = "<h2>Corrupted images</h2>"
+    out = f"<h2>Corrupted images{_CORRUPTED[which]}</h2>"
     if cells:
         out += _heat(f"Mean over severities{' that all have' if differ else ''}", list(found), rows, shown)
     maps = []

@@ -39,6 +39,9 @@ _SUMMARY: dict[str, Any] = {
     "robustness?": {
         "corruptions?": {"*": {"*": _MEAN}},
         "corruption_average?": {"std": _NUMBER},
+        "whole_corruptions?": {"*": {"*": _MEAN}},
+        "whole_corruption_average?": {"std": _NUMBER},
+        "whole_clean?": {**_MEAN, "std?": _NUMBER},
         "rotations?": {"#": _MEAN},
         "expected?": {"#": _MEAN},
     },

@@ -25,8 +25,11 @@ class Evaluation(Section):
     shift: Literal["donor", "pool", "label", "none"] = setting("donor", "whose test samples replace a client's own")
     degrees: tuple[float, ...] = setting((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "shares of the test samples replaced")
     draws: int = setting(5, "draws of donors that are averaged over")
-    corruptions: tuple[str, ...] = setting((), "of clients' own test images, by name; all: the standard fifteen")
+    corruptions: tuple[str, ...] = setting((), "of test images, by name; all: the standard fifteen")
     severities: tuple[int, ...] = setting((1, 2, 3, 4, 5), "of these corruptions")
+    corrupted: Literal["own", "whole", "both"] = setting(
+        "own", "whose images these are of: a client's own, the whole test set for every client, or both"
+    )
     rotations: tuple[float, ...] = setting((), "of clients' own test images, in degrees")
     matrix: bool = setting(False, "every client's model on every client's test set")
     when: Literal["after_aggregation", "after_local"] = setting(

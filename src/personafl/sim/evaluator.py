@@ -19,7 +19,7 @@ from personafl.core.sampling import largest_first
 from personafl.core.types import Examples, Metric, Params, TrainedTask
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
-from personafl.evaluation import final, metrics
+from personafl.evaluation import final, metrics, whole_set
 from personafl.evaluation.evaluate import finite, on_host, scores
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
@@ -191,7 +191,40 @@ class Evaluator:
         with self.placement.clock("evaluation"):
             clients = self._of_each(ids, work)
         found = final.concatenated(clients, shift, asked, per_sample=self.per_sample, metric=self.task.metric)
+        if whole_set.asked(asked):
+            found |= self._on_whole_set(ids, models, asked)
         return found | final.who(self.federation, found["ids"])
+
+    def _on_whole_set(self, ids: Tensor, models: Models, asked: Evaluation) -> final.Arrays:
+        """Scores of these clients on the images that are the same for all, each corrupted once for all stacks."""
+        rows = whole_set.chosen_rows(self.federation, asked)
+        with self.placement.clock("evaluation"):
+            cells = [self._of_cells(ids, models, part, rows) for part in whole_set.passes(self.federation, asked, rows)]
+        return final.on_whole_set(rows, ids, torch.cat(cells, 1), asked)
+
+    def _of_cells(self, ids: Tensor, models: Models, cells: list[whole_set.Cell], rows: Tensor) -> Tensor:
+        """The numbers of these clients `[C, cells]`; images are made as stacks of clients are, block by block."""
+        blocks, seed = whole_set.blocks(rows, per_sample=self.per_sample), self.training.seed
+        wanted = [(block, cell) for cell in cells for block in blocks]
+
+        def made(_: StackedModel, part: Tensor) -> list[Examples]:
+            chosen = [wanted[i] for i in part.tolist()]
+            return [whole_set.images(self.federation, block, cell, seed) for block, cell in chosen]
+
+        shown = [data for part in self.each(torch.arange(len(wanted)), made) for data in part]
+        by_cell = [shown[i : i + len(blocks)] for i in range(0, len(shown), len(blocks))]
+
+        def work(model: StackedModel, part: Tensor) -> list[Tensor]:
+            task = dataclasses.replace(self.task, model=model)
+            deployed = models(model, part)
+
+            def score(data: Examples) -> list[Tensor]:
+                return on_host(self._scores(task, deployed, data))
+
+            found = [whole_set.scored_by(score, cell, part, self.task.metric) for cell in by_cell]
+            return list(torch.stack(found, 1).unbind())
+
+        return torch.stack(self._of_each(ids, work))
 
     def newcomers(self, held: final.Arrays) -> Row:
         """Accuracy of the clients held out, from their scores."""
