@@ -28,7 +28,7 @@ def test_all_keys_of_all_sections_are_there_with_words() -> None:
 def test_a_key_has_its_type_default_and_bounds() -> None:
     key = reference.key("training.momentum")
     assert (key.type, key.default, key.help, key.possible) == ("number", "0.0", "momentum of sgd", "in [0, 1)")
-    assert reference.key("data.alpha").looked_at_by == "partition dirichlet, dirichlet-client, quantity"
+    assert reference.key("data.alpha").looked_at_by == "partition dirichlet, dirichlet-client, grouped, quantity"
     assert reference.key("data.classes_per_client").default == "2 (pathological, classes, shards), 3 (dominant)"
     degrees = reference.key("evaluation.degrees")
     assert degrees.type == "list of number" and degrees.default == "[0.0, 0.2, 0.4, 0.6, 0.8, 1.0]"
