@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from personafl.core.types import Metric, Training
     from personafl.data import Federation, Source, arrays
     from personafl.evaluation.settings import Evaluation
+    from personafl.experiment.reproduction import Reproduction, reproduce
     from personafl.experiment.results import Result
     from personafl.experiment.running import resume, run
     from personafl.experiment.trials import Sweep
@@ -65,6 +66,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "personafl.experiment.results": ("Result",),
     "personafl.experiment.running": ("resume", "run"),
     "personafl.experiment.trials": ("Sweep",),
+    "personafl.experiment.reproduction": ("Reproduction", "reproduce"),
     "personafl.experiment.tuning": ("sweep",),
     "personafl.sim.machine": ("Machine",),
     "personafl.sim.simulator": ("Simulation",),
@@ -106,6 +108,7 @@ __all__ = [
     "Machine",
     "Metric",
     "ModelChoice",
+    "Reproduction",
     "Result",
     "Robust",
     "Scaffold",
@@ -117,6 +120,7 @@ __all__ = [
     "UserError",
     "__version__",
     "arrays",
+    "reproduce",
     "resume",
     "run",
     "sweep",

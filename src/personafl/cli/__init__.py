@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli import compare, deploy, doctor, info, partition, run, sweep
+from personafl.cli import compare, deploy, doctor, info, partition, reproduce, run, sweep
 from personafl.cli.plain_help import Command
 from personafl.cli.terminal import errors, fail, find_own_code, warn
 from personafl.core.errors import UserError
@@ -40,6 +40,7 @@ def _root(
 app.command(cls=Command, context_settings={"allow_extra_args": True})(run.run)
 app.command(cls=Command)(run.resume)
 app.command(cls=Command)(sweep.sweep)
+app.command(cls=Command)(reproduce.reproduce)
 app.command(cls=Command)(compare.compare)
 app.command("list", cls=Command)(info.list_)
 app.command(cls=Command)(info.info)

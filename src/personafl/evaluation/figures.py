@@ -149,3 +149,40 @@ def sweep(panels: Mapping[str, Mapping[str, Sequence[tuple[str, float]]]], shown
     handles = {t: h for a in figure.axes for h, t in zip(*a.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
     return figure
+
+
+@rc_context(IN_FIGURES)
+def beside_published(panels: Mapping[str, Mapping[str, Mapping[float, tuple[float | None, Any]]]], unit: str) -> Figure:
+    """For every axis, lines of measured numbers by place, and dashed those published (with a `value`)."""
+    figure = NotebookFigure(figsize=(max(6.4 * len(panels), 6.4), 4.6), layout="constrained")
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    for axes, (across, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for label, at in lines.items():
+            place = labels.index(label)
+            style = {"color": f"C{place % 10}", "marker": MARKERS[place // 10 % len(MARKERS)], "markersize": 4}
+            measured = [(x, y) for x, (y, _) in at.items() if y is not None]
+            printed = [(x, p.value) for x, (_, p) in at.items() if p is not None]
+            axes.plot(*zip(*measured, strict=True), **style, label=label) if measured else None
+            axes.plot(*zip(*printed, strict=True), **style, linestyle="--", alpha=0.6) if printed else None
+        axes.set(xlabel=across, ylabel=unit)
+        axes.grid(alpha=0.3)
+    figure.suptitle("measured, and dashed what was published", fontsize=11)
+    handles = {t: h for a in figure.axes for h, t in zip(*a.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+@rc_context(IN_FIGURES)
+def similarity(squares: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+    """How alike the masks of each two clients are, a square for each name; the diagonal is left out."""
+    figure = NotebookFigure(figsize=(4.4 * len(squares) + 1, 4.2), layout="constrained")
+    values = [np.where(np.eye(len(s), dtype=bool), np.nan, np.array(s)) for s in squares.values()]
+    low, high = min(np.nanmin(v) for v in values), max(np.nanmax(v) for v in values)
+    grid = figure.subplots(1, len(squares), squeeze=False)[0]
+    for axes, name, value in zip(grid, squares, values, strict=True):
+        image = axes.imshow(value, vmin=low, vmax=high, interpolation="nearest", cmap="viridis")
+        axes.set_title(name, fontsize=10)
+        axes.set(xlabel="client", ylabel="client")
+        axes.locator_params(integer=True)
+    figure.colorbar(image, ax=grid.tolist(), label="share of equal mask entries")
+    return figure

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from personafl.experiment.build import resolved, simulation
     from personafl.experiment.environment import cpu
     from personafl.experiment.parts import federation, model, note_clients, source
+    from personafl.experiment.reproduction import Reproduction, reproduce
     from personafl.experiment.results import Client, MethodResult, Result
     from personafl.experiment.run_folder import checked
     from personafl.experiment.running import resume, run
@@ -23,6 +24,7 @@ _WHERE = {
     "personafl.experiment.run_folder": ("checked",),
     "personafl.experiment.running": ("resume", "run"),
     "personafl.experiment.trials": ("Sweep",),
+    "personafl.experiment.reproduction": ("Reproduction", "reproduce"),
     "personafl.experiment.tuning": ("sweep",),
     "personafl.sim.machine": ("chosen_device",),
 }
@@ -39,6 +41,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "Client",
     "MethodResult",
+    "Reproduction",
     "Result",
     "Sweep",
     "checked",
@@ -47,6 +50,7 @@ __all__ = [
     "federation",
     "model",
     "note_clients",
+    "reproduce",
     "resolved",
     "resume",
     "run",

@@ -1,0 +1,64 @@
+"""`personafl reproduce`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from personafl.cli.terminal import console, errors, seed_list, unique_folder
+from personafl.core.errors import UserError
+
+
+def reproduce(
+    target: Annotated[str | None, typer.Argument(help="A published table or figure; --list names them.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="What can be reproduced.")] = False,
+    only: Annotated[str, typer.Option(metavar="METHODS", help="Run these alone, such as fedavg,dm-pfl.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; default the target's.")] = "",
+    smoke: Annotated[bool, typer.Option("--smoke", help="A rehearsal of seconds on the digits; no numbers.")] = False,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Runs side by side, each in a process.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder; default runs/<target>-<time>-<xxxx>.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory of a run, in GiB.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of each run; default as PyTorch has it.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No line for every run.")] = False,
+) -> None:
+    """Run a published table or figure again: its numbers beside ours, and whether its claims hold."""
+    from personafl.experiment import reproduction
+
+    if listed or target is None:
+        if target is not None:
+            raise UserError("--list: names all targets; leave the target out")
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("target", "what", "runs"):
+            table.add_column(column, justify="right" if column == "runs" else "left")
+        for name, title, runs in reproduction.described():
+            table.add_row(name, title, str(runs))
+        console.print(table)
+        return
+    folder = out or unique_folder(f"{target}{'-smoke' if smoke else ''}")
+
+    def told(setting: str, label: str, place: int, of: int) -> None:
+        console.print(f"{place}/{of}  {setting}  {label}")
+
+    try:
+        found = reproduction.reproduce(
+            target,
+            only=[m.strip() for m in only.split(",") if m.strip()],
+            seeds=seed_list(seeds),
+            smoke=smoke,
+            jobs=jobs,
+            out=folder,
+            device=device,
+            told=None if quiet else told,
+            memory=memory,
+            threads=threads,
+        )
+    except KeyboardInterrupt as e:
+        errors.print(f"stopped; the same command with --out {folder} goes on", soft_wrap=True)
+        sys.exit(getattr(e, "code", 130))
+    print(found.markdown().partition("\n## How it was run")[0].rstrip())
+    console.print(f"\n{folder}: page.md, page.html, comparison.csv, and every run")

@@ -1,0 +1,177 @@
+"""Published and measured numbers side by side, and what that says of a paper's claims."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from personafl.experiment import measures
+from personafl.experiment.targets import Claim, Printed, Setting, Target
+
+Summary = Mapping[str, Any]
+Summaries = Mapping[tuple[str, str], Sequence[Summary]]
+"""Of each setting and label, one for every seed, in the order of the seeds."""
+Status = Literal["holds", "does not hold", "undecided", "not run"]
+FAR = 2.0  # points between a published and a measured accuracy that are worth a word
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of a mean over seeds; None for one seed."""
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    return float(statistics.stdev(values) * stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values)))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table: as printed, and as each seed has it."""
+
+    printed: Printed | None
+    values: tuple[float, ...]
+    clients: float | None = None  # deviation over clients, mean over seeds
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured less published."""
+        return None if self.printed is None or self.mean is None else self.mean - self.printed.value
+
+    @property
+    def far(self) -> bool:
+        """Whether an accuracy is further from the published one than that is worth a word."""
+        known = self.difference is not None and self.printed is not None and self.printed.unit == "accuracy %"
+        return known and abs(self.difference or 0.0) > FAR
+
+
+@dataclass(frozen=True)
+class Item:
+    """One of the comparisons a claim consists of: by how much ours is ahead, in each seed."""
+
+    setting: str
+    ours: str
+    other: str  # a label, a setting or a column; empty where a number is given
+    ahead: tuple[float, ...]
+    printed: float | None
+    status: Status
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.ahead) if self.ahead else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say of a claim."""
+
+    claim: Claim
+    items: tuple[Item, ...]
+
+    @property
+    def status(self) -> Status:
+        found = {i.status for i in self.items}
+        order: tuple[Status, ...] = ("not run", "does not hold", "undecided", "holds")
+        return next((s for s in order if s in found), "not run")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A target's published numbers and those of its runs."""
+
+    target: Target
+    summaries: Summaries
+
+    def rows(self, setting: Setting) -> list[str]:
+        """Labels that ran in a setting, and the names that stand for the best of several."""
+        ran = [label for label in self.target.methods if (setting.name, label) in self.summaries]
+        return [*ran, *(n for n, of in self.target.best.items() if set(of) & set(ran))]
+
+    def cell(self, setting: str, row: str, column: str) -> Cell:
+        printed = self.target.printed().get((setting, row, column))
+        if row in self.target.best:
+            found = [self._values(setting, label, column) for label in self.target.best[row]]
+            return Cell(printed, max((v for v in found if v), key=statistics.fmean, default=()))
+        return Cell(printed, self._values(setting, row, column), self._clients(setting, row, column))
+
+    def cells(self) -> Iterator[tuple[str, str, str, Cell]]:
+        for setting in self.target.settings:
+            for row in self.rows(setting):
+                for column in self.target.columns:
+                    yield setting.name, row, column, self.cell(setting.name, row, column)
+
+    def verdicts(self) -> list[Verdict]:
+        return [Verdict(claim, tuple(self._items(claim))) for claim in self.target.claims]
+
+    def _values(self, setting: str, label: str, column: str) -> tuple[float, ...]:
+        own = self.summaries.get((setting, label), ())
+        base = self.summaries.get((setting, measures.REFERENCE), ())
+        groups = self._groups(setting)
+        found = []
+        for place, summary in enumerate(own):
+            value = measures.measure(column, summary, base[place] if place < len(base) else None, groups)
+            if value is None:
+                return ()
+            found.append(value)
+        return tuple(found)
+
+    def _clients(self, setting: str, label: str, column: str) -> float | None:
+        found = [measures.spread(column, s) for s in self.summaries.get((setting, label), ())]
+        known = [f for f in found if f is not None]
+        return statistics.fmean(known) if known else None
+
+    def _groups(self, setting: str) -> Sequence[int]:
+        """How many clients of this setting are of each group, where its partition has groups."""
+        asked = next(s for s in self.target.settings if s.name == setting)
+        made = self.target.recipe_of(asked, next(iter(self.target.methods)))
+        groups: Sequence[int] = made.data.partition_settings.get("groups", ())
+        return groups
+
+    def _items(self, claim: Claim) -> Iterator[Item]:
+        for setting in claim.settings or [s.name for s in self.target.settings]:
+            for label in claim.ours:
+                yield self._item(claim, setting, label)
+
+    def _item(self, claim: Claim, setting: str, label: str) -> Item:
+        own = self.cell(setting, label, claim.column)
+        if claim.near is not None:
+            ahead = tuple(v - claim.near for v in own.values)
+            printed = None if own.printed is None else own.printed.value - claim.near
+            return Item(setting, label, "", ahead, printed, _near(ahead, claim.within))
+        others = {
+            name: self.cell(claim.against or setting, row, claim.than_column or claim.column)
+            for row in claim.than or (label,)
+            for name in [claim.against or claim.than_column or row]
+        }
+        known = {n: c for n, c in others.items() if len(c.values) == len(own.values) and c.values}
+        printed = _ahead(own.printed, [c.printed for c in others.values()])
+        if not own.values or len(known) < len(others):
+            return Item(setting, label, "", (), printed, "not run")
+        best = max(known, key=lambda n: known[n].mean or 0.0)
+        ahead = tuple(a - b for a, b in zip(own.values, known[best].values, strict=True))
+        return Item(setting, label, best, ahead, printed, _status(ahead, claim.margin))
+
+
+def _ahead(own: Printed | None, others: Sequence[Printed | None]) -> float | None:
+    known = [o.value for o in others if o is not None]
+    return None if own is None or not known else own.value - max(known)
+
+
+def _status(ahead: Sequence[float], margin: float) -> Status:
+    """By the interval over seeds; with one seed by its number."""
+    mean, half = statistics.fmean(ahead), interval(ahead) or 0.0
+    if mean - half > margin:
+        return "holds"
+    return "does not hold" if mean + half <= margin else "undecided"
+
+
+def _near(away: Sequence[float], within: float) -> Status:
+    if not away:
+        return "not run"
+    return "holds" if abs(statistics.fmean(away)) <= within else "does not hold"

@@ -1,0 +1,105 @@
+"""Columns of published tables and figures as numbers of a run's `summary.json`, in their units.
+
+| column | what |
+|---|---|
+| `w/o shift`, `40% shift`, `average` | accuracy in %, mean over clients; the expectation over all donors where the run has the matrix of every model on every test set, else over the donors drawn |
+| `global model` | accuracy of the server's model on clients' own data, in % |
+| `communication`, `computation` | MiB as papers count them (float32 up, masks as bits) and 1e12 FLOP, per client |
+| the same `relative to FedAvg` | in % of the run labelled fedavg |
+| `computation relative to dense` | in % of the same training without masks |
+| `snow 3`, `own snow 3` | accuracy under a corruption and its severity, on the whole test set and on clients' own |
+| `similarity within groups`, `similarity across groups` | share of equal mask entries, mean over pairs of clients of one group or of two |
+| `shared weights, client 3`, `shared weights, clients 0 to 14` | positions of linear layers that a client's mask and the server's have in common; of several clients the mean |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from personafl.core.errors import UserError
+
+REFERENCE = "fedavg"
+RELATIVE = " relative to FedAvg"
+LINEAR = ("fcs.", "head.")  # layers of the CIFAR CNN
+Summary = Mapping[str, Any]
+
+
+def measure(column: str, of: Summary, reference: Summary | None = None, groups: Sequence[int] = ()) -> float | None:
+    """A column's number of a run; None where the run does not have it. `groups`: how many clients are of each."""
+    if column.endswith(RELATIVE):
+        if reference is None:
+            return None
+        what = column.removesuffix(RELATIVE)
+        own, theirs = measure(what, of), measure(what, reference)
+        return None if own is None or theirs is None else 100 * own / theirs
+    if column == "communication":
+        return float(of["communication"]["paper_mib_per_client"])
+    if column == "computation":
+        return float(of["compute"]["flops_per_client"]) / 1e12
+    if column == "computation relative to dense":
+        return 100 * float(of["compute"]["flops_per_client"]) / float(of["compute"]["dense_flops_per_client"])
+    if column == "global model":
+        common = of["accuracy"].get("global")
+        return None if common is None else 100 * float(common["mean"])
+    if column.startswith(("similarity ", "shared weights")):
+        return _of_masks(column, of.get("masks", {}), groups)
+    if column == "average":
+        cells = _degrees(of)
+        return 100 * statistics.fmean(c["mean"] for c in cells.values()) if cells else None
+    cell = _cell(column, of)
+    return None if cell is None else 100 * float(cell["mean"])
+
+
+def spread(column: str, of: Summary) -> float | None:
+    """The deviation over clients behind an accuracy, of single draws of donors, in points."""
+    if (degree := _degree(column)) is not None and of["shift"]:
+        cell = of["shift"]["degrees"].get(str(degree))
+    elif degree is None and not column.startswith(("comm", "comp", "sim", "shared", "average", "global")):
+        cell = _cell(column, of)
+    else:
+        cell = None
+    return None if cell is None else 100 * float(cell["std"])
+
+
+def _degree(column: str) -> float | None:
+    if column == "w/o shift":
+        return 0.0
+    found = re.fullmatch(r"(\d+)% shift", column)
+    return int(found[1]) / 100 if found else None
+
+
+def _degrees(of: Summary) -> Mapping[str, Any]:
+    expected = of.get("robustness", {}).get("expected")
+    return expected or (of["shift"]["degrees"] if of["shift"] else {})
+
+
+def _cell(column: str, of: Summary) -> Mapping[str, Any] | None:
+    if (degree := _degree(column)) is not None:
+        return _degrees(of).get(str(degree))
+    found = re.fullmatch(r"(own )?(.+) ([1-5])", column)
+    if found is None:
+        raise UserError(f"column {column!r}: nothing is known to measure it by")
+    told = of.get("robustness", {}).get("corruptions" if found[1] else "whole_corruptions", {})
+    cell: Mapping[str, Any] | None = told.get(found[2].replace(" ", "_"), {}).get(found[3])
+    return cell
+
+
+def _of_masks(column: str, masks: Mapping[str, Any], groups: Sequence[int]) -> float | None:
+    if found := re.fullmatch(r"shared weights, clients? (\d+)(?: to (\d+))?", column):
+        linear = [counts for name, counts in masks.get("by_client", {}).items() if name.startswith(LINEAR)]
+        if not linear:
+            return None
+        each = [sum(counts) for counts in zip(*linear, strict=True)]
+        return statistics.fmean(each[int(found[1]) : int(found[2] or found[1]) + 1])
+    pairs = masks.get("pairs")
+    if not pairs or sum(groups) != len(pairs):
+        return None
+    group = [g for g, size in enumerate(groups) for _ in range(size)]
+    within = column == "similarity within groups"
+    alike = [
+        float(pairs[i][j]) for i in range(len(pairs)) for j in range(i) if (group[i] == group[j]) == within
+    ]  # of each pair once
+    return statistics.fmean(alike) if alike else None

@@ -1,0 +1,242 @@
+"""Pages of headings, words, tables and one picture, as Markdown and as HTML."""
+
+from __future__ import annotations
+
+import base64
+import html as escaping
+import io
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from personafl.core.plain_text import harmless
+from personafl.experiment.comparison import FAR, Cell, Comparison, Verdict, interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURE = "figure.png"
+CAPTION = "What was measured, with the published numbers dashed where there are some"
+WIDE = 10  # columns of a table
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}"
+    "td,th{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:left;vertical-align:top}"
+    "img{max-width:100%}code{background:#f4f4f4}"
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass
+class Page:
+    """A title, and blocks: a heading is text that begins with `## `."""
+
+    title: str
+    blocks: list[str | Table] = field(default_factory=list)
+    picture: Figure | None = None
+
+    def markdown(self) -> str:
+        parts = [f"# {self.title}"]
+        for block in self.blocks:
+            parts.append(_markdown_table(block) if isinstance(block, Table) else block)
+        if self.picture is not None:
+            parts.append(f"![{CAPTION}]({PICTURE})")
+        return "\n\n".join(parts) + "\n"
+
+    def html(self) -> str:
+        esc = escaping.escape
+        parts = [f"<h1>{esc(self.title)}</h1>"]
+        for block in self.blocks:
+            if isinstance(block, Table):
+                parts.append(_html_table(block))
+            elif block.startswith("## "):
+                parts.append(f"<h2>{esc(block[3:])}</h2>")
+            else:
+                parts.append(f"<p>{_marked(esc(block))}</p>")
+        if self.picture is not None:
+            out = io.BytesIO()
+            self.picture.savefig(out, format="png", dpi=120, metadata={"Software": None})
+            data = base64.b64encode(out.getvalue()).decode()
+            parts.append(f'<img alt="{CAPTION}" src="data:image/png;base64,{data}">')
+        head = f'<meta charset="utf-8"><title>{esc(self.title)}</title><style>{_STYLE}</style>'
+        return f"<!doctype html>\n<html><head>{head}</head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _marked(text: str) -> str:
+    """Code and bold in escaped text."""
+    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", re.sub(r"`(.+?)`", r"<code>\1</code>", text))
+
+
+def _markdown_table(table: Table) -> str:
+    cells = [[harmless(c).replace("|", "\\|") for c in row] for row in table.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (table.head, ["---"] * len(table.head), *cells))
+
+
+def _html_table(table: Table) -> str:
+    esc = escaping.escape
+    head = "".join(f"<th>{esc(h)}</th>" for h in table.head)
+    body = "".join("<tr>" + "".join(f"<td>{_marked(esc(c))}</td>" for c in row) + "</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+# Of a target
+
+
+def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
+    """A target's page."""
+    target, several = found.target, len(seeds) > 1
+    page = Page(target.title)
+    if smoke:
+        page.blocks.append("**A rehearsal on other data, with few rounds: the numbers say nothing.**")
+    over = f"mean of seeds {', '.join(map(str, seeds))}" + (" ± half of its 95 % interval" if several else "")
+    page.blocks.append(
+        f"Published, then measured ({over}), then the difference where an accuracy is more than {FAR:g} points away."
+    )
+    page.blocks += target.notes
+    if target.claims:
+        page.blocks += ["## Claims", _claims(found.verdicts(), several=several, judged=not smoke)]
+    for setting in target.settings:
+        rows = found.rows(setting)
+        if not rows:
+            continue
+        cells = [[found.cell(setting.name, row, c) for c in target.columns] for row in rows]
+        shown = [i for i in range(len(target.columns)) if any(r[i].printed or r[i].values for r in cells)]
+        head = ["method", *(target.columns[i] for i in shown)]
+        body = [
+            [target.methods.get(row, row), *(_cell(of[i], judged=not smoke) for i in shown)]
+            for row, of in zip(rows, cells, strict=True)
+        ]
+        if len(head) > WIDE:  # a row for each column then
+            head, *body = [list(line) for line in zip(head, *body, strict=True)]
+            head[0] = ""
+        page.blocks += [f"## {setting.name}", Table(head, body)]
+    page.blocks += ["## How it was run", *_conditions(found, seeds, smoke=smoke)]
+    page.picture = _picture(found)
+    return page
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+
+
+def _cell(cell: Cell, *, judged: bool) -> str:
+    printed = "–" if cell.printed is None else _number(cell.printed.value)
+    if cell.printed is not None and cell.printed.std is not None:
+        printed += f" ± {_number(cell.printed.std)}"
+    if cell.mean is None:
+        return printed
+    half = interval(cell.values)
+    measured = _number(cell.mean) + ("" if half is None else f" ± {_number(half)}")
+    away = f" ({cell.difference:+.1f})" if cell.far and judged else ""
+    return f"{printed} / **{measured}**{away}"
+
+
+def _claims(verdicts: Sequence[Verdict], *, several: bool, judged: bool) -> Table:
+    rows = []
+    for v in verdicts:
+        if not judged:
+            rows.append([v.claim.says, "not run" if v.status == "not run" else "not judged", ""])
+            continue
+        told = []
+        for i in v.items:
+            if i.mean is None:
+                told.append(f"{i.setting}: {i.ours} not run")
+                continue
+            half = interval(i.ahead)
+            by = f"{i.mean:+.2f}" + (f" ± {half:.2f}" if half is not None else "")
+            than = f" against {i.other}" if i.other else f" from {v.claim.near:g}"
+            printed = "" if i.printed is None else f" (published {i.printed:+.2f})"
+            told.append(f"{i.setting}: {i.ours} {by}{than}{printed}")
+        rows.append([v.claim.says, f"**{v.status}**", "; ".join(told)])
+    return Table(["claim", "verdict" if several else "verdict, of one seed", "by how much"], rows)
+
+
+def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list[str | Table]:
+    every = [s for of in found.summaries.values() for s in of]
+    if not every:
+        return ["Nothing was run."]
+    seconds = sum(s["time"]["seconds"] for s in every)
+    facts: dict[str, list[Any]] = {
+        "seeds": list(seeds),
+        "hardware": _distinct(s["environment"]["hardware"] for s in every),
+        "precision": _distinct(s["environment"]["precision"] for s in every),
+        "torch": _distinct(s["environment"]["torch"] for s in every),
+        "personafl": _distinct(f"{s['environment']['version']} ({_commit(s)})" for s in every),
+        "rounds": _distinct(s["rounds"] for s in every),
+        "split of the data, by seed": _hashes(every, seeds, "split"),
+        "initial weights, by seed": _hashes(every, seeds, "init"),
+    }
+    rows = [[name, ", ".join(map(str, values))] for name, values in facts.items()]
+    rows.append(
+        ["training and evaluation", f"{seconds:,.0f} s in all, {statistics.fmean(_of_runs(every)):.1f} s a run"]
+    )
+    options = " --smoke" if smoke else ""
+    options += "" if tuple(seeds) == found.target.seeds else f" --seeds {','.join(map(str, seeds))}"
+    rows.append(["command", f"`personafl reproduce {found.target.name}{options}`"])
+    settings = [
+        [label, ", ".join(f"{k}={v}" for k, v in of[0]["settings"].items())]
+        for label, of in {label: of for (_, label), of in found.summaries.items()}.items()
+    ]
+    return [Table(["", ""], rows), Table(["method", "settings"], settings)]
+
+
+def _of_runs(every: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [float(s["time"]["seconds"]) for s in every]
+
+
+def _distinct(values: Any) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def _commit(summary: Mapping[str, Any]) -> str:
+    return str(summary["environment"].get("commit") or "no commit")[:7]
+
+
+def _hashes(every: Sequence[Mapping[str, Any]], seeds: Sequence[int], name: str) -> list[str]:
+    return [" ".join(_distinct(s["hashes"][name] for s in every if s["seed"] == seed)) for seed in seeds]
+
+
+def _picture(found: Comparison) -> Figure | None:
+    """Over degrees of shift, over the settings of a sweep, or of pairs of clients; None where there is nothing such."""
+    from personafl.evaluation import figures
+
+    target = found.target
+    alike = {
+        s.name: pairs
+        for s in target.settings
+        for of in [found.summaries.get((s.name, next(iter(target.methods))), ())]
+        if of and (pairs := of[0].get("masks", {}).get("pairs"))
+    }
+    if alike and any(c.startswith("similarity") for c in target.columns):
+        return figures.similarity(alike)
+    degrees = {c: 0.0 if c == "w/o shift" else float(c.split("%")[0]) for c in target.columns if "shift" in c}
+    if len(degrees) > 2:
+        setting = next((s for s in target.settings if found.rows(s)), None)
+        if setting is None:
+            return None
+        lines = {
+            target.methods.get(row, row): {
+                at: (found.cell(setting.name, row, c).mean, found.cell(setting.name, row, c).printed)
+                for c, at in degrees.items()
+            }
+            for row in found.rows(setting)
+        }
+        return figures.beside_published({"degree of shift, %": lines}, "accuracy, %")
+    numbered = [(s, m[1], float(m[2])) for s in target.settings if (m := re.fullmatch(r"(\w+) = ([\d.]+)", s.name))]
+    if len(numbered) < 3:
+        return None
+    panels: dict[str, dict[str, dict[float, Any]]] = {}
+    for setting, symbol, at in numbered:
+        for row in found.rows(setting):
+            for column in degrees:
+                cell = found.cell(setting.name, row, column)
+                name = f"{target.methods.get(row, row)}, {column}"
+                panels.setdefault(symbol, {}).setdefault(name, {})[at] = (cell.mean, cell.printed)
+    return figures.beside_published(panels, "accuracy, %") if panels else None

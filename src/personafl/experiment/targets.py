@@ -1,0 +1,157 @@
+"""Published tables and figures that can be run again: what was printed, a recipe for each of its settings, its claims.
+
+A target is a TOML file of `personafl/targets`, the numbers printed in its paper a CSV file beside it. A target has
+
+    title, paper, seeds   what it is, the name of the CSV file, and the seeds reported
+    published             the tables and figures it has numbers of, as the CSV file calls them
+    columns               those that are compared: names of published columns, which `measures` knows how to measure
+    notes                 what a reader must know
+    smoke                 overrides for a rehearsal without downloaded data
+    [methods]             a label of the recipe for each published name
+    [best]                published names that stand for the best of several labels, column by column
+    [[settings]]          name (as published) and overrides of the recipe
+    [[claims]]            says, and who is compared with whom: `Claim`
+    [recipe]              a recipe
+    base                  another target whose keys hold where they are not given, its recipe's settings one by one
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any
+
+from personafl import config
+from personafl.config.recipe import Recipe
+from personafl.core.errors import UserError
+from personafl.core.settings import unknown
+
+FOLDER = "targets"
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A published number."""
+
+    value: float
+    std: float | None
+    unit: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A part of a table, or a point of a figure: the recipe with these overrides."""
+
+    name: str
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, as a comparison of measured numbers.
+
+    Every method of `ours` is ahead of the best one of `than` by more than `margin` (a negative one: is at least so
+    near), in each of `settings`, all by default; with `against` it is ahead of its own number in that other setting,
+    with `than_column` of its own in that other column. With `near`, its number is within `within` of that one instead.
+    """
+
+    says: str
+    column: str
+    ours: tuple[str, ...]
+    than: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    against: str = ""
+    than_column: str = ""
+    margin: float = 0.0
+    near: float | None = None
+    within: float = 0.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A published table or figure."""
+
+    name: str
+    title: str
+    paper: str
+    seeds: tuple[int, ...]
+    published: tuple[str, ...]
+    columns: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    methods: Mapping[str, str]  # the published name of each label
+    claims: tuple[Claim, ...]
+    recipe: Mapping[str, Any]
+    best: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # labels whose best a published name stands for
+    notes: tuple[str, ...] = ()
+    smoke: tuple[str, ...] = ()
+
+    def recipe_of(self, setting: Setting, label: str, more: Sequence[str] = ()) -> Recipe:
+        """One method's recipe in a setting."""
+        made = config.load(self.recipe, [*setting.overrides, *more])
+        found = tuple(m for m in made.algorithms if m.label == label)
+        assert len(found) == 1, (self.name, label)
+        return replace(made, algorithms=found)
+
+    def printed(self) -> dict[tuple[str, str, str], Printed]:
+        """Published numbers by setting, label or name of a best one, and column."""
+        labels = {name: label for label, name in self.methods.items()} | {name: name for name in self.best}
+        found = {}
+        for row in csv.DictReader(io.StringIO(_text(f"{self.paper}.csv"))):
+            if row["source"] in self.published and row["method"] in labels:
+                std = float(row["std"]) if row["std"] else None
+                key = (row["setting"], labels[row["method"]], row["column"])
+                found[key] = Printed(float(row["value"]), std, row["unit"])
+        return found
+
+
+def names() -> list[str]:
+    """All targets."""
+    folder = resources.files("personafl") / FOLDER
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def load(name: str) -> Target:
+    """A target by its name."""
+    if name not in names():
+        raise UserError(f"{unknown('target', name, names())}; personafl reproduce --list tells what they are")
+    told = _told(name)
+    return Target(
+        name=name,
+        title=told["title"],
+        paper=told["paper"],
+        seeds=tuple(told["seeds"]),
+        published=tuple(told["published"]),
+        columns=tuple(told["columns"]),
+        settings=tuple(Setting(s["name"], tuple(s.get("overrides", ()))) for s in told["settings"]),
+        methods=told["methods"],
+        best={n: tuple(of) for n, of in told.get("best", {}).items()},
+        claims=tuple(map(_claim, told["claims"])),
+        recipe=told["recipe"],
+        notes=tuple(told.get("notes", ())),
+        smoke=tuple(told["smoke"]),
+    )
+
+
+def _told(name: str) -> dict[str, Any]:
+    """A target's file over that of its base."""
+    own = tomllib.loads(_text(f"{name}.toml"))
+    if "base" not in own:
+        return own
+    base = _told(own.pop("base"))
+    recipe = dict(base["recipe"])
+    for section, values in own.pop("recipe", {}).items():
+        recipe[section] = recipe.get(section, {}) | values if isinstance(values, dict) else values
+    return base | own | {"recipe": recipe}
+
+
+def _claim(told: Mapping[str, Any]) -> Claim:
+    made: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items()}
+    return Claim(**made)
+
+
+def _text(name: str) -> str:
+    return (resources.files("personafl") / FOLDER / name).read_text(encoding="utf-8")
