@@ -258,3 +258,18 @@ def test_a_folder_that_has_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="that is a file"):
         personafl.sweep(QUICK, "training.lr=0.05,0.5", out=tmp_path / "notes.txt")
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_trials_side_by_side_come_to_the_same(tmp_path: Path) -> None:
+    alone, beside = (
+        personafl.sweep(QUICK, "training.lr=0.1,0.5", jobs=n, out=tmp_path / str(n), device="cpu") for n in (1, 2)
+    )
+    assert alone.rows() == beside.rows() and alone.recipes == beside.recipes
+    assert (tmp_path / "1" / "sweep.md").read_text() == (tmp_path / "2" / "sweep.md").read_text()
+
+
+def test_parts_that_no_other_process_can_have_are_refused() -> None:
+    with pytest.raises(UserError, match="jobs 2: other processes cannot be given these parts"):
+        personafl.sweep(QUICK, "training.lr=0.1,0.5", jobs=2, model=lambda: None)
+    with pytest.raises(UserError, match="jobs 0: must be a whole number"):
+        personafl.sweep(QUICK, "training.lr=0.1,0.5", jobs=0)

@@ -27,6 +27,7 @@ def sweep(
     validation_share: Annotated[
         float, typer.Option(metavar="SHARE", help="Of clients' samples, where the recipe sets none aside.")
     ] = 0.2,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Trials side by side, each in a process.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/sweep-<recipe>-<time>-<xxxx>.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[float | None, typer.Option(metavar="GIB", help="Most memory to use, in GiB.")] = None,
@@ -51,6 +52,7 @@ def sweep(
             trials=trials,
             seeds=seed_list(seeds),
             validation_share=validation_share,
+            jobs=jobs,
             out=folder,
             device=device,
             memory=memory,

@@ -10,10 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from personafl.core.lock import locked
 from personafl.core.settings import unknown
 from personafl.experiment import pages, run_folder, targets
 from personafl.experiment.comparison import Comparison, Summaries, Summary
+from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
 from personafl.experiment.running import resume, run
 from personafl.experiment.targets import Setting, Target
@@ -115,24 +114,9 @@ class _Unit:
 
 
 def _play(units: Sequence[_Unit], jobs: int, told: Callable[[str, str, int, int], None] | None) -> None:
-    def done(unit: _Unit, place: int) -> None:
+    for place, (i, _) in enumerate(side_by_side([unit.finish for unit in units], jobs), 1):
         if told is not None:
-            told(unit.setting.name, unit.label, place, len(units))
-
-    if jobs == 1:
-        for place, unit in enumerate(units, 1):
-            unit.finish()
-            done(unit, place)
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(unit.finish): unit for unit in units}
-        try:
-            for place, future in enumerate(as_completed(waiting), 1):
-                future.result()
-                done(waiting[future], place)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+            told(units[i].setting.name, units[i].label, place, len(units))
 
 
 def _labels(asked: Target, only: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from personafl.core.algorithm import FROM_TRAINING
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
 from personafl.experiment.build import resolved
+from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
 from personafl.experiment.running import run
 from personafl.experiment.trials import Point, Sweep, Trial, write
@@ -47,6 +49,7 @@ def sweep(
     trials: int = 0,
     seeds: Sequence[int] = SEEDS,
     validation_share: float = 0.2,
+    jobs: int = 1,
     data: Any = None,
     model: Any = None,
     algorithms: Any = None,
@@ -63,23 +66,26 @@ def sweep(
     Overrides with several values, `"training.lr=0.01,0.1"` or `"dm-pfl.readjust_interval=1,10"`, are the grid, and so
     is `grid` (`{"training.lr": [0.01, 0.1]}`); those with one value are of all trials. Each method gets all points of
     the keys that concern it, or `trials` of them, drawn. `seeds` must not be the recipe's own. Where the recipe has no
-    validation data, `validation_share` of every client's samples are set aside. `told` hears of every trial with its
-    place and how many there are. The other arguments are those of `personafl.run`.
+    validation data, `validation_share` of every client's samples are set aside. `jobs` trials go side by side, each in
+    a process, which takes parts that can be pickled. `told` hears of every trial with its place and how many there
+    are. The other arguments are those of `personafl.run`.
     """
     given = config.parts(data, model, algorithms, training, evaluation, faults)
     asked = _Request.of(recipe, overrides, grid or {}, given, trials, tuple(seeds), validation_share)
     place, folder = chosen_device(device), None if out is None else Path(out).absolute()
     if ranks.launched() > 1:
         raise UserError("sweep: runs in one process; torchrun shares the clients of single runs")
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"jobs {jobs}: must be a whole number, at least 1")
     if folder is None:
-        return asked.run(None, place, conditions, told)
+        return asked.run(None, place, conditions, jobs, told)
     request, again = json.dumps(asked.told(), indent=1) + "\n", (folder / REQUEST).is_file()
     with locked(folder) if again else claimed(folder):
         if not again:
             files.write(folder / REQUEST, request)
         elif files.read_text(folder / REQUEST) != request:
             raise UserError(f"sweep folder {folder}: is one of another sweep; choose another folder")
-        return asked.run(folder, place, conditions, told)
+        return asked.run(folder, place, conditions, jobs, told)
 
 
 @dataclass(frozen=True)
@@ -140,27 +146,39 @@ class _Request:
         folder: Path | None,
         place: str,
         conditions: Mapping[str, Any],
+        jobs: int,
         told: Callable[[Trial, int, int], None] | None,
     ) -> Sweep:
-        found: dict[str, list[Trial]] = {label: [] for label in self.points}
-        total = sum(map(len, self.points.values()))
-        for label, number, point in self._all():
-            path = None if folder is None else folder / "trials" / label / f"{number}.json"
-            done = None if path is None else _read(path, label, number, point, self.seeds)
-            if done is None:
-                made = run(self.trial(label, point), seeds=self.seeds, device=place, quiet=True, **conditions)
-                done = Trial(label, number, point, tuple(m.summary for m in made.methods.values()))
-                if path is not None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    files.write(path, json.dumps({"point": dict(point), "summaries": done.summaries}, indent=1) + "\n")
-            found[label].append(done)
+        every = list(self._all())
+        calls = [partial(self._tried, *one, folder, place, conditions) for one in every]
+        found: dict[int, Trial] = {}
+        for i, trial in side_by_side(calls, jobs):
+            found[i] = trial
             if told is not None:
-                told(done, sum(map(len, found.values())), total)
-        ended = Sweep(found, folder)
+                told(trial, len(found), len(every))
+        by_label: dict[str, list[Trial]] = {label: [] for label in self.points}
+        for i, (label, _, _) in enumerate(every):
+            by_label[label].append(found[i])
+        ended = Sweep(by_label, folder)
         ended = replace(ended, recipes=self._recipes(ended.best, place))
         if folder is not None:
             write(ended, folder)
         return ended
+
+    def _tried(
+        self, label: str, number: int, point: Point, folder: Path | None, place: str, conditions: Mapping[str, Any]
+    ) -> Trial:
+        """A trial that is there, or was run now."""
+        path = None if folder is None else folder / "trials" / label / f"{number}.json"
+        done = None if path is None else _read(path, label, number, point, self.seeds)
+        if done is not None:
+            return done
+        made = run(self.trial(label, point), seeds=self.seeds, device=place, quiet=True, **conditions)
+        done = Trial(label, number, point, tuple(m.summary for m in made.methods.values()))
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(path, json.dumps({"point": dict(point), "summaries": done.summaries}, indent=1) + "\n")
+        return done
 
     def _all(self) -> Iterator[tuple[str, int, Point]]:
         for label, points in self.points.items():
