@@ -235,6 +235,10 @@ class Settings:
     vote_threshold: float = 0.3
     votes: Literal["counted", "weighted"] = "counted"
     uncovered: Literal["keep", "drop"] = "keep"
+    readjust_head: bool = True
+    personal_epochs: float | None = None
+    personal_lr: float | None = None
+    averaged: Literal["covered", "voted"] = "covered"
 
 
 @dataclass
@@ -402,7 +406,10 @@ class DMPFL:
         batch = order[: self.training.batch_size]
         gradient = self.network.gradient(theta, self.x[batch], self.y[batch])
         out = dict(theta)
+        last = list(self.budget)[-1]
         for name in self.budget:
+            if name == last and not self.settings.readjust_head:
+                continue
             old = self.clients[c].masks[name]
             active = [i for i, on in enumerate(old.flatten().tolist()) if on]
             k = math.ceil(alpha * len(active))
@@ -429,12 +436,12 @@ class DMPFL:
         eligible: list[int] = []
         for i in range(len(w_g)):
             having = [c for c in range(len(sizes)) if flat_m[c][i]]
-            if having:
-                w_g[i] = sum(sizes[c] * flat_w[c][i] for c in having) / sum(sizes[c] for c in having)
             if self.settings.votes == "counted":
                 votes = Fraction(len(having), len(sizes))
             else:
                 votes = Fraction(sum(sizes[c] for c in having), sum(sizes))
+            if having and (self.settings.averaged == "covered" or votes > threshold):
+                w_g[i] = sum(sizes[c] * flat_w[c][i] for c in having) / sum(sizes[c] for c in having)
             if votes > threshold:
                 eligible.append(i)
             elif votes > 0:
@@ -482,9 +489,12 @@ class DMPFL:
             self.training.local_steps,
         )
         total = (1 if steps else self.training.local_epochs) * share * phase.length  # epochs, or sessions of K steps
+        if self.settings.personal_epochs is not None:
+            total, steps = self.settings.personal_epochs, 0
         piece = 0
         while piece < total:
             lr, part = rate(self.training, phase.first + int(piece * phase.length / total)), min(1.0, total - piece)
+            lr = self.settings.personal_lr or lr
             batches = stream.turn(steps=max(1, round(part * steps))) if steps else stream.turn(part)
             theta = self.steps(optimiser, batches, theta, lr, own)
             piece += 1

@@ -156,6 +156,9 @@ def test_dm_pfl_on_a_cnn_equals_the_reference_after_every_stage() -> None:
         {"readjust_when": "after_training"},
         {"uncovered": "drop", "votes": "weighted"},
         {"uncovered": "drop", "vote_threshold": 0.6},
+        {"readjust_head": False},
+        {"personal_epochs": 2.5, "personal_lr": 0.05},
+        {"averaged": "voted"},
     ],
     ids=lambda change: ",".join(f"{k}={v}" for k, v in change.items()),
 )

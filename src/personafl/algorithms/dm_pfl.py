@@ -15,6 +15,7 @@ What the paper leaves open is a setting; docs/algorithms/dm-pfl.md says which re
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from personafl.algorithms.masked_training import MaskedTraining
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, LocalWork, Turn, setting
+from personafl.core.algorithm import FROM_TRAINING, ClientState, LocalWork, Turn, setting
 from personafl.core.errors import UserError
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.sparse import masks, means
@@ -36,17 +37,26 @@ class DMPFL(MaskedTraining):
     """Dual-masked sparse training: a global and a personal mask, weights shared where they overlap."""
 
     evaluates: ClassVar[str] = "theta_c: global weights at shared positions, the client's at its own"
+    from_recipe: ClassVar[tuple[str, ...]] = (*FROM_TRAINING, "personal_epochs", "personal_lr")
     newcomers: ClassVar[str] = "theta_g and m_g; it readjusts the mask once and refines what is then its own"
 
     iterations: int = setting(2, "how often the phases are iterated (I); 0 trains masks only")
     personal_share: str = setting(
         "once", "personal refinement: each client its expected share at once, or when sampled", ("once", "sampled")
     )
+    personal_epochs: float | None = setting(
+        None, "epochs of each personal refinement (recipe: a client's expected share of its rounds)"
+    )
+    personal_lr: float | None = setting(None, "learning rate of personal refinement (recipe: that of its rounds)")
     reset_personal: bool = setting(True, "begin personal refinement from zero at personal positions")
     vote_threshold: float = setting(0.3, "a position needs more than this share of the cohort's masks")
     votes: str = setting("counted", "whether a vote counts one or the client's examples", ("counted", "weighted"))
     uncovered: str = setting("keep", "a global position without any vote", ("keep", "drop"))
     refill: bool = setting(False, "fill a global mask below its budget with the largest other weights")
+    averaged: str = setting(
+        "covered", "global weights that become the cohort's mean: where any client has the position, or enough vote",
+        ("covered", "voted"),
+    )  # fmt: skip
 
     def check(self) -> None:
         super().check()
@@ -54,6 +64,12 @@ class DMPFL(MaskedTraining):
             raise UserError(f"vote_threshold={self.vote_threshold}: must be in [0, 1]")
         if self.iterations < 0:
             raise UserError(f"iterations={self.iterations}: must not be negative")
+        for name in ("personal_epochs", "personal_lr"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"{name}={value}: must be positive")
+        if self.personal_epochs is not None and self.personal_share == "sampled":
+            raise UserError(f"personal_epochs={self.personal_epochs}: goes with personal_share=once")
 
     # Phases
 
@@ -148,7 +164,7 @@ class DMPFL(MaskedTraining):
         if rnd.phase == "personal":
             return self._refine(rnd)
         if rnd.phase == "newcomer":  # a mask of its own, then Algorithm 3
-            return [self.readjustment(self.readjust_share), self.usual_turn(self._own_positions, active=self.masks_of)]
+            return [self.readjustment(self.readjust_share), self._refinement()]
         return self.masked_turns(rnd, readjusts=rnd.phase == "masks")
 
     def _own_positions(self, local: ClientState) -> Moves:
@@ -158,21 +174,27 @@ class DMPFL(MaskedTraining):
     def _refine(self, rnd: Round) -> list[LocalWork]:
         """Train personal positions only; biases and shared weights stand still."""
         if self.personal_share == "sampled":
-            return [self.usual_turn(self._own_positions, active=self.masks_of)]
+            return [self._refinement()]
         # The rounds of the phase at once, at the rates those rounds would have had.
         training = self.setup.training
         plan = phases(training.num_rounds, self.iterations)
         length = next(end - first for phase, first, end in plan if phase == "personal" and first == rnd.number)
         share = length * training.cohort(self.setup.num_clients) / self.setup.num_clients  # expected sessions
-        total = share * (1 if training.local_steps else training.local_epochs)
+        by_steps = training.local_steps and self.personal_epochs is None
+        total = self.personal_epochs or share * (1 if by_steps else training.local_epochs)
         pieces = [1.0] * int(total) + ([total % 1] if total % 1 > 1e-9 else [])
         turns: list[LocalWork] = []
         for i, piece in enumerate(pieces):
-            rate = training.rate(rnd.number + int(i * length / total))
+            rate = self.personal_lr or training.rate(rnd.number + int(i * length / total))
             steps = max(1, round(piece * training.local_steps))
             usual = Turn(self._own_positions, lr=rate, active=self.masks_of, least=0 if i else 1)
-            turns.append(replace(usual, steps=steps) if training.local_steps else replace(usual, epochs=piece))
+            turns.append(replace(usual, steps=steps) if by_steps else replace(usual, epochs=piece))
         return turns
+
+    def _refinement(self) -> Turn:
+        """A usual session at personal positions."""
+        usual = self.usual_turn(self._own_positions, active=self.masks_of)
+        return usual if self.personal_lr is None else replace(usual, lr=self.personal_lr)
 
     def upload(self, local: ClientState, rnd: Round) -> Payload:
         held = self.masks_of(local)
@@ -206,8 +228,10 @@ class DMPFL(MaskedTraining):
         for n, budget in self.budget().items():
             votes = sums[f"votes/{n}"]
             mean_n, held = means.mean(n, sums, server[n])
-            w_g = torch.where(held, self.approach(server[n], mean_n), server[n])  # others keep their weight
             eligible = votes / voters > self.vote_threshold
+            if self.averaged == "voted":
+                held = held & eligible
+            w_g = torch.where(held, self.approach(server[n], mean_n), server[n])  # others keep their weight
             if self.uncovered == "keep":
                 eligible = eligible | ((votes == 0) & m_g[n])
             elected = masks.top_k(w_g.abs().masked_fill(~eligible, -torch.inf)[None], budget)

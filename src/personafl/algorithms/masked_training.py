@@ -30,6 +30,7 @@ class MaskedTraining(Algorithm):
     regrow_scope: str = setting(
         "inactive", "positions regrowth may choose from: pruned ones too, those inactive before, any", masks.SCOPES
     )
+    readjust_head: bool = setting(True, "whether the mask of the last layer is readjusted like the others")
 
     def check(self) -> None:
         if not 0 <= self.sparsity < 1:
@@ -84,7 +85,7 @@ class MaskedTraining(Algorithm):
         """A usual session under the masks, in whose course they are readjusted when that is due."""
         training, share = self.setup.training, self.readjusted(rnd)
         usual = self.usual_turn(self.moves_of, active=self.masks_of)
-        if not readjusts or not share:
+        if not readjusts or not share or not self._readjusts():
             return [usual]
         if self.readjust_when == "after_training":
             return [usual, self.readjustment(share)]
@@ -97,15 +98,20 @@ class MaskedTraining(Algorithm):
         first: list[Turn] = [before] if before.epochs or before.steps else []
         return [*first, self.readjustment(share), after]
 
+    def _readjusts(self) -> list[str]:
+        """The tensors whose masks change."""
+        return [n for n in self.budget() if self.readjust_head or n not in self.info.head]
+
     def readjustment(self, share: float) -> GradientPass:
         """Prune and regrow a share of every client's mask, by the dense gradient on a minibatch of its own."""
-        return GradientPass(list(self.budget()), self._readjusted(share), active=self.masks_of)
+        return GradientPass(self._readjusts(), self._readjusted(share), active=self.masks_of)
 
     def _readjusted(self, share: float) -> Callable[[ClientState, Params], ClientState]:
         def update(local: ClientState, grads: Params) -> ClientState:
             new = {
                 n: masks.readjust(m, local.params[n], grads[n], share, scope=self.regrow_scope)
                 for n, m in self.masks_of(local).items()
+                if n in grads
             }
             # A position pruned and regrown at once keeps its weight; a new one starts at zero.
             weights = {n: tree.masked(local.params[n], m) for n, m in new.items()}
