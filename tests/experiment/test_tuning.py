@@ -260,6 +260,7 @@ def test_a_folder_that_has_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_trials_side_by_side_come_to_the_same(tmp_path: Path) -> None:
     alone, beside = (
         personafl.sweep(QUICK, "training.lr=0.1,0.5", jobs=n, out=tmp_path / str(n), device="cpu") for n in (1, 2)
