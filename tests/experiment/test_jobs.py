@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from personafl.core.errors import UserError
 from personafl.experiment.jobs import side_by_side
+from personafl.experiment.stopping import Stopped, StopRequest
 
 
 def told(value: int) -> tuple[int, int]:
@@ -35,3 +37,34 @@ def test_several_run_elsewhere_and_are_told_apart_by_their_place() -> None:
 def test_what_is_wrong_in_one_is_said_here(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="gone: no"):
         list(side_by_side([partial(fails, tmp_path / "gone")] * 3, 2))
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_told_in_a_line() -> None:
+    with pytest.raises(UserError, match="a process ended before its work did"):
+        list(side_by_side([killed, partial(told, 1)], 2))
+
+
+def test_a_request_to_stop_that_a_call_could_not_heed_ends_it_behind_the_call() -> None:
+    begun: list[int] = []
+
+    def call(value: int) -> int:
+        begun.append(value)
+        with StopRequest(told=False):  # as a run in its last stage
+            os.kill(os.getpid(), signal.SIGTERM)
+        return value
+
+    with pytest.raises(Stopped) as stopped:
+        list(side_by_side([partial(call, 1), partial(call, 2)], 1))
+    assert (begun, stopped.value.code) == ([1], 143)
+
+
+def test_between_calls_it_ends_at_once() -> None:
+    going = side_by_side([partial(told, 1), partial(told, 2)], 1)
+    next(going)
+    with pytest.raises(Stopped):
+        os.kill(os.getpid(), signal.SIGINT)
+    going.close()  # type: ignore[attr-defined]

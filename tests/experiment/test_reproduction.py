@@ -58,7 +58,7 @@ def test_a_target_names_what_there_is(name: str) -> None:
             recipe = found.recipe_of(setting, label)
             assert recipe.training.num_rounds == 300 and [m.label for m in recipe.algorithms] == [label]
     for claim in found.claims:
-        assert claim.column in found.columns
+        assert {claim.column, *claim.columns} <= {*found.columns, ""} and (claim.column or claim.columns)
         assert {claim.than_column} <= {*found.columns, ""} and {*claim.settings, claim.against} <= {*settings, ""}
         assert {*claim.ours, *claim.than} <= rows
 
@@ -131,10 +131,39 @@ def test_other_kinds_of_claims() -> None:
 
 def test_best_of_several_is_chosen_column_by_column() -> None:
     found = compared([], fedavg_ft=[(0.9, 0.3)], ditto=[(0.8, 0.5)], dm_pfl=[(0.1, 0.1)])
-    found = Comparison(target(best={"Best": ("fedavg-ft", "ditto")}), found.summaries)
+    best = target([Claim("best", "w/o shift", ("dm-pfl",), ("Best",))], best={"Best": ("fedavg-ft", "ditto")})
+    found = Comparison(best, found.summaries)
+    (item,) = found.verdicts()[0].items
+    assert (item.status, item.other) == ("does not hold", "fedavg-ft")  # who it was is told
     setting = found.target.settings[0]
     assert found.rows(setting) == ["fedavg-ft", "ditto", "dm-pfl", "Best"]
     assert [found.cell(setting.name, "Best", c).mean for c in ("w/o shift", "100% shift")] == [90.0, 50.0]
+
+
+def test_the_best_is_not_known_before_all_have_run() -> None:
+    claims = [Claim("best", "w/o shift", ("dm-pfl",), ("Best",))]
+    some = compared([], ditto=[(0.1, 0.1)], dm_pfl=[(0.9, 0.9)])
+    found = Comparison(target(claims, best={"Best": ("fedavg-ft", "ditto")}), some.summaries)
+    assert found.verdicts()[0].status == "not run"
+    assert not found.cell("CIFAR-10, Dir(0.3)", "Best", "w/o shift").values
+
+
+def test_who_is_ahead_of_all_is_so_of_each() -> None:
+    """APFL's mean is below Ditto's, but whether it is below ours three seeds do not tell."""
+    ours, ditto, apfl = (0.5, 0.5, 0.5), (0.40, 0.41, 0.40), (0.52, 0.20, 0.40)
+    claim = Claim("all", "100% shift", ("dm-pfl",), ("ditto", "fedavg-ft"))
+    found = compared(
+        [claim], **{n: [(0.5, v) for v in of] for n, of in (("dm_pfl", ours), ("ditto", ditto), ("fedavg_ft", apfl))}
+    )
+    assert found.verdicts()[0].status == "undecided"
+    assert found.verdicts()[0].items[0].other == "ditto"  # the nearest
+
+
+def test_a_run_that_diverged_decides_nothing() -> None:
+    found = compared([AHEAD], fedavg_ft=[(0.9, 0.3)] * 3, ditto=[(0.8, 0.1)] * 3, dm_pfl=[(0.8, 0.5)] * 3)
+    assert found.verdicts()[0].status == "holds"
+    found.summaries["CIFAR-10, Dir(0.3)", "ditto"][1]["diverged"] = {"final": 1}  # type: ignore[index]
+    assert found.verdicts()[0].status == "undecided"
 
 
 def test_columns_are_measured() -> None:
@@ -202,6 +231,9 @@ def test_a_target_is_run_compared_and_gone_on_with(tmp_path: Path) -> None:
     assert {f.name for f in out.iterdir()} >= {"page.html", "comparison.csv", "figure.png", "reproduction.json"}
     with pytest.raises(UserError, match="of another target, of other seeds"):
         personafl.reproduce("dmpfl-table1", seeds=[5], out=out, **QUICK)
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"summary.json: cannot be read; remove .*fedavg to run it anew"):
+        personafl.reproduce("dmpfl-table1", only=["fedavg"], out=out, **QUICK)
 
 
 def test_what_is_asked_for_wrongly_is_said() -> None:
@@ -211,7 +243,7 @@ def test_what_is_asked_for_wrongly_is_said() -> None:
         personafl.reproduce("dmpfl-table1", only=["fedavgg"])
     with pytest.raises(UserError, match="jobs 0"):
         personafl.reproduce("dmpfl-table1", jobs=0)
-    with pytest.raises(UserError, match="seeds 1,1"):
+    with pytest.raises(UserError, match=r"seeds=\[1, 1\]"):
         personafl.reproduce("dmpfl-table1", seeds=[1, 1])
 
 

@@ -274,3 +274,27 @@ def test_parts_that_no_other_process_can_have_are_refused() -> None:
         personafl.sweep(QUICK, "training.lr=0.1,0.5", jobs=2, model=lambda: None)
     with pytest.raises(UserError, match="jobs 0: must be a whole number"):
         personafl.sweep(QUICK, "training.lr=0.1,0.5", jobs=0)
+
+
+def test_a_recipe_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What becomes of its file while a sweep runs is not looked at."""
+    path = tmp_path / "mine.toml"
+    path.write_text('algorithms = ["fedavg"]\n[data]\nnum_clients = 4\n[training]\nnum_rounds = 2\n')
+    stub = Stub({("fedavg", "0.1"): 0.3, ("fedavg", "0.5"): 0.5})
+    monkeypatch.setattr(tuning, "run", stub)
+    personafl.sweep(path, "training.lr=0.1,0.5", told=lambda *_: path.write_text("nonsense"))
+    assert [r.training.num_rounds for r in stub.seen] == [2, 2]
+
+
+def test_a_folder_of_parts_given_in_python_is_not_gone_on_with(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).random((120, 4), dtype=np.float32), np.arange(120) % 3
+    own = (x, y, np.arange(120) // 40)
+    words: dict[str, Any] = {"data": own, "out": tmp_path / "o", "device": "cpu"}
+    personafl.sweep(QUICK | {"data": {}, "algorithms": ["fedavg"]}, "training.lr=0.1,0.5", **words)
+    with pytest.raises(UserError, match="nothing tells whether parts given in Python are those of before"):
+        personafl.sweep(QUICK | {"data": {}, "algorithms": ["fedavg"]}, "training.lr=0.1,0.5", **words)
+
+
+def test_a_key_is_given_once() -> None:
+    with pytest.raises(UserError, match=r"training\.lr is given twice"):
+        personafl.sweep(QUICK, "training.lr=0.1,0.5", "training.lr=0.2")

@@ -2,7 +2,7 @@
 
 from personafl.config.building import method
 from personafl.config.names import criterion, described, imported, name_of
-from personafl.config.reading import load, parts, recipes
+from personafl.config.reading import load, parts, raw, recipes
 from personafl.config.recipe import AUTO, Data, Method, ModelChoice, Recipe
 from personafl.config.writing import anchored, dump, settings
 from personafl.core.settings import unknown
@@ -22,6 +22,7 @@ __all__ = [
     "method",
     "name_of",
     "parts",
+    "raw",
     "recipes",
     "settings",
     "unknown",

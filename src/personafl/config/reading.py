@@ -52,6 +52,11 @@ def parts(
     return {name: part for name, part in given.items() if part is not None}
 
 
+def raw(recipe: str | Path) -> dict[str, Any]:
+    """What a recipe's file says, to be given to `load` in its place."""
+    return _read(str(recipe))[1]
+
+
 def load(
     recipe: str | Path | Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from personafl.experiment import measures
@@ -77,7 +77,7 @@ class Verdict:
     @property
     def status(self) -> Status:
         found = {i.status for i in self.items}
-        order: tuple[Status, ...] = ("not run", "does not hold", "undecided", "holds")
+        order: tuple[Status, ...] = ("does not hold", "not run", "undecided", "holds")
         return next((s for s in order if s in found), "not run")
 
 
@@ -97,7 +97,7 @@ class Comparison:
         printed = self.target.printed().get((setting, row, column))
         if row in self.target.best:
             found = [self._values(setting, label, column) for label in self.target.best[row]]
-            return Cell(printed, max((v for v in found if v), key=statistics.fmean, default=()))
+            return Cell(printed, max(found, key=statistics.fmean) if all(found) else ())
         return Cell(printed, self._values(setting, row, column), self._clients(setting, row, column))
 
     def cells(self) -> Iterator[tuple[str, str, str, Cell]]:
@@ -136,7 +136,9 @@ class Comparison:
     def _items(self, claim: Claim) -> Iterator[Item]:
         for setting in claim.settings or [s.name for s in self.target.settings]:
             for label in claim.ours:
-                yield self._item(claim, setting, label)
+                for column in claim.columns or (claim.column,):
+                    item = self._item(replace(claim, column=column), setting, label)
+                    yield replace(item, setting=f"{setting}, {column}") if claim.columns else item
 
     def _item(self, claim: Claim, setting: str, label: str) -> Item:
         own = self.cell(setting, label, claim.column)
@@ -144,18 +146,33 @@ class Comparison:
             ahead = tuple(v - claim.near for v in own.values)
             printed = None if own.printed is None else own.printed.value - claim.near
             return Item(setting, label, "", ahead, printed, _near(ahead, claim.within))
+        rows = [r for row in claim.than or (label,) for r in self.target.best.get(row, (row,))]
         others = {
-            name: self.cell(claim.against or setting, row, claim.than_column or claim.column)
-            for row in claim.than or (label,)
-            for name in [claim.against or claim.than_column or row]
+            claim.against or claim.than_column or row: self.cell(
+                claim.against or setting, row, claim.than_column or claim.column
+            )
+            for row in rows
         }
         known = {n: c for n, c in others.items() if len(c.values) == len(own.values) and c.values}
-        printed = _ahead(own.printed, [c.printed for c in others.values()])
+        stands = [self.cell(setting, row, claim.column).printed for row in claim.than if row in self.target.best]
+        printed = _ahead(own.printed, [*stands, *(c.printed for c in others.values())])
         if not own.values or len(known) < len(others):
             return Item(setting, label, "", (), printed, "not run")
-        best = max(known, key=lambda n: known[n].mean or 0.0)
-        ahead = tuple(a - b for a, b in zip(own.values, known[best].values, strict=True))
-        return Item(setting, label, best, ahead, printed, _status(ahead, claim.margin))
+        by = {n: tuple(a - b for a, b in zip(own.values, c.values, strict=True)) for n, c in known.items()}
+        found = {_status(ahead, claim.margin) for ahead in by.values()}
+        order: tuple[Status, ...] = ("does not hold", "undecided", "holds")
+        status = next(s for s in order if s in found)  # ahead of every one of them, or not
+        if status == "holds" and self._diverged(setting, [label, *rows]):
+            status = "undecided"
+        nearest = min(by, key=lambda n: statistics.fmean(by[n]))
+        return Item(setting, label, nearest, by[nearest], printed, status)
+
+    def _diverged(self, setting: str, labels: Sequence[str]) -> bool:
+        return any(self.diverged(setting, label) for label in labels)
+
+    def diverged(self, setting: str, label: str) -> bool:
+        """Whether clients were left with models that are not finite, in any seed."""
+        return any(s.get("diverged", {}).get("final") for s in self.summaries.get((setting, label), ()))
 
 
 def _ahead(own: Printed | None, others: Sequence[Printed | None]) -> float | None:

@@ -3,41 +3,89 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
-import signal
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TypeVar
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+import torch
 
 from personafl.core.errors import UserError
+from personafl.experiment.stopping import StopAtOnce, Stopped
 
 T = TypeVar("T")
+
+
+def checked(jobs: Any) -> int:
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"jobs {jobs}: must be a whole number, at least 1")
+    return jobs
+
+
+def threads_each(jobs: int) -> int | None:
+    """Threads of each of so many processes, where nobody says; None: as PyTorch has it."""
+    return None if jobs == 1 else max(1, torch.get_num_threads() // jobs)
 
 
 def side_by_side(calls: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, T]]:
     """What each call gives, with its place, in the order they end; so many at a time, with one job in this process.
 
-    Where one fails, those that wait are not begun.
+    Where one fails, or the process is asked to stop, those that wait are not begun, and those at work are asked too.
     """
-    if jobs == 1:
+    with StopAtOnce(told=False) as stop:
+        if jobs > 1:
+            yield from _elsewhere(calls, jobs)
+            return
         for i, call in enumerate(calls):
             yield i, call()
-        return
+            if stop.signal and i + 1 < len(calls):  # it was asked when there was nothing left to stop in the call
+                raise Stopped(stop.signal)
+
+
+def _elsewhere(calls: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, T]]:
     for call in calls:
         try:
             pickle.dumps(call)
         except Exception as e:
             raise UserError(f"jobs {jobs}: other processes cannot be given these parts ({e}); use one job") from None
     with ProcessPoolExecutor(min(jobs, len(calls)), multiprocessing.get_context("spawn"), _begun) as pool:
-        waiting = {pool.submit(call): i for i, call in enumerate(calls)}
+        waiting = {pool.submit(_called, call): i for i, call in enumerate(calls)}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
+        except BrokenProcessPool:
+            raise UserError(
+                f"jobs {jobs}: a process ended before its work did: it was killed, ran out of memory, or the script it "
+                'came from has no `if __name__ == "__main__":`; what is finished is kept'
+            ) from None
         except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
+def _called(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except KeyboardInterrupt:
+        os._exit(130)  # the pool would begin the next call
+
+
 def _begun() -> None:
-    """A process ends by Ctrl-C as others do, also where the one that began it ignores it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A process says notes in a line, and ends with the one that began it."""
+    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr, flush=True)
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

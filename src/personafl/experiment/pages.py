@@ -110,7 +110,10 @@ def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
         shown = [i for i in range(len(target.columns)) if any(r[i].printed or r[i].values for r in cells)]
         head = ["method", *(target.columns[i] for i in shown)]
         body = [
-            [target.methods.get(row, row), *(_cell(of[i], judged=not smoke) for i in shown)]
+            [
+                target.methods.get(row, row) + (" (diverged)" if found.diverged(setting.name, row) else ""),
+                *(_cell(of[i], judged=not smoke) for i in shown),
+            ]
             for row, of in zip(rows, cells, strict=True)
         ]
         if len(head) > WIDE:  # a row for each column then
@@ -150,7 +153,7 @@ def _claims(verdicts: Sequence[Verdict], *, several: bool, judged: bool) -> Tabl
                 told.append(f"{i.setting}: {i.ours} not run")
                 continue
             half = interval(i.ahead)
-            by = f"{i.mean:+.2f}" + (f" ± {half:.2f}" if half is not None else "")
+            by = f"{'+' if i.mean >= 0 else ''}{_number(i.mean)}" + (f" ± {_number(half)}" if half is not None else "")
             than = f" against {i.other}" if i.other else f" from {v.claim.near:g}"
             printed = "" if i.printed is None else f" (published {i.printed:+.2f})"
             told.append(f"{i.setting}: {i.ours} {by}{than}{printed}")
@@ -181,11 +184,11 @@ def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list
     usual = found.target.seeds[:1] if smoke else found.target.seeds
     options += "" if tuple(seeds) == usual else f" --seeds {','.join(map(str, seeds))}"
     rows.append(["command", f"`personafl reproduce {found.target.name}{options}`"])
-    settings = [
-        [label, ", ".join(f"{k}={v}" for k, v in of[0]["settings"].items())]
-        for label, of in {label: of for (_, label), of in found.summaries.items()}.items()
-    ]
-    return [Table(["", ""], rows), Table(["method", "settings"], settings)]
+    told: dict[tuple[str, str], list[str]] = {}  # the settings a method ran with, and where
+    for (setting, label), of in found.summaries.items():
+        told.setdefault((label, ", ".join(f"{k}={v}" for k, v in of[0]["settings"].items())), []).append(setting)
+    settings = [[label, "; ".join(where), words] for (label, words), where in told.items()]
+    return [Table(["", ""], rows), Table(["method", "in", "settings"], settings)]
 
 
 def _of_runs(every: Sequence[Mapping[str, Any]]) -> list[float]:

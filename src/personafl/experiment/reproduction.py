@@ -22,11 +22,12 @@ from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
 from personafl.core.settings import unknown
+from personafl.experiment import jobs as processes
 from personafl.experiment import pages, run_folder, targets
 from personafl.experiment.comparison import Comparison, Summaries, Summary
 from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
-from personafl.experiment.running import resume, run
+from personafl.experiment.running import checked_seeds, resume, run
 from personafl.experiment.targets import Setting, Target
 from personafl.sim import ranks
 from personafl.sim.machine import chosen_device
@@ -55,12 +56,9 @@ def reproduce(
     `personafl.run`.
     """
     asked = targets.load(target)
-    labels = _labels(asked, only)
-    numbers = tuple(seeds) or asked.seeds[: 1 if smoke else None]
-    if len(set(numbers)) < len(numbers) or not all(type(s) is int and s >= 0 for s in numbers):
-        raise UserError(f"seeds {','.join(map(str, numbers))}: must be whole numbers that differ")
-    if type(jobs) is not int or jobs < 1:
-        raise UserError(f"jobs {jobs}: must be a whole number, at least 1")
+    labels = _labels(asked, [only] if isinstance(only, str) else only)
+    numbers = checked_seeds(seeds) or asked.seeds[: 1 if smoke else None]
+    conditions["threads"] = conditions.get("threads") or processes.threads_each(processes.checked(jobs))
     if ranks.launched() > 1:
         raise UserError("reproduce: takes jobs; torchrun shares the clients of single runs")
     folder = Path(out).absolute() if out is not None else None
@@ -74,7 +72,7 @@ def reproduce(
     with locked(folder) if again else claimed(folder):
         if not again:
             files.write(folder / REQUEST, request)
-        elif files.read_text(folder / REQUEST) != request:
+        elif _kept(folder / REQUEST) != request:
             raise UserError(
                 f"{folder}: is of another target, of other seeds or of another version; choose another folder"
             )
@@ -119,6 +117,13 @@ def _play(units: Sequence[_Unit], jobs: int, told: Callable[[str, str, int, int]
             told(units[i].setting.name, units[i].label, place, len(units))
 
 
+def _kept(path: Path) -> str:
+    try:
+        return files.read_text(path)
+    except ValueError:
+        return ""
+
+
 def _labels(asked: Target, only: Sequence[str]) -> list[str]:
     for label in only:
         if label not in asked.methods:
@@ -151,9 +156,28 @@ def _read(asked: Target, folder: Path, seeds: Sequence[int]) -> dict[tuple[str, 
         for label in asked.methods:
             home = _home(folder, s, label)
             if (home / run_folder.RUN).is_file() and not run_folder.missing(home):
-                paths = [run_folder.home(home, label, seed) / "summary.json" for seed in seeds]
-                found[s.name, label] = [json.loads(files.read_text(p)) for p in paths]
+                of = [_summary(run_folder.home(home, label, seed) / "summary.json", home) for seed in seeds]
+                found[s.name, label] = of
+    _check_rounds(found)
     return found
+
+
+def _summary(path: Path, home: Path) -> Summary:
+    try:
+        found: Summary = json.loads(files.read_text(path))
+        for name in ("label", "seed", "rounds", "settings", "environment", "time", "hashes", "accuracy", "shift"):
+            found[name]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{path}: cannot be read; remove {home} to run it anew") from None
+    return found
+
+
+def _check_rounds(found: Summaries) -> None:
+    """Refuse runs that somebody went on with beyond their end."""
+    rounds = {s["rounds"]: f"{setting}, {label}" for (setting, label), of in found.items() for s in of}
+    if len(rounds) > 1:
+        told = "; ".join(f"{n} rounds of {who}" for n, who in rounds.items())
+        raise UserError(f"these runs are not of one table: {told}")
 
 
 @dataclass(frozen=True, repr=False)

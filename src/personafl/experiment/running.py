@@ -103,7 +103,7 @@ def run(
         spread=spread,
         checkpoint_every=checkpoint_every,
     )
-    numbers = _seeds(seeds)
+    numbers = checked_seeds(seeds)
     recipe = _recipe(recipe, overrides, config.parts(data, model, algorithms, training, evaluation, faults))
     place = ranks.device_of(conditions.device)
     with execution_plan.threads(conditions.threads), ranks.process_group(place) as world:
@@ -162,7 +162,7 @@ def resume(
             return _Comparison(recipe, feds, conditions, place, world, out, again=True).run(watch, quiet)
 
 
-def _seeds(seeds: Any) -> tuple[int, ...]:
+def checked_seeds(seeds: Any) -> tuple[int, ...]:
     """The seeds of a run, as whole numbers that differ."""
     if not isinstance(seeds, (int, float, str, Iterable)):
         raise UserError(f"seeds={shortened(seeds)}: must be a list, as range(3)")

@@ -39,6 +39,9 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        around = getattr(self._before.get(self.signal), "__self__", None)
+        if kind is None and isinstance(around, StopRequest):
+            around.signal = self.signal  # it came when there was nothing left to stop here
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         if self.signal:
@@ -46,3 +49,10 @@ class StopRequest:
         self.signal = number
         if self._told:
             print("stopping behind this round; once more ends it at once", file=sys.stderr, flush=True)
+
+
+class StopAtOnce(StopRequest):
+    """The same around several runs: between them it ends at once."""
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)

@@ -52,17 +52,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, as a comparison of measured numbers.
+    """What a paper says, as a comparison of measured numbers, in one column or in several.
 
-    Every method of `ours` is ahead of the best one of `than` by more than `margin` (a negative one: is at least so
+    Every method of `ours` is ahead of every one of `than` by more than `margin` (a negative one: is at least so
     near), in each of `settings`, all by default; with `against` it is ahead of its own number in that other setting,
     with `than_column` of its own in that other column. With `near`, its number is within `within` of that one instead.
     """
 
     says: str
-    column: str
-    ours: tuple[str, ...]
+    column: str = ""
+    ours: tuple[str, ...] = ()
     than: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     against: str = ""
     than_column: str = ""
@@ -116,8 +117,8 @@ def names() -> list[str]:
 
 def load(name: str) -> Target:
     """A target by its name."""
-    if name not in names():
-        raise UserError(f"{unknown('target', name, names())}; personafl reproduce --list tells what they are")
+    if not isinstance(name, str) or name not in names():
+        raise UserError(f"{unknown('target', str(name), names())}; personafl reproduce --list tells what they are")
     told = _told(name)
     return Target(
         name=name,

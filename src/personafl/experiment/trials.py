@@ -90,8 +90,10 @@ class Sweep(Displayed):
         out = {}
         for label, found in self.trials.items():
             own = {k: v for k, v in found[0].point.items() if k.partition(".")[0] not in SECTIONS}
-            if own:
-                out[label] = self._first([t for t in found if own.items() <= t.point.items()])
+            mine = [t for t in found if own.items() <= t.point.items()]
+            common = {tuple(v for k, v in t.point.items() if k not in own) for t in found}
+            if own and len(mine) == len(common):  # else points were drawn, and there is no such grid
+                out[label] = self._first(mine)
         return out
 
     def _first(self, found: Sequence[Trial]) -> Trial:

@@ -29,6 +29,7 @@ from personafl.core import files, rng
 from personafl.core.algorithm import FROM_TRAINING
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
+from personafl.experiment import jobs as processes
 from personafl.experiment.build import resolved
 from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
@@ -75,16 +76,20 @@ def sweep(
     place, folder = chosen_device(device), None if out is None else Path(out).absolute()
     if ranks.launched() > 1:
         raise UserError("sweep: runs in one process; torchrun shares the clients of single runs")
-    if type(jobs) is not int or jobs < 1:
-        raise UserError(f"jobs {jobs}: must be a whole number, at least 1")
+    conditions["threads"] = conditions.get("threads") or processes.threads_each(processes.checked(jobs))
     if folder is None:
         return asked.run(None, place, conditions, jobs, told)
     request, again = json.dumps(asked.told(), indent=1) + "\n", (folder / REQUEST).is_file()
     with locked(folder) if again else claimed(folder):
         if not again:
             files.write(folder / REQUEST, request)
-        elif files.read_text(folder / REQUEST) != request:
+        elif _kept(folder / REQUEST) != request:
             raise UserError(f"sweep folder {folder}: is one of another sweep; choose another folder")
+        elif "object:" in request:
+            raise UserError(
+                f"sweep folder {folder}: nothing tells whether parts given in Python are those of before; choose "
+                "another folder, or name them as package.module:function"
+            )
         return asked.run(folder, place, conditions, jobs, told)
 
 
@@ -113,6 +118,8 @@ class _Request:
     ) -> _Request:
         if isinstance(recipe, str) and "=" in recipe:
             recipe, overrides = None, (recipe, *overrides)
+        if isinstance(recipe, (str, Path)) and str(recipe) not in config.recipes():
+            recipe = config.raw(recipe)  # as it is now: trials may go on for hours
         plain, wanted = _divided(overrides)
         for key, values in grid.items():
             wanted[key] = [_text(key, v) for v in values]
@@ -216,11 +223,14 @@ def _dumped(recipe: Recipe, place: str) -> str:
 
 def _divided(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     """Overrides with one value, and the keys of the others with theirs; `algorithms` are not a choice to be made."""
-    plain, wanted = [], {}
+    plain: list[str] = []
+    wanted: dict[str, list[str]] = {}
     for o in overrides:
         if not isinstance(o, str) or "=" not in o:
             raise UserError(f"override {o!r}: expected section.key=value or section.key=value,value")
         key, _, text = o.partition("=")
+        if key.strip() in wanted or any(p.partition("=")[0].strip() == key.strip() for p in plain):
+            raise UserError(f"override {o!r}: {key.strip()} is given twice")
         values = [text] if key.strip() == "algorithms" else _values(text)
         if len(values) > 1:
             wanted[key.strip()] = values
@@ -328,12 +338,21 @@ def _check_effect(trial: Recipe, point: Point) -> None:
 # Files
 
 
+def _kept(path: Path) -> str:
+    try:
+        return files.read_text(path)
+    except ValueError:
+        return ""
+
+
 def _read(path: Path, label: str, number: int, point: Point, seeds: tuple[int, ...]) -> Trial | None:
     """A trial that is there and whole; None where it is to be run."""
     try:
         told = json.loads(files.read_text(path))
         found = Trial(label, number, point, tuple(told["summaries"]))
+        sides = [s["accuracy"]["personal"]["mean"] for s in found.summaries]
         same = told["point"] == dict(point) and [s["seed"] for s in found.summaries] == list(seeds)
+        same = same and all(isinstance(v, float) for v in sides)
         return found if same and found.scores and all(s["label"] == label for s in found.summaries) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
