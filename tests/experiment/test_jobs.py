@@ -28,6 +28,7 @@ def test_one_job_runs_here_in_order() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_several_run_elsewhere_and_are_told_apart_by_their_place() -> None:
     found = dict(side_by_side([partial(told, v) for v in (3, 1, 2)], 2))
     assert {i: v for i, (v, _) in found.items()} == {0: 3, 1: 1, 2: 2}
@@ -43,6 +44,7 @@ def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_told_in_a_line() -> None:
     with pytest.raises(UserError, match="a process ended before its work did"):
         list(side_by_side([killed, partial(told, 1)], 2))

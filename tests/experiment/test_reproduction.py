@@ -219,9 +219,9 @@ def test_a_target_is_run_compared_and_gone_on_with(tmp_path: Path) -> None:
     assert list(first.summaries) == [("CIFAR-10, Dir(0.3)", "fedavg")]
     path = out / "cifar-10-dir-0.3" / "fedavg" / "fedavg" / "seed-0" / "summary.json"
     stamp = path.stat().st_mtime_ns
-    again = personafl.reproduce("dmpfl-table1", only=["fedavg", "ditto"], jobs=2, out=out, told=heard, **QUICK)
+    again = personafl.reproduce("dmpfl-table1", only=["fedavg", "ditto"], out=out, told=heard, **QUICK)
     assert path.stat().st_mtime_ns == stamp and [label for _, label in again.summaries] == ["fedavg", "ditto"]
-    assert seen[0] == "fedavg 1/1" and sorted(seen[1:]) in (["ditto 1/2", "fedavg 2/2"], ["ditto 2/2", "fedavg 1/2"])
+    assert seen == ["fedavg 1/1", "fedavg 1/2", "ditto 2/2"]
     summary = json.loads(path.read_text())
     row = next(r for r in again.rows() if r["method"] == "fedavg" and r["column"] == "100% shift")
     assert row["published"] == 58.56
