@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -36,3 +37,9 @@ class Console(RichConsole):
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(harmless(text, keep="\n\t"), **settings)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as Markdown has them."""
+    cells = [[harmless(c).replace("|", "\\|") for c in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells))

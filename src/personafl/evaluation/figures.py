@@ -145,10 +145,7 @@ def sweep(panels: Mapping[str, Mapping[str, Sequence[tuple[str, float]]]], shown
         axes.set_xticks(range(len(values)), values, fontsize=8)
         axes.set(xlabel=key, ylabel=shown.axis)
         axes.grid(alpha=0.3)
-    figure.suptitle("best score on validation data at each value", fontsize=11)
-    handles = {t: h for a in figure.axes for h, t in zip(*a.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
-    return figure
+    return _titled(figure, "best score on validation data at each value")
 
 
 @rc_context(IN_FIGURES)
@@ -166,7 +163,12 @@ def beside_published(panels: Mapping[str, Mapping[str, Mapping[float, tuple[floa
             axes.plot(*zip(*printed, strict=True), **style, linestyle="--", alpha=0.6) if printed else None
         axes.set(xlabel=across, ylabel=unit)
         axes.grid(alpha=0.3)
-    figure.suptitle("measured, and dashed what was published", fontsize=11)
+    return _titled(figure, "measured, and dashed what was published")
+
+
+def _titled(figure: Figure, title: str) -> Figure:
+    """With a title, and one legend for the lines of all panels."""
+    figure.suptitle(title, fontsize=11)
     handles = {t: h for a in figure.axes for h, t in zip(*a.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
     return figure

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
+from personafl.evaluation import report
 from personafl.experiment import measures
 from personafl.experiment.targets import Claim, Printed, Setting, Target
 
@@ -20,11 +21,7 @@ FAR = 2.0  # points between a published and a measured accuracy that are worth a
 
 def interval(values: Sequence[float]) -> float | None:
     """Half of the 95 % interval of a mean over seeds; None for one seed."""
-    if len(values) < 2:
-        return None
-    from scipy.special import stdtrit
-
-    return float(statistics.stdev(values) * stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values)))
+    return None if len(values) < 2 else report.interval(values)
 
 
 @dataclass(frozen=True)
@@ -88,13 +85,24 @@ class Comparison:
     target: Target
     summaries: Summaries
 
+    @cached_property
+    def printed(self) -> Mapping[tuple[str, str, str], Printed]:
+        return self.target.printed()
+
+    @cached_property
+    def groups(self) -> Mapping[str, Sequence[int]]:
+        """How many clients are of each group, by setting; none where its partition has no groups."""
+        first = next(iter(self.target.methods))
+        made = {s.name: self.target.recipe_of(s, first) for s in self.target.settings}
+        return {name: recipe.data.partition_settings.get("groups", ()) for name, recipe in made.items()}
+
     def rows(self, setting: Setting) -> list[str]:
         """Labels that ran in a setting, and the names that stand for the best of several."""
         ran = [label for label in self.target.methods if (setting.name, label) in self.summaries]
         return [*ran, *(n for n, of in self.target.best.items() if set(of) & set(ran))]
 
     def cell(self, setting: str, row: str, column: str) -> Cell:
-        printed = self.target.printed().get((setting, row, column))
+        printed = self.printed.get((setting, row, column))
         if row in self.target.best:
             found = [self._values(setting, label, column) for label in self.target.best[row]]
             return Cell(printed, max(found, key=statistics.fmean) if all(found) else ())
@@ -112,7 +120,7 @@ class Comparison:
     def _values(self, setting: str, label: str, column: str) -> tuple[float, ...]:
         own = self.summaries.get((setting, label), ())
         base = self.summaries.get((setting, measures.REFERENCE), ())
-        groups = self._groups(setting)
+        groups = self.groups[setting]
         found = []
         for place, summary in enumerate(own):
             value = measures.measure(column, summary, base[place] if place < len(base) else None, groups)
@@ -125,13 +133,6 @@ class Comparison:
         found = [measures.spread(column, s) for s in self.summaries.get((setting, label), ())]
         known = [f for f in found if f is not None]
         return statistics.fmean(known) if known else None
-
-    def _groups(self, setting: str) -> Sequence[int]:
-        """How many clients of this setting are of each group, where its partition has groups."""
-        asked = next(s for s in self.target.settings if s.name == setting)
-        made = self.target.recipe_of(asked, next(iter(self.target.methods)))
-        groups: Sequence[int] = made.data.partition_settings.get("groups", ())
-        return groups
 
     def _items(self, claim: Claim) -> Iterator[Item]:
         for setting in claim.settings or [s.name for s in self.target.settings]:

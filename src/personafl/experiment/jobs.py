@@ -28,9 +28,10 @@ def checked(jobs: Any) -> int:
     return jobs
 
 
-def threads_each(jobs: int) -> int | None:
-    """Threads of each of so many processes, where nobody says; None: as PyTorch has it."""
-    return None if jobs == 1 else max(1, torch.get_num_threads() // jobs)
+def share_threads(conditions: dict[str, Any], jobs: int) -> None:
+    """Divide the threads among so many processes, where nobody says how many each has."""
+    if jobs > 1 and conditions.get("threads") is None:
+        conditions["threads"] = max(1, torch.get_num_threads() // jobs)
 
 
 def side_by_side(calls: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, T]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from personafl.core.plain_text import harmless
+from personafl.core.plain_text import markdown_table
 from personafl.experiment.comparison import FAR, Cell, Comparison, Verdict, interval
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def _marked(text: str) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    cells = [[harmless(c).replace("|", "\\|") for c in row] for row in table.rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (table.head, ["---"] * len(table.head), *cells))
+    return markdown_table(table.head, table.rows)
 
 
 def _html_table(table: Table) -> str:
@@ -165,7 +164,7 @@ def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list
     every = [s for of in found.summaries.values() for s in of]
     if not every:
         return ["Nothing was run."]
-    seconds = sum(s["time"]["seconds"] for s in every)
+    seconds = [float(s["time"]["seconds"]) for s in every]
     facts: dict[str, list[Any]] = {
         "seeds": list(seeds),
         "hardware": _distinct(s["environment"]["hardware"] for s in every),
@@ -177,9 +176,7 @@ def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list
         "initial weights, by seed": _hashes(every, seeds, "init"),
     }
     rows = [[name, ", ".join(map(str, values))] for name, values in facts.items()]
-    rows.append(
-        ["training and evaluation", f"{seconds:,.0f} s in all, {statistics.fmean(_of_runs(every)):.1f} s a run"]
-    )
+    rows.append(["training and evaluation", f"{sum(seconds):,.0f} s in all, {statistics.fmean(seconds):.1f} s a run"])
     options = " --smoke" if smoke else ""
     usual = found.target.seeds[:1] if smoke else found.target.seeds
     options += "" if tuple(seeds) == usual else f" --seeds {','.join(map(str, seeds))}"
@@ -189,10 +186,6 @@ def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list
         told.setdefault((label, ", ".join(f"{k}={v}" for k, v in of[0]["settings"].items())), []).append(setting)
     settings = [[label, "; ".join(where), words] for (label, words), where in told.items()]
     return [Table(["", ""], rows), Table(["method", "in", "settings"], settings)]
-
-
-def _of_runs(every: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [float(s["time"]["seconds"]) for s in every]
 
 
 def _distinct(values: Any) -> list[Any]:

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from personafl.experiment.run_folder import claimed
 from personafl.experiment.running import checked_seeds, resume, run
 from personafl.experiment.targets import Setting, Target
 from personafl.sim import ranks
+from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import chosen_device
 
 REQUEST = "reproduction.json"
@@ -58,21 +60,16 @@ def reproduce(
     asked = targets.load(target)
     labels = _labels(asked, [only] if isinstance(only, str) else only)
     numbers = checked_seeds(seeds) or asked.seeds[: 1 if smoke else None]
-    conditions["threads"] = conditions.get("threads") or processes.threads_each(processes.checked(jobs))
+    processes.share_threads(conditions, processes.checked(jobs))
     if ranks.launched() > 1:
         raise UserError("reproduce: takes jobs; torchrun shares the clients of single runs")
-    folder = Path(out).absolute() if out is not None else None
-    place = chosen_device(device)
-    if folder is None:
-        from personafl.sim.execution_plan import temporary
-
-        folder = temporary()
+    place, folder = chosen_device(device), temporary() if out is None else Path(out).absolute()
     request = json.dumps(_request(asked, numbers, smoke=smoke), indent=1) + "\n"
     again = (folder / REQUEST).is_file()
     with locked(folder) if again else claimed(folder):
         if not again:
             files.write(folder / REQUEST, request)
-        elif _kept(folder / REQUEST) != request:
+        elif run_folder.text_of(folder / REQUEST) != request:
             raise UserError(
                 f"{folder}: is of another target, of other seeds or of another version; choose another folder"
             )
@@ -115,13 +112,6 @@ def _play(units: Sequence[_Unit], jobs: int, told: Callable[[str, str, int, int]
     for place, (i, _) in enumerate(side_by_side([unit.finish for unit in units], jobs), 1):
         if told is not None:
             told(units[i].setting.name, units[i].label, place, len(units))
-
-
-def _kept(path: Path) -> str:
-    try:
-        return files.read_text(path)
-    except ValueError:
-        return ""
 
 
 def _labels(asked: Target, only: Sequence[str]) -> list[str]:
@@ -194,11 +184,11 @@ class Reproduction(Displayed):
         claims: dict[str, object] = {v.claim.says: v.status for v in self.comparison.verdicts()}
         return {"target": self.target.name} | claims
 
-    @property
+    @cached_property
     def comparison(self) -> Comparison:
         return Comparison(self.target, self.summaries)
 
-    @property
+    @cached_property
     def page(self) -> pages.Page:
         """All of it as headings, words, tables and a picture."""
         return pages.reproduced(self.comparison, self.seeds, smoke=self.smoke)

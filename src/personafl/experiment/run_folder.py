@@ -193,3 +193,11 @@ def missing(folder: Path) -> list[tuple[str, int]]:
         return []
     told = read(folder)
     return [(label, seed) for label, seed in told.runs if not finished(home(folder, label, seed), told.rounds)]
+
+
+def text_of(path: Path) -> str:
+    """What a file says, nothing where it is no text."""
+    try:
+        return files.read_text(path)
+    except ValueError:
+        return ""

@@ -14,7 +14,7 @@ from typing import Any
 from personafl.config.recipe import SECTIONS
 from personafl.core import files
 from personafl.core.display import Displayed
-from personafl.core.plain_text import harmless
+from personafl.core.plain_text import markdown_table
 from personafl.core.types import Better
 from personafl.evaluation.rounds import better
 from personafl.evaluation.shown import Shown
@@ -143,9 +143,9 @@ class Sweep(Displayed):
         parts = [
             "# Sweep",
             note,
-            _table(head, chosen),
+            markdown_table(head, chosen),
             "## All trials",
-            _table([*head[:1], "trial", *head[2:], ""], every),
+            markdown_table([*head[:1], "trial", *head[2:], ""], every),
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -202,8 +202,3 @@ def _sides(t: Trial, shown: Shown) -> list[str]:
 
 def _alert(t: Trial) -> str:
     return "diverged" if t.diverged else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[harmless(c).replace("|", "\\|") for c in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells))

@@ -30,6 +30,7 @@ from personafl.core.algorithm import FROM_TRAINING
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
 from personafl.experiment import jobs as processes
+from personafl.experiment import run_folder
 from personafl.experiment.build import resolved
 from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
@@ -76,14 +77,14 @@ def sweep(
     place, folder = chosen_device(device), None if out is None else Path(out).absolute()
     if ranks.launched() > 1:
         raise UserError("sweep: runs in one process; torchrun shares the clients of single runs")
-    conditions["threads"] = conditions.get("threads") or processes.threads_each(processes.checked(jobs))
+    processes.share_threads(conditions, processes.checked(jobs))
     if folder is None:
         return asked.run(None, place, conditions, jobs, told)
     request, again = json.dumps(asked.told(), indent=1) + "\n", (folder / REQUEST).is_file()
     with locked(folder) if again else claimed(folder):
         if not again:
             files.write(folder / REQUEST, request)
-        elif _kept(folder / REQUEST) != request:
+        elif run_folder.text_of(folder / REQUEST) != request:
             raise UserError(f"sweep folder {folder}: is one of another sweep; choose another folder")
         elif "object:" in request:
             raise UserError(
@@ -336,13 +337,6 @@ def _check_effect(trial: Recipe, point: Point) -> None:
 
 
 # Files
-
-
-def _kept(path: Path) -> str:
-    try:
-        return files.read_text(path)
-    except ValueError:
-        return ""
 
 
 def _read(path: Path, label: str, number: int, point: Point, seeds: tuple[int, ...]) -> Trial | None:
