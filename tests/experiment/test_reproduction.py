@@ -45,6 +45,21 @@ def compared(claims: Sequence[Claim], **by_label: Sequence[tuple[float, float]])
     return Comparison(target(claims), found)
 
 
+def test_what_validation_chose_is_of_a_single_method_and_two_labels_may_share_a_published_name() -> None:
+    made = target(
+        methods={"fedavg-ft": "FedAvg+FT", "dm-pfl": "DM-PFL", "searched": "DM-PFL"},
+        recipe={"algorithms": ["fedavg-ft", "dm-pfl", {"name": "dm-pfl", "label": "searched", "iterations": 1}]},
+        chosen={"searched": ("training.lr=0.05",)},
+    )
+    rates = [made.recipe_of(made.settings[0], label).training.lr for label in made.methods]
+    usual = made.recipe_of(Setting("any"), "fedavg-ft").training.lr
+    assert usual != 0.05 and rates == [usual, usual, 0.05]
+    printed = made.printed()
+    key = made.settings[0].name, "100% shift"
+    assert printed[key[0], "searched", key[1]] == printed[key[0], "dm-pfl", key[1]]
+    assert [made.shown(label) for label in made.methods] == ["FedAvg+FT", "DM-PFL (dm-pfl)", "DM-PFL (searched)"]
+
+
 @pytest.mark.parametrize("name", targets.names())
 def test_a_target_names_what_there_is(name: str) -> None:
     found = targets.load(name)

@@ -163,6 +163,14 @@ def test_a_grid_too_large_to_try_is_drawn_from(monkeypatch: pytest.MonkeyPatch) 
         personafl.sweep(QUICK, grid=grid)
 
 
+def test_readings_of_one_method_are_compared_without_a_grid(tmp_path: Path) -> None:
+    named = ["fedavg", {"name": "fedavg", "label": "still", "lr": 1e-6}]
+    found = personafl.sweep(QUICK, algorithms=named, out=tmp_path / "s")
+    assert {label: len(of) for label, of in found.trials.items()} == {"fedavg": 1, "still": 1}
+    assert found.best["fedavg"].score != found.best["still"].score
+    assert (tmp_path / "s" / "sweep.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     ("words", "options", "told"),
     [

@@ -142,7 +142,7 @@ def sweep(panels: Mapping[str, Mapping[str, Sequence[tuple[str, float]]]], shown
             axes.plot(
                 x, y, f"{MARKERS[place // 10 % len(MARKERS)]}-", color=f"C{place % 10}", markersize=4, label=label
             )
-        axes.set_xticks(range(len(values)), values, fontsize=8)
+        axes.set_xticks(range(len(values)), values, fontsize=8, rotation=90 if len(values) > 6 else 0)
         axes.set(xlabel=key, ylabel=shown.axis)
         axes.grid(alpha=0.3)
     return _titled(figure, "best score on validation data at each value")

@@ -110,7 +110,7 @@ def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
         head = ["method", *(target.columns[i] for i in shown)]
         body = [
             [
-                target.methods.get(row, row) + (" (diverged)" if found.diverged(setting.name, row) else ""),
+                target.shown(row) + (" (diverged)" if found.diverged(setting.name, row) else ""),
                 *(_cell(of[i], judged=not smoke) for i in shown),
             ]
             for row, of in zip(rows, cells, strict=True)
@@ -219,7 +219,7 @@ def _picture(found: Comparison) -> Figure | None:
         if setting is None:
             return None
         lines = {
-            target.methods.get(row, row): {
+            target.shown(row): {
                 at: (found.cell(setting.name, row, c).mean, found.cell(setting.name, row, c).printed)
                 for c, at in degrees.items()
             }
@@ -234,6 +234,6 @@ def _picture(found: Comparison) -> Figure | None:
         for row in found.rows(setting):
             for column in degrees:
                 cell = found.cell(setting.name, row, column)
-                name = f"{target.methods.get(row, row)}, {column}"
+                name = f"{target.shown(row)}, {column}"
                 panels.setdefault(symbol, {}).setdefault(name, {})[at] = (cell.mean, cell.printed)
     return figures.beside_published(panels, "accuracy, %") if panels else None

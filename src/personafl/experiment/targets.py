@@ -7,7 +7,8 @@ A target is a TOML file of `personafl/targets`, the numbers printed in its paper
     columns               those that are compared: names of published columns, which `measures` knows how to measure
     notes                 what a reader must know
     smoke                 overrides for a rehearsal without downloaded data
-    [methods]             a label of the recipe for each published name
+    [methods]             labels of the recipe with their published names; several may have the same one
+    [chosen]              overrides of single labels, by label: what validation data chose for them
     [best]                published names that stand for the best of several labels, column by column
     [[settings]]          name (as published) and overrides of the recipe
     [[claims]]            says, and who is compared with whom: `Claim`
@@ -87,25 +88,31 @@ class Target:
     claims: tuple[Claim, ...]
     recipe: Mapping[str, Any]
     best: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # labels whose best a published name stands for
+    chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # overrides of single labels
     notes: tuple[str, ...] = ()
     smoke: tuple[str, ...] = ()
 
     def recipe_of(self, setting: Setting, label: str, more: Sequence[str] = ()) -> Recipe:
         """One method's recipe in a setting."""
-        made = config.load(self.recipe, [*setting.overrides, *more])
+        made = config.load(self.recipe, [*setting.overrides, *self.chosen.get(label, ()), *more])
         found = tuple(m for m in made.algorithms if m.label == label)
         assert len(found) == 1, (self.name, label)
         return replace(made, algorithms=found)
 
+    def shown(self, row: str) -> str:
+        """What a label, or a best one, is called in tables: its published name, and the label where it shares that."""
+        name = self.methods.get(row, row)
+        return name if list(self.methods.values()).count(name) < 2 else f"{name} ({row})"
+
     def printed(self) -> dict[tuple[str, str, str], Printed]:
         """Published numbers by setting, label or name of a best one, and column."""
-        labels = {name: label for label, name in self.methods.items()} | {name: name for name in self.best}
+        names = self.methods | {name: name for name in self.best}
         found = {}
         for row in csv.DictReader(io.StringIO(_text(f"{self.paper}.csv"))):
-            if row["source"] in self.published and row["method"] in labels:
+            if row["source"] in self.published:
                 std = float(row["std"]) if row["std"] else None
-                key = (row["setting"], labels[row["method"]], row["column"])
-                found[key] = Printed(float(row["value"]), std, row["unit"])
+                for label in (label for label, name in names.items() if name == row["method"]):
+                    found[row["setting"], label, row["column"]] = Printed(float(row["value"]), std, row["unit"])
         return found
 
 
@@ -130,6 +137,7 @@ def load(name: str) -> Target:
         settings=tuple(Setting(s["name"], tuple(s.get("overrides", ()))) for s in told["settings"]),
         methods=told["methods"],
         best={n: tuple(of) for n, of in told.get("best", {}).items()},
+        chosen={label: tuple(of) for label, of in told.get("chosen", {}).items()},
         claims=tuple(map(_claim, told["claims"])),
         recipe=told["recipe"],
         notes=tuple(told.get("notes", ())),

@@ -150,10 +150,12 @@ class Sweep(Displayed):
         return "\n\n".join(parts) + "\n"
 
     def figure(self) -> Any:
-        """For every key, the best score at each of its values."""
+        """For every key, the best score at each of its values; without any, that of each method."""
         from personafl.evaluation import figures
 
         keys = list(dict.fromkeys(k for found in self.trials.values() for t in found for k in t.point))
+        if not keys:
+            return figures.sweep({"method": {"": [(n, t.score) for n, t in self.best.items()]}}, self.shown)
         lines: dict[str, dict[str, list[tuple[str, float]]]] = {k: {} for k in keys}
         for key in keys:
             for label, found in self.trials.items():

@@ -288,7 +288,7 @@ def _check(
             raise UserError(f"sweep {key}: neither training, model nor a method of this recipe ({labels})")
         if not values or len(set(values)) < len(values) or not all(values):
             raise UserError(f"sweep {key}={','.join(values)}: needs values that differ")
-    if not wanted:
+    if not wanted and len({m.name for m in base.algorithms}) == len(base.algorithms):  # no two readings of a method
         raise UserError("sweep: nothing to choose from; give a key several values, such as training.lr=0.01,0.1")
     if type(trials) is not int or trials < 0:
         raise UserError(f"trials {trials}: must be a whole number, 0 for the whole grid")
