@@ -45,11 +45,11 @@ def compared(claims: Sequence[Claim], **by_label: Sequence[tuple[float, float]])
     return Comparison(target(claims), found)
 
 
-def test_what_validation_chose_is_of_a_single_method_and_two_labels_may_share_a_published_name() -> None:
+def test_an_override_may_be_of_a_single_method_and_two_labels_may_share_a_published_name() -> None:
     made = target(
         methods={"fedavg-ft": "FedAvg+FT", "dm-pfl": "DM-PFL", "searched": "DM-PFL"},
         recipe={"algorithms": ["fedavg-ft", "dm-pfl", {"name": "dm-pfl", "label": "searched", "iterations": 1}]},
-        chosen={"searched": ("training.lr=0.05",)},
+        by_method={"searched": ("training.lr=0.05",)},
     )
     rates = [made.recipe_of(made.settings[0], label).training.lr for label in made.methods]
     usual = made.recipe_of(Setting("any"), "fedavg-ft").training.lr

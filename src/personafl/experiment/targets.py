@@ -8,7 +8,7 @@ A target is a TOML file of `personafl/targets`, the numbers printed in its paper
     notes                 what a reader must know
     smoke                 overrides for a rehearsal without downloaded data
     [methods]             labels of the recipe with their published names; several may have the same one
-    [chosen]              overrides of single labels, by label: what validation data chose for them
+    [by_method]           overrides of single labels: as the paper has it, or as validation data chose
     [best]                published names that stand for the best of several labels, column by column
     [[settings]]          name (as published) and overrides of the recipe
     [[claims]]            says, and who is compared with whom: `Claim`
@@ -88,13 +88,13 @@ class Target:
     claims: tuple[Claim, ...]
     recipe: Mapping[str, Any]
     best: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # labels whose best a published name stands for
-    chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # overrides of single labels
+    by_method: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # overrides of single labels
     notes: tuple[str, ...] = ()
     smoke: tuple[str, ...] = ()
 
     def recipe_of(self, setting: Setting, label: str, more: Sequence[str] = ()) -> Recipe:
         """One method's recipe in a setting."""
-        made = config.load(self.recipe, [*setting.overrides, *self.chosen.get(label, ()), *more])
+        made = config.load(self.recipe, [*self.by_method.get(label, ()), *setting.overrides, *more])
         found = tuple(m for m in made.algorithms if m.label == label)
         assert len(found) == 1, (self.name, label)
         return replace(made, algorithms=found)
@@ -106,7 +106,7 @@ class Target:
 
     def printed(self) -> dict[tuple[str, str, str], Printed]:
         """Published numbers by setting, label or name of a best one, and column."""
-        names = self.methods | {name: name for name in self.best}
+        names = {**self.methods, **{name: name for name in self.best}}
         found = {}
         for row in csv.DictReader(io.StringIO(_text(f"{self.paper}.csv"))):
             if row["source"] in self.published:
@@ -137,7 +137,7 @@ def load(name: str) -> Target:
         settings=tuple(Setting(s["name"], tuple(s.get("overrides", ()))) for s in told["settings"]),
         methods=told["methods"],
         best={n: tuple(of) for n, of in told.get("best", {}).items()},
-        chosen={label: tuple(of) for label, of in told.get("chosen", {}).items()},
+        by_method={label: tuple(of) for label, of in told.get("by_method", {}).items()},
         claims=tuple(map(_claim, told["claims"])),
         recipe=told["recipe"],
         notes=tuple(told.get("notes", ())),
