@@ -65,7 +65,7 @@ def main() -> None:
         record |= {k: sim.rows[-1][k] for k in ("personal", "global")}
         record |= {"totals": dataclasses.asdict(sim.totals), "environment": environment(sim)}
         if name.startswith("dm-pfl"):  # DM-PFL+ is the same training and another inference
-            sim.algorithm = dataclasses.replace(sim.algorithm, inference="adaptive")
+            sim.algorithm = dataclasses.replace(sim.algorithm, inference="per-sample")
             record["plus"] = sim.clients_table()[1]
         records.append(record)
         args.out.write_text(json.dumps(records, indent=1) + "\n")

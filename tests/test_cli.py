@@ -194,7 +194,7 @@ def test_info_gives_settings_with_defaults(call) -> None:
     out = call("info", "dm-pfl-plus").out
     assert "KDD 2023" in out
     assert "readjust_share" in out and "0.01" in out
-    assert "which of a client's models answers" in out
+    assert "how a client answers" in out
     assert re.search(r"momentum +recipe +momentum of sgd, 0 for none", out)
 
 
@@ -327,7 +327,7 @@ WRONG = {
     "option": (["--fast"], "No such option"),
     "model": (["model.name=small-cnn", "data.dataset=synthetic-3.2k"], "wants images"),
     "model that fails": (["model.name=tests.test_cli:bad_label"], "shape"),
-    "no adaptive": (["algorithms=local", "local.inference=adaptive"], "needs a global model"),
+    "no adaptive": (["algorithms=local", "local.inference=per-sample"], "needs a global model"),
     "device not there": (["--device", "cuda:99"], "CUDA devices"),
     "device of another kind": (["--device", "meta"], "personafl: device meta: possible are"),
     "loss of a whole batch": (["training.loss=torch.nn.functional:cross_entropy"], "must give one number per example"),

@@ -98,7 +98,11 @@ def test_a_recurrent_network_predicts_at_every_position(method: Algorithm) -> No
 @pytest.mark.parametrize(
     ("task", "method", "message"),
     [
-        ("regression", FedAvg(inference="adaptive"), r"inference='adaptive' needs one class per example \(the entropy"),
+        (
+            "regression",
+            FedAvg(inference="per-sample"),
+            r"inference='per-sample' needs one class per example \(the entropy",
+        ),
         ("multilabel", FedPHP(inherit=Inherit(transfer="kd")), r"inherit.transfer='kd' needs one class per example"),
         ("regression", FedPHP(inherit=Inherit(answers="both")), r"inherit.answers='both' needs one class per example"),
         ("sequence", MOON(projection=True), "projection=True: its layers mix the positions"),

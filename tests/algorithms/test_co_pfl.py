@@ -378,13 +378,13 @@ def test_the_words_for_what_is_judged_follow_the_setting() -> None:
     server = COPFL(answers="server")
     assert "last session" in COPFL().evaluated("after_aggregation")
     assert server.evaluated("after_aggregation").startswith("the global model at shared positions")
-    surer = dataclasses.replace(server, inference="adaptive").evaluated("after_aggregation")
+    surer = dataclasses.replace(server, inference="per-sample").evaluated("after_aggregation")
     assert surer.startswith("per sample the surer of the global model and the global model at shared positions")
     assert server.evaluated("after_local") == COPFL().evaluated("after_local")
 
 
 def test_adaptive_inference_chooses_between_the_server_and_the_clients_last_model() -> None:
-    sim = checks.played(COPFL(select_share=0.2, inference="adaptive"), num_rounds=2, **SLOW)
+    sim = checks.played(COPFL(select_share=0.2, inference="per-sample"), num_rounds=2, **SLOW)
     ready, kept = sim.deployed_models(sim.model, sim.everybody), checks.everyone(sim)
     for n in sim.model.info.parameters:
         assert torch.equal(ready[n], kept[f"own/{n}"])

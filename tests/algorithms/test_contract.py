@@ -292,4 +292,4 @@ def test_a_method_says_which_model_was_judged(algorithm: Algorithm) -> None:
     assert own.evaluated("after_aggregation") == algorithm.evaluates or own.inherit is not None
     assert "right after local training" in algorithm.evaluated("after_local")
     if not isinstance(algorithm, FedSelect):  # its clients never have the whole global model
-        assert "per sample" in dataclasses.replace(algorithm, inference="adaptive").evaluated("after_aggregation")
+        assert "per sample" in dataclasses.replace(algorithm, inference="per-sample").evaluated("after_aggregation")

@@ -17,7 +17,6 @@ from personafl.core.local import client_round
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.models import MODELS
 from personafl.sim.dry_run import estimate_cost
-from personafl.slots.adaptive import Adaptive
 from personafl.sparse import masks
 from tests import checks, worlds
 
@@ -398,7 +397,7 @@ def answer(z_c: list[float], z_g: list[float], be_c: float = 0.0, be_g: float = 
         "base_entropy/own": torch.tensor([be_c]),
         "base_entropy/global": torch.tensor([be_g]),
     }
-    return Adaptive().predict(FedAvg(), _Fixed(), deployed, torch.zeros(1, 1, 1))[0, 0]
+    return FedAvg(inference="per-sample").predict(_Fixed(), deployed, torch.zeros(1, 1, 1))[0, 0]
 
 
 def test_equal_models_answer_as_both() -> None:

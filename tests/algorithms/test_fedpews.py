@@ -481,7 +481,7 @@ def test_while_it_warms_up_clients_answer_by_the_servers_model(warm_up: type[Fed
 
 @pytest.mark.parametrize(
     "base",
-    [FedFu(), FLDA(), FedAvg(inherit=Inherit(answers="both")), FedAvg(inference="adaptive")],
+    [FedFu(), FLDA(), FedAvg(inherit=Inherit(answers="both")), FedAvg(inference="per-sample")],
     ids=["fedfu", "flda", "inherited", "adaptive"],
 )
 def test_while_it_warms_up_any_bases_clients_answer_by_the_servers_model(base: Algorithm) -> None:

@@ -120,13 +120,13 @@ def test_outputs_can_be_inherited_from_any_model() -> None:
 @pytest.mark.parametrize("name", ["local", "lg-fedavg", "fedper", "fedrep", "fedpac"])
 def test_adaptive_inference_needs_a_global_model_also_behind_a_warm_up(name: str) -> None:
     base = ALGORITHMS[name]()
-    why = f"inference='adaptive' needs a global model, which {type(base).__name__} has not"
+    why = f"inference='per-sample' needs a global model, which {type(base).__name__} has not"
     with pytest.raises(ValueError, match=why):
-        worlds.simulation(ALGORITHMS[name](inference="adaptive"))
+        worlds.simulation(ALGORITHMS[name](inference="per-sample"))
     with pytest.raises(ValueError, match=why):
-        worlds.simulation(FedPeWS(base=base, inference="adaptive"))
+        worlds.simulation(FedPeWS(base=base, inference="per-sample"))
     with pytest.raises(ValueError, match=why):
-        worlds.simulation(ALGORITHMS[name](inference="adaptive", inherit=Inherit()))
+        worlds.simulation(ALGORITHMS[name](inference="per-sample", inherit=Inherit()))
 
 
 def test_parts_that_would_collide_are_refused() -> None:

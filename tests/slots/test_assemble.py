@@ -25,7 +25,7 @@ TOGETHER: dict[str, Algorithm] = {
     "fedrep, inherited, compared by the server": FedRep(inherit=Inherit(transfer="l2"), weights="cowa-server"),
     "co-pfl, inherited": COPFL(inherit=Inherit(weight=0.2, answers="both"), lr=0.02),
     "fedpews before dm-pfl, inherited, adaptive": FedPeWS(
-        base=DMPFL(inherit=Inherit(weight=0.2), inference="adaptive", **DM), warmup_share=0.25
+        base=DMPFL(inherit=Inherit(weight=0.2), inference="per-sample", **DM), warmup_share=0.25
     ),
     "fedrep, inherited, robust": FedRep(inherit=Inherit(transfer="l2"), robust=Robust(rule="trimmed-mean", share=0.34)),
     "fedpews before dm-pfl by contribution": FedPeWS(base=DMPFL(weights="cowa", **DM), warmup_share=0.25),
@@ -71,10 +71,10 @@ def test_the_forms_of_contribution(weights: str, parts: tuple[bool, bool, bool, 
 
 
 def test_a_part_keeps_the_methods_own_learning_rate_and_inference() -> None:
-    method = bound(DMPFL(lr=0.03, inference="adaptive", inherit=Inherit(), weights="cowa"))
+    method = bound(DMPFL(lr=0.03, inference="per-sample", inherit=Inherit(), weights="cowa"))
     assert method.setup.training.lr == 0.03
     assert method.rate(method.schedule()[0]) == 0.03
-    assert method.inference == "adaptive"
+    assert method.inference == "per-sample"
     said = method.evaluated("after_aggregation")
     assert said == "per sample the surer of the global model and the client's inherited private model"
 
@@ -83,8 +83,8 @@ def test_an_inference_around_a_method_is_said_and_one_within_it_is_said_once() -
     own = Ditto().evaluated("after_aggregation")
     surer = f"per sample the surer of the global model and {own}"
     assert bound(FedPeWS(base=Ditto())).evaluated("after_aggregation") == own
-    assert bound(FedPeWS(base=Ditto(), inference="adaptive")).evaluated("after_aggregation") == surer
-    assert bound(FedPeWS(base=Ditto(inference="adaptive"))).evaluated("after_aggregation") == surer
+    assert bound(FedPeWS(base=Ditto(), inference="per-sample")).evaluated("after_aggregation") == surer
+    assert bound(FedPeWS(base=Ditto(inference="per-sample"))).evaluated("after_aggregation") == surer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from personafl.cli import app
 from personafl.core import tree
 from personafl.core.errors import UserError
 from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS, Answers
-from personafl.core.types import Model, Params, Payload, Round, Sweep
+from personafl.core.types import Params, Payload, Round, Sweep
 from personafl.slots.wrapper import MethodWrapper
 from tests import checks, worlds
 
@@ -41,16 +41,30 @@ class Nothing:
         return method
 
 
+@dataclass(frozen=True)
 class Mean:
     """Answer with the mean of both models' outputs."""
+
+    together: ClassVar[bool] = False
+    in_turn: ClassVar[bool] = False
+    class_labels_for: ClassVar[str] = ""
+
+    share: float = 0.5
+
+    @property
+    def asks_global(self) -> bool:
+        return True
+
+    def words(self, own: str) -> str:
+        return f"the mean of the global model and {own}"
 
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
         return {}
 
-    def predict(self, method: Answers, model: Model, deployed: Params, x: Tensor) -> Tensor:
-        own = {n: t for n, t in deployed.items() if not n.startswith("global/")}
-        common = {n.removeprefix("global/"): t for n, t in deployed.items() if n.startswith("global/")}
-        return (method.answer(model, own, x) + method.common_answer(model, common, x)) / 2
+    def decide(
+        self, deployed: Params, own: Tensor, common: Tensor, valid: Tensor | None = None
+    ) -> tuple[Tensor, Params]:
+        return self.share * own + (1 - self.share) * common, {}
 
 
 SEEN: list[tuple[int, str]] = []
@@ -60,7 +74,7 @@ SEEN: list[tuple[int, str]] = []
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WEIGHTS, "squared", SquaredSizes.around)
     monkeypatch.setitem(INHERIT, "nothing", Nothing)
-    monkeypatch.setitem(INFERENCE, "mean", Mean())
+    monkeypatch.setitem(INFERENCE, "mean", Mean)
     SEEN.clear()
 
 
@@ -132,6 +146,26 @@ def test_inference_of_ones_own_joins_both_models() -> None:
     own = sim.model({n: t for n, t in ready.items() if "/" not in n}, x)
     common = sim.model({n.removeprefix("global/"): t for n, t in ready.items() if n.startswith("global/")}, x)
     torch.testing.assert_close(sim.algorithm.predict(sim.model, ready, x), (own + common) / 2)
+    assert sim.algorithm.evaluated("after_aggregation").startswith("the mean of the global model and ")
+
+
+def test_a_table_has_a_rules_settings_and_a_name_its_usual_ones() -> None:
+    named, told = (
+        config.method({"name": "ditto", "inference": value}).algorithm
+        for value in ("mean", {"name": "mean", "share": 0.2})
+    )
+    assert (named.inference, named.rule) == ("mean", Mean()) and told.inference == told.rule == Mean(share=0.2)
+    assert config.settings(told)["inference"] == {"name": "mean", "share": 0.2}
+    assert config.method({"name": "ditto", **config.settings(told)}).algorithm == told
+    for value, why in (
+        ("men", "inference='men': possible are own, "),
+        ({"name": "men"}, r"inference.name='men': no such filling; did you mean mean\?"),
+        ({"name": "own"}, "no such filling"),
+        ({"name": "mean", "shar": 1}, "inference.shar=1: no such setting"),
+        (7, "inference=7: must be text"),
+    ):
+        with pytest.raises(UserError, match=why):
+            config.method({"name": "ditto", "inference": value})
 
 
 def test_what_is_registered_is_possible_and_shown() -> None:

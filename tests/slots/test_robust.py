@@ -274,7 +274,7 @@ def test_other_slots_stand_beside_it_or_are_refused() -> None:
     with pytest.raises(UserError, match="with warm_start its server has the features under other names"):
         worlds.simulation(LGFedAvg(warm_start=0.5, robust=Robust()))
     robust = Robust(rule="krum", share=0.34)
-    sim = worlds.simulation(FedAvg(robust=robust, inherit=Inherit(), inference="adaptive"), num_rounds=2)
+    sim = worlds.simulation(FedAvg(robust=robust, inherit=Inherit(), inference="per-sample"), num_rounds=2)
     warm = worlds.simulation(FedPeWS(base=FedAvg(robust=robust), warmup_share=0.5), num_rounds=4)
     for s in (sim, warm):
         s.run()

@@ -28,6 +28,7 @@ from personafl.algorithms.masked_training import MaskedTraining
 from personafl.core import tree
 from personafl.core.algorithm import FROM_TRAINING, ClientState, LocalWork, Turn, setting
 from personafl.core.errors import UserError
+from personafl.core.slots import Inference
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.sparse import masks, means
 
@@ -260,7 +261,7 @@ class DMPFL(MaskedTraining):
 class DMPFLPlus(DMPFL):
     """DM-PFL with adaptive inference: per sample, theta_c or theta_g (Algorithm 4)."""
 
-    inference: str = "adaptive"
+    inference: str | Inference = "per-sample"
 
 
 def phases(rounds: int, iterations: int) -> list[tuple[str, int, int]]:

@@ -77,7 +77,7 @@ class WarmUp(MethodWrapper):
         base = assembled(self.base, replace(mine.setup, training=later))
         units.chain(mine.info, type(self).__name__)
         bound = replace(mine, base=base, inference=base.inference if mine.inference == "own" else mine.inference)
-        require_common(base, bound.inference)
+        require_common(base, bound)
         return bound
 
     @property

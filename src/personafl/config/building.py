@@ -116,8 +116,11 @@ def method(entry: Any) -> Method:
         if key not in known:
             raise UserError(f"{label}.{key}={shortened(value)}: {unknown('setting', key, known, f'of {name}')}")
         taken = key in cls.from_recipe and _is_one_of(value, None, RECIPE)
-        fillings = known[key].metadata.get("fillings")
-        values[key] = None if taken else _slot(f"{label}.{key}", value, of_type.get(key, Any), fillings)
+        told = known[key].metadata
+        by_name = bool(told.get("choices")) and not isinstance(value, Mapping)  # a name stands for its usual settings
+        fillings = None if by_name else told.get("fillings")
+        hint = str if by_name else of_type.get(key, Any)
+        values[key] = None if taken else _slot(f"{label}.{key}", value, hint, fillings)
     try:
         return Method(label, name, cls(**values))
     except UserError as e:
@@ -128,7 +131,7 @@ def _is_one_of(value: Any, *words: str | None) -> bool:
     return (value is None or isinstance(value, str)) and value in words
 
 
-def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any]] | None) -> Any:
+def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any] | None] | None) -> Any:
     """A setting that may itself be a table: a base method, or what fills a slot.
 
     A table may name one of the fillings, else the first is meant. A bare value is that one's first setting.
@@ -142,10 +145,11 @@ def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any]] |
         return typed(where, value, hint)
     if _is_one_of(value, None, "none"):
         return None
-    name = value.get("name", next(iter(fillings))) if isinstance(value, Mapping) else next(iter(fillings))
-    if not isinstance(name, str) or name not in fillings:
-        raise UserError(f"{where}.name={shortened(name)}: {unknown('filling', shortened(name), fillings)}")
-    kind = fillings[name]
+    kinds = {n: kind for n, kind in fillings.items() if kind is not None}
+    name = value.get("name", next(iter(kinds))) if isinstance(value, Mapping) else next(iter(kinds))
+    if not isinstance(name, str) or name not in kinds:
+        raise UserError(f"{where}.name={shortened(name)}: {unknown('filling', shortened(name), kinds)}")
+    kind = kinds[name]
     if not isinstance(value, Mapping):
         value = {dataclasses.fields(kind)[0].name: value}
     own = {k: v for k, v in value.items() if k != "name"}

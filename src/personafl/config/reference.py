@@ -116,7 +116,8 @@ def _of_method(name: str) -> list[Key]:
         from_recipe = f.default is None and f.name in cls.from_recipe
         fillings = f.metadata.get("fillings") or {}
         choices = f.metadata.get("choices") or fillings or _choices(hint)
-        kind = "table" if fillings else "method" if hint is Algorithm else _type(hint)
+        kind = "method" if hint is Algorithm else "table" if fillings else _type(hint)
+        kind = "name or table" if fillings and f.metadata.get("choices") else kind
         told = (kind, RECIPE if from_recipe else _shown(f.default), f.metadata.get("help", ""), _possible(choices, ()))
         out.append(Key(name, f.name, *told, looked_at_by=""))
     return out

@@ -102,6 +102,7 @@ class Turn:
     )  # what the model runs under, for its cost
     teachers: int = 0  # further models the loss only runs forward, for its cost
     flops: float = 0.0  # of one example outside the model, for its cost
+    added: str = ""  # where in `fixed` the numbers `[C, K]` are that are added to outputs in the loss
     stream: str = "batches"
     memory: str = ""  # where in `fixed` the optimiser's state is found and left; empty: it lasts for the session
     then: Turn | None = None  # a second update on each of the same minibatches; its length is this turn's
@@ -117,6 +118,7 @@ class GradientPass:
     loss: Loss = own_loss
     active: Masks | Callable[[ClientState], Masks] = field(default_factory=dict)
     flops: float = 0.0  # of one example outside the tensors named, for its cost
+    added: str = ""  # as of a turn
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,10 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     weights: str = setting("examples", "what a client counts in the server's mean", WEIGHTS)
     inherit: Filling | None = setting(None, "a private model inherited from session to session", fillings=INHERIT)
     robust: Filling | None = setting(None, "how the server's mean is made robust", fillings=ROBUST)
-    inference: str = setting("own", "which of a client's models answers", INFERENCE)
+    inference: str | Inference = setting(
+        "own", "how a client answers: by its own model, or by a rule", INFERENCE, fillings=INFERENCE
+    )
+    prior_free: bool = setting(False, "whether local training leaves out how often classes occur at a client")
     bound: Setup | None = field(default=None, repr=False, compare=False)
 
     def __init_subclass__(cls, **words: Any) -> None:
@@ -191,8 +196,10 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         of_type = hints(type(self))
         for f in self.settings():
             choices, value = f.metadata.get("choices"), getattr(self, f.name)
-            fillings = tuple((f.metadata.get("fillings") or {}).values())
-            if fillings and value is not None and not isinstance(value, fillings):
+            fillings = tuple(kind for kind in (f.metadata.get("fillings") or {}).values() if kind is not None)
+            if choices and isinstance(value, fillings):
+                continue
+            if fillings and not choices and value is not None and not isinstance(value, fillings):
                 kinds = ", ".join(f"{kind.__name__}(...)" for kind in fillings)
                 raise UserError(f"{f.name}={value!r}: possible are {kinds}, or None")
             if f.name in of_type and not choices:
@@ -236,10 +243,9 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     def check_task(self) -> None:
         """Raise `UserError` where the task at hand is none for this method."""
         require_classes(self.setup.training.task, self.called, self.class_labels_for)
-        if (rule := self._inference) is not None:
-            require_classes(
-                self.setup.training.task, f"inference={self.inference!r}", getattr(rule, "class_labels_for", "")
-            )
+        require_classes(self.setup.training.task, "prior_free", "how often it occurs" if self.prior_free else "")
+        if (rule := self.rule) is not None:
+            require_classes(self.setup.training.task, f"inference={self.inference!r}", rule.class_labels_for)
 
     @property
     def setup(self) -> Setup:
@@ -454,15 +460,19 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     def evaluated(self, when: str) -> str:
         """Which model is scored, in words."""
         own = self.evaluates if when == "after_aggregation" else "the client's model right after local training"
-        return own if self._inference is None else f"per sample the surer of the global model and {own}"
+        return own if self.rule is None else self.rule.words(own)
 
     @property
-    def _inference(self) -> Inference | None:
-        return INFERENCE[self.inference]
+    def rule(self) -> Inference | None:
+        """By what rule a client answers; None: by its own model."""
+        if not isinstance(self.inference, str):
+            return self.inference
+        kind = INFERENCE[self.inference]
+        return None if kind is None else kind()
 
     def deploy(self, own: Params, down: Payload) -> Params:
         """All a client needs to predict: its own model, and the common one where inference asks for it."""
-        if self._inference is None:
+        if self.rule is None or not self.rule.asks_global:
             return own
         statistics: Payload = {n: own[n] for n in self.info.buffers if n in own}  # the client's, where none travel
         common = self.common(statistics | down)
@@ -472,7 +482,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
 
     def calibrate(self, deployed: Params, sweep: Sweep) -> Params:
         """Add what must be measured on the client's training data before it can predict."""
-        return deployed if self._inference is None else deployed | self._inference.measure(self, deployed, sweep)
+        return deployed if self.rule is None else deployed | self.rule.measure(self, deployed, sweep)
 
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Outputs of the client's own model: `[C, B, K]`."""
@@ -484,9 +494,26 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
 
     def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
         """Outputs of the client: `[C, B, K]`."""
-        if self._inference is None:
+        if self.rule is None:
             return self.answer(model, deployed, x)
-        return self._inference.predict(self, model, deployed, x)
+        return self.rule.decide(deployed, *self.both_answers(model, deployed, x))[0]
+
+    def respond(self, model: Model, deployed: Params, x: Tensor) -> tuple[Tensor, Params]:
+        """The same, and what changed of `deployed` by these inputs, where they are answered in turn."""
+        if self.rule is None or not self.rule.in_turn:
+            return self.predict(model, deployed, x), {}
+        return self.rule.decide(deployed, *self.both_answers(model, deployed, x))
+
+    def both_answers(
+        self, model: Model, deployed: Params, x: Tensor, valid: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What a rule decides by, `[C, B, K]` each: outputs of the client's own model and of the global one.
+
+        Of the own one twice, where the rule does not ask for a global one.
+        """
+        own, common = tree.without(deployed, "global"), tree.under(deployed, "global")
+        answer = self.answer(model, own, x, valid)
+        return answer, self.common_answer(model, common, x, valid) if common else answer
 
 
 def require_classes(task: str, what: str, needed_for: str) -> None:

@@ -26,7 +26,19 @@ from personafl.core.algorithm import (
 from personafl.core.criteria import CRITERION_GRADIENTS
 from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, same, shapes
 from personafl.core.errors import UserError
-from personafl.core.types import Batch, Download, Examples, Moves, Params, Payload, Round, TrainedTask, Training
+from personafl.core.types import (
+    Batch,
+    Download,
+    Examples,
+    Model,
+    Moves,
+    Params,
+    Payload,
+    Round,
+    Task,
+    TrainedTask,
+    Training,
+)
 
 Clock = Callable[[str], AbstractContextManager[None]]
 """Told which part of a session is at work; time inside belongs to it."""
@@ -193,6 +205,7 @@ class _Session:
                 self._rule(part),
                 self._moments(part, names),
                 self.rnd.lr if part.lr is None else part.lr,
+                part.added,
             )
             for part, names in zip(parts, moves, strict=True)
             if names
@@ -274,7 +287,7 @@ class _Session:
     def _key(self, stack: _Stack) -> Hashable:
         """What tells the recordings of a turn from another's."""
         local, parts, plan = stack.local, stack.parts, stack.plan
-        rules = tuple((same(p.loss), p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts)
+        rules = tuple((same(p.loss), p.added, p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts)
         held = tuple(shapes(t) for t in (local.params, local.fixed, *(p.state for p in parts)))
         sizes = (len(plan.rows), stack.room, plan.rows.shape[2], self.data.x.data_ptr())
         return (self.task.model, self.task.criterion, rules, held, sizes)
@@ -332,7 +345,8 @@ class _Session:
         batch = batches.minibatch(self.data, plan, 0, keys, self.dtype)
         leaves = {n: self.local.params[n].detach().requires_grad_() for n in turn.names}
         seen = self.local.params | self._writable(()) | leaves  # running statistics are not the probe's to change
-        loss = _each(turn.loss(self.task, replace(self.local, params=seen), batch), self.count, turn.loss)
+        task = _with_added(self.task, self.local, turn.added)
+        loss = _each(turn.loss(task, replace(self.local, params=seen), batch), self.count, turn.loss)
         grads = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
         self.local = turn.update(self.local, dict(zip(leaves, grads, strict=True)))
 
@@ -412,6 +426,7 @@ class _MinibatchUpdate:
     rule: optim.Optimizer
     state: Params
     lr: float | Tensor
+    added: str = ""
 
 
 @dataclass(frozen=True)
@@ -465,6 +480,7 @@ class _Steps:
         self.seen = replace(self.now, params=self.now.params | self.leaves)
         self.masks = {n: m if m is None else m[:k] for n, m in self.part.moves.items()}
         self.slots = tree.take(self.part.state, slice(k))
+        self.seen_task = _with_added(self.task, self.now, self.part.added)
 
     def step(self, batch: Batch, k: int) -> Tensor:
         """One step of the first `k` clients; their losses `[k]`."""
@@ -479,14 +495,45 @@ class _Steps:
         """Losses and gradients where those of the criterion and of the model are known in closed form."""
         if self.slope is None:
             return None
-        return self.task.model.closed_form_gradients(self.now.params, self.leaves, batch, self.slope)
+        return self.task.model.closed_form_gradients(self.now.params, self.leaves, batch, self._slope)
+
+    def _slope(self, out: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The criterion's loss and gradient of outputs."""
+        assert self.slope is not None
+        return self.slope(out if not self.part.added else out + self.now.fixed[self.part.added].unsqueeze(1), batch)
 
     def _by_autograd(self, batch: Batch) -> tuple[Tensor, Params]:
-        loss = _each(self.part.loss(self.task, self.seen, batch), self.active, self.part.loss)
+        loss = _each(self.part.loss(self.seen_task, self.seen, batch), self.active, self.part.loss)
         found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
         if batch.x.is_cuda:
             found = tuple(_laid_as(g, w) for g, w in zip(found, self.leaves.values(), strict=True))
         return loss.detach(), dict(zip(self.leaves, found, strict=True))
+
+
+class _Added:
+    """A model whose outputs have these numbers `[C, K]` added."""
+
+    def __init__(self, model: Model, numbers: Tensor) -> None:
+        self.model, self.numbers, self.info = model, numbers.unsqueeze(1), model.info
+
+    def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+        return self.model(params, x, valid, keys) + self.numbers
+
+    def features(
+        self,
+        params: Params,
+        x: Tensor,
+        valid: Tensor | None = None,
+        keys: Tensor | None = None,
+        change: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        seen, out = self.model.features(params, x, valid, keys, change)
+        return seen, out + self.numbers
+
+
+def _with_added(task: Task, local: ClientState, added: str) -> Task:
+    """The task a loss sees: outputs have what the turn adds to them."""
+    return Task(_Added(task.model, local.fixed[added]), task.criterion, task.metric) if added else task
 
 
 def _laid_as(grad: Tensor, weight: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def setting(
     default: Any,
     help: str,
     choices: Collection[str] = (),
-    fillings: Mapping[str, type[Any]] | None = None,
+    fillings: Mapping[str, type[Any] | None] | None = None,
 ) -> Any:
     """A setting of a section or a method, with the sentence `personafl info` prints.
 

@@ -54,7 +54,9 @@ class LocalModel(Displayed):
         if tuple(given.shape[1:]) != wanted:
             raise UserError(f"predict: examples of shape {tuple(given.shape)}: must be (examples, {str(wanted)[1:-1]})")
         given = given.to(next(self.module.networks.parameters()).device)
-        blocks = torch.split(given.clone(memory_format=torch.contiguous_format), batches.SWEEP)
+        rule = self.module.algorithm.rule
+        size = max(len(given), 1) if rule is not None and rule.together else batches.SWEEP
+        blocks = torch.split(given.clone(memory_format=torch.contiguous_format), size)
         return torch.cat([self.module(block) for block in blocks])
 
 

@@ -38,19 +38,46 @@ def scores(predict: Predict, task: TrainedTask, ready: Params, data: Examples, a
 
     On a GPU a forward pass takes as many examples as would leave so many bytes of `activations`, if all were kept.
     """
-    out: Tensor | None = None
-    for batch, first in batches.in_order(data, _at_a_time(task.model, data, activations), floating(ready)):
-        k, size = batch.x.shape[:2]
-        model = _Ignoring(task.model, batch.valid)
-        logits = predict(model, tree.take(ready, slice(k)), batch.x)
+
+    def per_example(logits: Tensor, batch: Batch) -> Tensor:
         found = task.metric.per_example(logits.flatten(0, 1), batch.y.flatten(0, 1))
-        found = found.view(k, size, *found.shape[1:])
-        if out is None:
-            out = found.new_zeros(*data.rows.shape, *found.shape[2:], dtype=torch.float32)
-        out[:k, first : first + size] = found
+        return found.view(*logits.shape[:2], *found.shape[1:]).float()
+
+    out = _passed(predict, task, ready, data, activations, per_example)
     if out is None:  # nobody has an example
         out = torch.zeros(data.rows.shape, device=data.rows.device)
     return [row[:n] for row, n in zip(out.unbind(), data.count.tolist(), strict=True)]
+
+
+@torch.no_grad()
+def outputs(predict: Predict, task: TrainedTask, ready: Params, data: Examples, activations: float) -> Tensor:
+    """What is predicted of each example, `[C, n, ...]`, zeros behind a client's last."""
+    out = _passed(predict, task, ready, data, activations, lambda logits, _: logits)
+    return torch.zeros(*data.rows.shape, 0, device=data.rows.device) if out is None else out
+
+
+def both_outputs(algorithm: Algorithm, model: Model, ready: Params, x: Tensor) -> Tensor:
+    """Outputs of clients' own models and of the global one, one behind the other: `[C, B, 2, K]`."""
+    return torch.stack(algorithm.both_answers(model, ready, x), 2)
+
+
+def _passed(
+    predict: Predict,
+    task: TrainedTask,
+    ready: Params,
+    data: Examples,
+    activations: float,
+    made: Callable[[Tensor, Batch], Tensor],
+) -> Tensor | None:
+    """What is made of the outputs of one pass over the examples, `[C, n, ...]`; None where nobody has any."""
+    out: Tensor | None = None
+    for batch, first in batches.in_order(data, _at_a_time(task.model, data, activations), floating(ready)):
+        k, size = batch.x.shape[:2]
+        found = made(predict(_Ignoring(task.model, batch.valid), tree.take(ready, slice(k)), batch.x), batch)
+        if out is None:
+            out = found.new_zeros(*data.rows.shape, *found.shape[2:])
+        out[:k, first : first + size] = found
+    return out
 
 
 def finite(ready: Params) -> Tensor:

@@ -32,6 +32,8 @@ class Evaluation(Section):
     )
     rotations: tuple[float, ...] = setting((), "of clients' own test images, in degrees")
     matrix: bool = setting(False, "every client's model on every client's test set")
+    batch: int = setting(0, "inputs that inference=batch or mixture sees at once; 0: all that are judged together")
+    inputs_before: int = setting(0, "inputs of the same kind a client's stream has seen before those that are judged")
     when: Literal["after_aggregation", "after_local"] = setting(
         "after_aggregation", "evaluate what clients hold after the server's step, or after their own training"
     )
@@ -68,6 +70,8 @@ class Evaluation(Section):
                 *((n, _distinct(getattr(self, n)), "named once each") for n in _LISTS),
                 ("corruptions", len(self.corruptions) == 1 or "all" not in self.corruptions, "all, or some kinds"),
                 ("targets", self.metric != "accuracy" or all(0 < t <= 1 for t in self.targets), "shares in (0, 1]"),
+                ("batch", self.batch >= 0, "a number of inputs, 0 for all"),
+                ("inputs_before", 0 <= self.inputs_before <= 10_000, "at least 0 and at most 10000"),
                 ("clients", not isinstance(self.clients, int) or self.clients >= 1, "all, selected or at least 1"),
             ]
         )

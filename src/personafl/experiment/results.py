@@ -72,12 +72,18 @@ class Client(Displayed):
         batch = batch.to(sim.device).clone(memory_format=torch.contiguous_format)
         dtype, normalization = next(iter(sim.model.initial.values())).dtype, sim.federation.source.normalization
         batch = batches.inputs(batch, dtype, normalization)
-        whole = sim.model.looks_at_batches or sim.device.type == "cuda"
+        rule = sim.algorithm.rule
+        whole = sim.model.looks_at_batches or sim.device.type == "cuda" or (rule is not None and rule.together)
         blocks = torch.split(batch, max(len(batch), 1) if whole else batches.SWEEP)
 
         @torch.no_grad()
         def work(model: StackedModel, part: Tensor) -> list[Tensor]:
-            return [sim.algorithm.predict(model, self.deployed, blocks[i][None])[0] for i in part.tolist()]
+            found = []
+            for i in part.tolist():
+                out, changed = sim.algorithm.respond(model, self.deployed, blocks[i][None])
+                self.deployed.update(changed)  # what a rule learns from the inputs it answers
+                found.append(out[0])
+            return found
 
         return torch.cat([out for part in sim.each(torch.arange(len(blocks)), work) for out in part]).cpu()
 

@@ -80,7 +80,11 @@ class ClientModule(nn.Module):
         for stack, prefix in zip(stacks, self.prefixes.values(), strict=False):  # there may be initial weights only
             deployed |= _prefixed(stack, prefix)
         model = _Networks(self.info, self.head, list(zip(stacks, self.networks.values(), strict=True)))
-        return self.algorithm.predict(model, deployed, self.prepared(x).unsqueeze(0)).squeeze(0)
+        out, changed = self.algorithm.respond(model, deployed, self.prepared(x).unsqueeze(0))
+        for attribute, n in self.others.items():  # what a rule learns from the inputs it answers
+            if n in changed:
+                getattr(self.tensors, attribute).copy_(changed[n].squeeze(0).detach())
+        return out.squeeze(0)
 
 
 class _Networks:

@@ -5,12 +5,26 @@ from __future__ import annotations
 from functools import partial
 
 from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS
-from personafl.slots.adaptive import Adaptive
 from personafl.slots.contribution import Contribution
 from personafl.slots.inherited import Inherit
+from personafl.slots.label_prior import EstimatedPrior, RunningPrior
+from personafl.slots.mixture import Mixture
+from personafl.slots.per_sample import PerSample
 from personafl.slots.robust import Robust
 
-__all__ = ["INFERENCE", "INHERIT", "ROBUST", "WEIGHTS", "Adaptive", "Contribution", "Inherit", "Robust"]
+__all__ = [
+    "INFERENCE",
+    "INHERIT",
+    "ROBUST",
+    "WEIGHTS",
+    "Contribution",
+    "EstimatedPrior",
+    "Inherit",
+    "Mixture",
+    "PerSample",
+    "Robust",
+    "RunningPrior",
+]
 
 WEIGHTS["cowa"] = Contribution.around
 WEIGHTS["cowa-gradient"] = partial(Contribution.around, prediction=False)
@@ -19,4 +33,7 @@ WEIGHTS["cowa-server"] = partial(Contribution.around, at_server=True)
 WEIGHTS["cowa-literal"] = partial(Contribution.around, literal=True)
 INHERIT["hpm"] = Inherit
 ROBUST["rule"] = Robust
-INFERENCE["adaptive"] = Adaptive()
+INFERENCE["per-sample"] = PerSample
+INFERENCE["batch"] = EstimatedPrior
+INFERENCE["stream"] = RunningPrior
+INFERENCE["mixture"] = Mixture

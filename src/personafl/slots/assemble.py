@@ -9,18 +9,21 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.slots import WEIGHTS
 from personafl.core.types import Payload, Round, Setup, Stage, Training
+from personafl.slots.prior_free import PriorFree
 
 
 def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
     """The method bound to a model and a training, within what its slots are filled with."""
     method: Algorithm = algorithm.bind(setup)
+    if algorithm.prior_free:
+        method = PriorFree.around(method)
     if (wrap := WEIGHTS[algorithm.weights]) is not None:
         method = wrap(method)
     if algorithm.robust is not None:
         method = algorithm.robust.around(method)
     if algorithm.inherit is not None:
         method = algorithm.inherit.around(method)
-    require_common(method, method.inference)
+    require_common(method, method)
     require_all_rounds(method, setup.training)
     return method
 
@@ -32,9 +35,9 @@ def require_all_rounds(method: Algorithm, training: Training) -> None:
         raise UserError(f"training.{key}={value}: {method.called} cannot stop early, {why} by training.num_rounds")
 
 
-def require_common(method: Algorithm, inference: str) -> None:
-    """Refuse an inference that needs a global model where the method has no complete one, before anything runs."""
-    if inference == "own":
+def require_common(method: Algorithm, wanted: Algorithm) -> None:
+    """Refuse an inference that needs a global model where a method has no complete one, before anything runs."""
+    if wanted.rule is None or not wanted.rule.asks_global:
         return
     blank = {n: torch.zeros(s) for n, s in method.info.shapes.items()}
     one = torch.zeros(1, dtype=torch.int64)
@@ -42,4 +45,4 @@ def require_common(method: Algorithm, inference: str) -> None:
     down = tree.received(sent, 1)
     statistics: Payload = {n: blank[n][None] for n in method.info.buffers}
     if method.common(statistics | down) is None:
-        raise UserError(f"inference={inference!r} needs a global model, which {method.called} has not")
+        raise UserError(f"inference={wanted.inference!r} needs a global model, which {method.called} has not")

@@ -198,4 +198,4 @@ class Inherited(MethodWrapper):
             "personalised": "the model the client last trained",
             "both": "the mean of the client's inherited and last trained model",
         }[self.slot.answers]
-        return own if self.inference == "own" else f"per sample the surer of the global model and {own}"
+        return own if self.rule is None else self.rule.words(own)

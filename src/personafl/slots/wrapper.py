@@ -162,7 +162,7 @@ class MethodWrapper(Algorithm):
 
     def evaluated(self, when: str) -> str:
         own = self.base.evaluated(when)
-        return own if self.inference == self.base.inference else f"per sample the surer of the global model and {own}"
+        return own if self.inference == self.base.inference or self.rule is None else self.rule.words(own)
 
     def shared(self) -> list[str]:
         """The parameters that travel."""

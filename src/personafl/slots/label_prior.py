@@ -1,0 +1,152 @@
+"""`inference = "batch"` and `"stream"`: answers for the mix of classes that the inputs at hand seem to have.
+
+A model that was trained free of label frequencies (`prior_free`) says how well an input fits each class, and who knows
+how frequent classes are where the input comes from multiplies by that. A client knows how frequent they were in its own
+training data, and estimates how frequent they are now from unlabelled inputs alone, by the EM algorithm of Saerens,
+Latinne, Decaestecker, "Adjusting the Outputs of a Classifier to New a Priori Probabilities", Neural Computation 2002.
+With z_i = (share z_own + (1 - share) z_global) / T the outputs for input i and pi the client's own frequencies,
+
+    r_i = softmax(z_i + log q)                       what input i is, if classes have the frequencies q
+    q   = (sum_i w_i r_i + pull pi) / (sum_i w_i + pull)
+
+in turn, from q = pi; the answer is z_i + log q. `pull` are inputs' worth of trust in the client's own frequencies: few
+inputs say little, many outvote it. A batch has w_i = 1. A stream remembers the outputs of the last `window` inputs,
+each counting a share `forgetting` less for every one that came after it; the input to be answered is one of them.
+
+What a deployment has suffices: counts of training labels, both models, unlabelled inputs. Outputs of a personal model
+trained without `prior_free` contain log pi; `contains_prior` takes it out of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.core.errors import UserError
+from personafl.core.slots import Answers
+from personafl.core.types import Batch, Model, Params, Sweep
+from personafl.slots.prior_free import label_counts, log_frequencies
+
+PRIOR = "labels/own"  # log pi, [C, K]
+
+
+@dataclass(frozen=True)
+class LabelPrior:
+    """What the rules of this file, and others that go by label frequencies, have in common."""
+
+    class_labels_for: ClassVar[str] = "how often it occurs"
+    together: ClassVar[bool] = True
+
+    share: float = field(default=0.5, metadata={"help": "of the client's own model in the outputs, the rest is global"})
+    temperature: float = field(default=2.0, metadata={"help": "by which outputs are divided (T)"})
+    pull: float = field(default=2.0, metadata={"help": "inputs' worth of trust in the client's own label frequencies"})
+    contains_prior: bool = field(
+        default=False, metadata={"help": "whether the own model's outputs contain the client's label frequencies"}
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise UserError(f"share={self.share}: must be in [0, 1]")
+        for name in ("temperature", "pull"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name}={getattr(self, name)}: must be positive")
+
+    @property
+    def asks_global(self) -> bool:
+        return self.share < 1
+
+    def _who(self, own: str) -> str:
+        return f"the global model and {own}" if self.asks_global else own
+
+    def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
+        def counted(model: Model, batch: Batch) -> Params:
+            return {"examples": label_counts(batch, model.info.outputs)}
+
+        return {PRIOR: log_frequencies(sweep(counted)["examples"])}
+
+    def _prior(self, deployed: Params, like: Tensor) -> Tensor:
+        """log pi as `[C, K]`."""
+        return deployed[PRIOR].to(like.dtype)
+
+    def _fit(self, deployed: Params, own: Tensor, common: Tensor) -> Tensor:
+        """z, how well inputs fit each class: `[C, B, K]`."""
+        if self.contains_prior:
+            own = own - self._prior(deployed, own).unsqueeze(1)
+        return (self.share * own + (1 - self.share) * common) / self.temperature
+
+
+@dataclass(frozen=True)
+class EstimatedPrior(LabelPrior):
+    """Answers for the mix of classes of all inputs given at once."""
+
+    in_turn: ClassVar[bool] = False
+    steps: int = field(default=30, metadata={"help": "of the EM algorithm"})
+
+    def words(self, own: str) -> str:
+        return f"{self._who(own)}, for the mix of classes estimated from the batch"
+
+    def decide(
+        self, deployed: Params, own: Tensor, common: Tensor, valid: Tensor | None = None
+    ) -> tuple[Tensor, Params]:
+        z, prior = self._fit(deployed, own, common), self._prior(deployed, own)
+        weight = torch.ones_like(z[..., 0]) if valid is None else valid.to(z.dtype)
+        return z + estimated(z, weight, prior, prior, self.pull, self.steps).unsqueeze(1), {}
+
+
+@dataclass(frozen=True)
+class RunningPrior(LabelPrior):
+    """Answers input by input, for the mix of classes of the last ones."""
+
+    in_turn: ClassVar[bool] = True
+    window: int = field(default=64, metadata={"help": "inputs whose outputs are remembered"})
+    forgetting: float = field(default=0.02, metadata={"help": "by how much less an input counts with each new one"})
+    steps: int = field(default=5, metadata={"help": "of the EM algorithm for each input, from the estimate before"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 1:
+            raise UserError(f"window={self.window}: must be at least 1")
+        if not 0 <= self.forgetting < 1:
+            raise UserError(f"forgetting={self.forgetting}: must be in [0, 1)")
+
+    def words(self, own: str) -> str:
+        return f"{self._who(own)}, for the mix of classes estimated from the inputs so far"
+
+    def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
+        prior = super().measure(method, deployed, sweep)
+        clients, classes = prior[PRIOR].shape
+        seen = prior[PRIOR].new_zeros(clients, self.window, classes)
+        return prior | {"labels/now": prior[PRIOR].clone(), "labels/seen": seen, "labels/weight": seen[..., 0].clone()}
+
+    def decide(
+        self, deployed: Params, own: Tensor, common: Tensor, valid: Tensor | None = None
+    ) -> tuple[Tensor, Params]:
+        z, prior = self._fit(deployed, own, common), self._prior(deployed, own)
+        now, seen, weight = (deployed[f"labels/{n}"].to(z.dtype) for n in ("now", "seen", "weight"))
+        answers = []
+        for i in range(z.shape[1]):
+            newer = torch.cat([seen[:, 1:], z[:, i : i + 1]], 1)
+            counts = torch.cat([weight[:, 1:] * (1 - self.forgetting), torch.ones_like(weight[:, :1])], 1)
+            coming = estimated(newer, counts, prior, now, self.pull, self.steps)
+            if valid is not None:  # what is padding changes nothing
+                real = valid[:, i : i + 1]
+                coming, counts = torch.where(real, coming, now), torch.where(real, counts, weight)
+                newer = torch.where(real.unsqueeze(2), newer, seen)
+            now, seen, weight = coming, newer, counts
+            answers.append(z[:, i] + now)
+        state = {"labels/now": now, "labels/seen": seen, "labels/weight": weight}
+        return torch.stack(answers, 1), {n: t.to(deployed[n].dtype) for n, t in state.items()}
+
+
+def estimated(z: Tensor, weight: Tensor, prior: Tensor, begin: Tensor, pull: float, steps: int) -> Tensor:
+    """log q `[C, K]` after so many steps of EM from `begin`; `z` is `[C, B, K]`, `weight` `[C, B]`."""
+    total = weight.sum(1, keepdim=True) + pull
+    log_q = begin
+    for _ in range(steps):
+        what = torch.softmax(z + log_q.unsqueeze(1), -1)
+        log_q = (((what * weight.unsqueeze(2)).sum(1) + pull * prior.exp()) / total).log()
+    return log_q

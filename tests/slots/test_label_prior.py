@@ -1,0 +1,314 @@
+"""Answers that go by the mix of classes of unlabelled inputs: `inference = "batch"`, `"stream"` and `"mixture"`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from personafl import (
+    APFL,
+    DMPFL,
+    Algorithm,
+    Ditto,
+    Evaluation,
+    FedAvg,
+    Federation,
+    FedFu,
+    FedRep,
+    Inherit,
+    LocalOnly,
+    Source,
+)
+from personafl.core.errors import UserError
+from personafl.core.slots import Inference
+from personafl.core.types import Params
+from personafl.evaluation import together
+from personafl.experiment.results import Client
+from personafl.models.client_module import ClientModule
+from personafl.slots import EstimatedPrior, Mixture, RunningPrior
+from tests import worlds
+
+RULES: dict[str, Inference] = {
+    "batch": EstimatedPrior(pull=1.5, temperature=1.3, share=0.4, steps=7),
+    "own prior taken out": EstimatedPrior(contains_prior=True),
+    "stream": RunningPrior(pull=1.5, temperature=1.3, share=0.4, window=6, forgetting=0.1, steps=3),
+    "mixture": Mixture(trust=0.3, strength=0.2),
+}
+
+
+def outputs(clients: int = 2, inputs: int = 9, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    one, other = torch.randn(2, clients, inputs, classes, generator=draw, dtype=torch.float64).unbind()
+    return 2 * one, 2 * other
+
+
+def ready(rule: Inference, clients: int = 2, classes: int = 4) -> Params:
+    """What a rule measures, of clients whose first class is the most frequent one, the later the more so."""
+    counts = torch.tensor([[3.0 * (c + 1), 2.0, 1.0, 0.0][:classes] for c in range(clients)], dtype=torch.float64)
+    return rule.measure(None, {}, lambda _: {"examples": counts})  # type: ignore[arg-type]
+
+
+# By hand
+
+
+def by_hand(z: np.ndarray, weight: np.ndarray, prior: np.ndarray, q: np.ndarray, pull: float, steps: int) -> np.ndarray:
+    """EM for one client, example by example: the frequencies q."""
+    for _ in range(steps):
+        total = pull * prior
+        for one, counts in zip(z, weight, strict=True):
+            p = np.exp(one) * q
+            total = total + counts * p / p.sum()
+        q = total / (weight.sum() + pull)
+    return q
+
+
+def own_frequencies(client: int) -> np.ndarray:
+    counts = np.array([3.0 * (client + 1), 2, 1, 0]) + 1
+    return counts / counts.sum()
+
+
+def test_a_batch_is_answered_for_its_estimated_mix_of_classes() -> None:
+    rule = EstimatedPrior(share=0.4, temperature=1.3, pull=1.5, steps=7)
+    own, common = outputs()
+    found, changed = rule.decide(ready(rule), own, common)
+    assert not changed
+    for c in range(2):
+        z = ((0.4 * own + 0.6 * common) / 1.3)[c].numpy()
+        prior = own_frequencies(c)
+        q = by_hand(z, np.ones(9), prior, prior, 1.5, 7)
+        np.testing.assert_allclose(found[c].numpy(), z + np.log(q), rtol=0, atol=1e-12)
+
+
+def test_a_stream_is_answered_for_the_mix_of_the_last_inputs() -> None:
+    rule = RunningPrior(share=0.4, temperature=1.3, pull=1.5, window=4, forgetting=0.1, steps=3)
+    own, common = outputs()
+    found, changed = rule.decide(ready(rule), own, common)
+    for c in range(2):
+        z = ((0.4 * own + 0.6 * common) / 1.3)[c].numpy()
+        prior = q = own_frequencies(c)
+        for i in range(9):
+            last = z[max(0, i - 3) : i + 1]
+            weight = 0.9 ** np.arange(len(last))[::-1]
+            q = by_hand(last, weight, prior, q, 1.5, 3)
+            np.testing.assert_allclose(found[c, i].numpy(), z[i] + np.log(q), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(changed["labels/now"][c].numpy(), np.log(q), rtol=0, atol=1e-12)
+
+
+def test_a_mixture_weighs_the_own_model_by_whose_inputs_these_seem_to_be() -> None:
+    rule = Mixture(trust=0.3, strength=0.2, temperature=1.5)
+    own, common = outputs()
+    found, _ = rule.decide(ready(rule), own, common)
+    for c in range(2):
+        fit = torch.softmax(common[c] / 1.5, -1).numpy()
+        odds = math.log(0.3 / 0.7) + 0.2 * np.log(4 * fit @ own_frequencies(c)).sum()
+        share = 1 / (1 + math.exp(-odds))
+        both = share * torch.softmax(own[c], -1) + (1 - share) * torch.softmax(common[c], -1)
+        torch.testing.assert_close(found[c].exp(), both, rtol=0, atol=1e-12)
+
+
+def test_outputs_that_contain_the_clients_frequencies_lose_them() -> None:
+    """A model's outputs with log pi in them, and the same without, come to the same answers."""
+    rule = EstimatedPrior(contains_prior=True)
+    have = ready(rule)
+    own, common = outputs()
+    plain, _ = EstimatedPrior().decide(have, own, common)
+    taken, _ = rule.decide(have, own + have["labels/own"].unsqueeze(1), common)
+    torch.testing.assert_close(taken, plain, rtol=0, atol=1e-12)
+
+
+def test_em_finds_the_mix_of_classes_that_inputs_were_drawn_from() -> None:
+    """With the true likelihoods of a Gaussian in each class and many inputs, q comes near the truth."""
+    draw = torch.Generator().manual_seed(0)
+    truth = torch.tensor([0.6, 0.3, 0.1, 0.0], dtype=torch.float64)
+    y = torch.multinomial(truth, 4000, True, generator=draw)
+    x = torch.randn(4000, generator=draw, dtype=torch.float64) + 1.5 * y
+    z = -0.5 * (x.unsqueeze(1) - 1.5 * torch.arange(4)).square()
+    have = {"labels/own": torch.full((1, 4), 0.25, dtype=torch.float64).log()}
+    rule = EstimatedPrior(share=1.0, temperature=1.0, pull=1.0, steps=300)
+    q = (rule.decide(have, z[None], z[None])[0] - z)[0, 0].exp()
+    assert float((q - truth).abs().max()) < 0.03
+    better = ((z + q.log()).argmax(1) == y).double().mean() - (z.argmax(1) == y).double().mean()
+    assert float(better) > 0.05
+
+
+# What all of them keep
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_padding_changes_no_answer_and_nothing_that_is_kept(name: str) -> None:
+    rule, (own, common) = RULES[name], outputs()
+    have = ready(rule)
+    valid = torch.arange(9) < torch.tensor([[9], [5]])
+    found, changed = rule.decide(have, own, common, valid)
+    alone, kept = rule.decide({n: t[1:] for n, t in have.items()}, own[1:, :5], common[1:, :5])
+    torch.testing.assert_close(found[1:, :5], alone, rtol=0, atol=1e-12)
+    assert changed.keys() == kept.keys()
+    for n, t in kept.items():
+        torch.testing.assert_close(changed[n][1:], t, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_answer_goes_by_another_client(name: str) -> None:
+    rule, (own, common) = RULES[name], outputs()
+    have = ready(rule)
+    found, _ = rule.decide(have, own, common)
+    alone, _ = rule.decide({n: t[:1] for n, t in have.items()}, own[:1], common[:1])
+    torch.testing.assert_close(found[:1], alone, rtol=0, atol=1e-12)
+
+
+def test_a_stream_is_the_same_however_it_is_cut() -> None:
+    rule, (own, common) = RULES["stream"], outputs()
+    have = ready(rule)
+    whole, last = rule.decide(have, own, common)
+    parts, state = [], dict(have)
+    for now in (slice(0, 1), slice(1, 4), slice(4, 9)):
+        out, changed = rule.decide(state, own[:, now], common[:, now])
+        state |= changed
+        parts.append(out)
+    assert torch.equal(torch.cat(parts, 1), whole)
+    assert all(torch.equal(state[n], t) for n, t in last.items())
+
+
+def test_a_stream_follows_a_change() -> None:
+    """Inputs of the first class, then of the second: an input that fits both goes with those around it."""
+    rule = RunningPrior(share=0.0, temperature=1.0, pull=1.0, window=32, forgetting=0.05)
+    have = {n: t[:1] for n, t in ready(rule).items()}
+    sure = 3 * torch.eye(4, dtype=torch.float64)
+    unsure = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    stream = torch.stack([*(sure[0] for _ in range(20)), unsure, *(sure[1] for _ in range(40)), unsure])[None]
+    out = rule.decide(have, stream, stream)[0][0].argmax(1)
+    assert (int(out[20]), int(out[61])) == (0, 1)
+
+
+# In a run
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    method: Algorithm
+    rule: Inference
+
+
+CASES = {
+    "ditto, batch": Case(Ditto(), RULES["batch"]),
+    "ditto, stream": Case(Ditto(), RULES["stream"]),
+    "ditto, mixture": Case(Ditto(), RULES["mixture"]),
+    "fedrep, its own model alone": Case(FedRep(), EstimatedPrior(share=1.0, contains_prior=True)),
+    "local, its own model alone, stream": Case(LocalOnly(), RunningPrior(share=1.0, contains_prior=True)),
+    "dm-pfl, prior-free, stream": Case(DMPFL(iterations=1, prior_free=True), RULES["stream"]),
+    "fedfu, batch": Case(FedFu(fusion="multi"), RULES["batch"]),
+    "inherited, by contribution, batch": Case(FedAvg(inherit=Inherit(), weights="cowa"), RULES["batch"]),
+    "apfl, stream": Case(APFL(), RULES["stream"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_clients_module_answers_as_the_simulation_and_keeps_what_it_learns(name: str) -> None:
+    case = CASES[name]
+    method = dataclasses.replace(case.method, inference=case.rule)
+    sim = worlds.simulation(method, num_rounds=2)
+    sim.run()
+    for c in (0, 4):
+        (have,) = sim.each(torch.tensor([c]), sim.deployed_models)
+        client, module = (
+            Client(c, sim, dict(have)),
+            ClientModule(sim.model, sim.algorithm, have, sim.federation.source.normalization),
+        )
+        x = sim.federation.source.x[:11]
+        once, again = client.predict(x), client.predict(x)
+        torch.testing.assert_close(module(x), once, rtol=0, atol=1e-12)
+        torch.testing.assert_close(module(x), again, rtol=0, atol=1e-12)
+        assert torch.equal(once, again) != case.rule.in_turn  # a stream has seen these inputs the second time
+
+
+def test_batches_of_an_evaluation_are_answered_by_themselves() -> None:
+    """Scores of batches of four are those of each batch given alone, in the order drawn for the client."""
+    asked = Evaluation(shift="none", eval_every=10_000, batch=4)
+    rule = EstimatedPrior(pull=0.5, temperature=1.0)
+    sim = worlds.simulation(Ditto(inference=rule), num_rounds=2, evaluation=asked)
+    sim.run()
+    found = sim.evaluator.on_test(sim.model, sim.deployed_models(sim.model, sim.everybody), sim.everybody)
+    data = sim.federation.examples("test", sim.everybody)
+    order = together.shuffled(data, sim.training.seed)
+    for i, c in enumerate(sim.everybody.tolist()):
+        n = int(data.count[i])
+        mine = order[i, :n]
+        assert sorted(mine.tolist()) == list(range(n))
+        (have,) = sim.each(torch.tensor([c]), sim.deployed_models)
+        for part in torch.split(mine, 4):
+            rows = data.rows[i, part]
+            out = Client(c, sim, dict(have)).predict(sim.federation.source.x[rows])
+            right = (out.argmax(1) == sim.federation.source.y[rows]).float()
+            assert torch.equal(found[i][part], right)
+
+
+def test_a_stream_may_have_seen_inputs_before_those_that_are_judged() -> None:
+    rule = RunningPrior(pull=0.5, temperature=1.0, window=8)
+    for before in (0, 3, 25):
+        asked = Evaluation(shift="none", eval_every=10_000, inputs_before=before)
+        sim = worlds.simulation(Ditto(inference=rule), num_rounds=2, evaluation=asked)
+        sim.run()
+        found = sim.evaluator.on_test(sim.model, sim.deployed_models(sim.model, sim.everybody), sim.everybody)
+        data = sim.federation.examples("test", sim.everybody)
+        order = together.shuffled(data, sim.training.seed)
+        for i, c in enumerate(sim.everybody.tolist()):
+            n = int(data.count[i])
+            places = [int(order[i, (j - before) % n]) for j in range(before + n)]
+            (have,) = sim.each(torch.tensor([c]), sim.deployed_models)
+            client = Client(c, sim, dict(have))
+            out = client.predict(sim.federation.source.x[data.rows[i, places]])[before:]
+            right = (out.argmax(1) == sim.federation.source.y[data.rows[i, places[before:]]]).float()
+            assert torch.equal(found[i][places[before:]], right)
+
+
+def test_label_shift_costs_less_where_clients_estimate_the_mix() -> None:
+    """Three overlapping classes, one of them frequent at each client: at full shift the estimate pays."""
+    draw = np.random.default_rng(0)
+    parts, xs, ys, first = [], [], [], 0
+    for c in range(9):
+        mix = np.full(3, 0.08)
+        mix[c % 3] = 0.84
+        y = draw.choice(3, 200, p=mix)
+        ys.append(y)
+        xs.append(draw.normal(size=(200, 6)) + 0.6 * y[:, None])
+        parts.append(np.arange(first, first + 200))
+        first += 200
+    made = Source("overlapping", torch.tensor(np.concatenate(xs)), torch.tensor(np.concatenate(ys)), 3)
+    fed = Federation.build(made, parts, 0)
+    asked = Evaluation(eval_every=10_000, draws=3)
+    scored = {}
+    for name, method in {
+        "own": Ditto(),
+        "batch": FedAvg(prior_free=True, inference=EstimatedPrior(temperature=1.0)),
+    }.items():
+        sim = worlds.simulation(method, fed=fed, num_rounds=30, lr=0.05, batch_size=20, evaluation=asked)
+        sim.run()
+        shift = sim.clients_table()[1]
+        assert shift is not None
+        scored[name] = [shift["degrees"][d]["mean"] for d in ("0.0", "1.0")]
+    assert scored["batch"][1] > scored["own"][1] + 0.1
+    assert scored["batch"][0] > scored["own"][0] - 0.05
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: EstimatedPrior(share=1.2), r"share=1.2: must be in \[0, 1\]"),
+        (lambda: EstimatedPrior(temperature=0), "temperature=0: must be positive"),
+        (lambda: EstimatedPrior(pull=math.inf), "pull=inf: must be positive"),
+        (lambda: RunningPrior(window=0), "window=0: must be at least 1"),
+        (lambda: RunningPrior(forgetting=1.0), r"forgetting=1.0: must be in \[0, 1\)"),
+        (lambda: Mixture(trust=0.0), r"trust=0.0: must be in \(0, 1\)"),
+        (lambda: Mixture(strength=-1.0), "strength=-1.0: must be positive"),
+        (lambda: Evaluation(batch=-1), "evaluation.batch"),
+        (lambda: Evaluation(inputs_before=-1), "evaluation.inputs_before"),
+    ],
+)
+def test_impossible_settings_are_refused(made: object, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        made()  # type: ignore[operator]
