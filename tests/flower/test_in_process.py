@@ -20,6 +20,15 @@ SLOTTED: list[dict[str, Any]] = [
     {"name": "fedavg", "inherit": {}},
     {"name": "fedavg", "robust": "median"},
     {"name": "scaffold", "weights": "examples"},
+    {"name": "ditto", "prior_free": True, "inference": "batch"},
+    {
+        "name": "dm-pfl",
+        "iterations": 1,
+        "allocation": "erk",
+        "prior_free": True,
+        "inference": {"name": "stream", "window": 8},
+    },
+    {"name": "ditto", "inference": "mixture"},
 ]
 
 

@@ -312,3 +312,20 @@ def test_label_shift_costs_less_where_clients_estimate_the_mix() -> None:
 def test_impossible_settings_are_refused(made: object, why: str) -> None:
     with pytest.raises(UserError, match=why):
         made()  # type: ignore[operator]
+
+
+def test_modules_are_exported_for_any_batch_and_for_a_stream_of_single_inputs() -> None:
+    for name in ("batch", "stream"):
+        sim = worlds.simulation(Ditto(inference=RULES[name]), num_rounds=1)
+        sim.run()
+        (have,) = sim.each(torch.tensor([2]), sim.deployed_models)
+        first, second = (ClientModule(sim.model, sim.algorithm, have) for _ in range(2))
+        x = sim.federation.source.x[:7]
+        if name == "batch":
+            sizes = {"x": {0: torch.export.Dim("batch")}}
+            program = torch.export.export(first, (x[:3],), dynamic_shapes=sizes).module()
+            torch.testing.assert_close(program(x), second(x), rtol=0, atol=1e-12)
+        else:
+            program = torch.export.export(first, (x[:1],)).module()
+            for one in torch.split(x, 1):
+                torch.testing.assert_close(program(one), second(one), rtol=0, atol=1e-12)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, ClientSettings
 from personafl.deployment.world import VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
 from personafl.evaluation.evaluate import deployed, finite, scores
+from personafl.evaluation.together import client_scores
 from personafl.sim.execution_plan import products, threads
 
 log = logging.getLogger("personafl")
@@ -258,8 +259,10 @@ class _Session:
     def _of(self, ready: Params, split: Split, metric: Metric | None = None, *, common: bool = False) -> Tensor:
         task = self.parts.task if metric is None else replace(self.parts.task, metric=metric)
         algorithm = self.parts.algorithm
-        answer: Callable[..., Tensor] = algorithm.common_answer if common else algorithm.predict
-        return scores(answer, task, ready, self.data.examples(split, self.number), ACTIVATIONS)[0]
+        data = self.data.examples(split, self.number)
+        if common:
+            return scores(algorithm.common_answer, task, ready, data, ACTIVATIONS)[0]
+        return client_scores(algorithm, task, ready, data, self.parts.recipe.evaluation, ACTIVATIONS)[0]
 
 
 def _or_none(value: float) -> float | None:

@@ -8,12 +8,35 @@ unscored, again from the start where there are fewer, so that each is scored onc
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from personafl.core import rng, tree
+from personafl.core.algorithm import Algorithm
 from personafl.core.slots import Inference
-from personafl.core.types import Examples, Metric, Params
+from personafl.core.types import Examples, Metric, Params, TrainedTask
+from personafl.evaluation import evaluate
+from personafl.evaluation.settings import Evaluation
+
+
+def asked(algorithm: Algorithm) -> bool:
+    """Whether a method's answers go by more than one input."""
+    return algorithm.rule is not None and algorithm.rule.together
+
+
+def client_scores(
+    algorithm: Algorithm, task: TrainedTask, ready: Params, data: Examples, evaluation: Evaluation, activations: float
+) -> list[Tensor]:
+    """Per client the score of each of its examples, by whatever its method answers by; see `evaluate.scores`."""
+    rule = algorithm.rule
+    if rule is None or not rule.together:
+        return evaluate.scores(algorithm.predict, task, ready, data, activations)
+    both = functools.partial(evaluate.both_outputs, algorithm)
+    given = evaluate.outputs(both, task, ready, data, activations)
+    order = shuffled(data, algorithm.setup.training.seed)
+    return scores(rule, task.metric, ready, given, data, order, evaluation.batch, evaluation.inputs_before)
 
 
 def shuffled(data: Examples, seed: int) -> Tensor:

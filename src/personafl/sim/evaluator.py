@@ -6,7 +6,6 @@ An evaluator is told which clients to score and with what they predict; it knows
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +19,7 @@ from personafl.core.sampling import largest_first
 from personafl.core.types import Examples, Metric, Params, TrainedTask
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
-from personafl.evaluation import evaluate, final, metrics, together, whole_set
+from personafl.evaluation import final, metrics, together, whole_set
 from personafl.evaluation.evaluate import finite, on_host, scores
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
@@ -56,9 +55,7 @@ class Evaluator:
         self.federation, self.task, self.algorithm, self.evaluation = federation, task, algorithm, evaluation
         self.placement, self.each, self.activations = placement, each, activations
         assert isinstance(task.model, StackedModel)
-        rule = algorithm.rule
-        self.rule = rule if rule is not None and rule.together else None
-        self.per_sample = not task.model.looks_at_batches and self.rule is None
+        self.per_sample = not task.model.looks_at_batches and not together.asked(algorithm)
         self.training = algorithm.setup.training
 
     # After a round
@@ -92,13 +89,7 @@ class Evaluator:
         return self._portable(self._scores(task, deployed, self.federation.examples("test", ids)))
 
     def _scores(self, task: TrainedTask, deployed: Params, data: Examples) -> list[Tensor]:
-        if self.rule is None:
-            return scores(self.algorithm.predict, task, deployed, data, self.activations)
-        both = functools.partial(evaluate.both_outputs, self.algorithm)
-        given = evaluate.outputs(both, task, deployed, data, self.activations)
-        order = together.shuffled(data, self.training.seed)
-        asked = self.evaluation
-        return together.scores(self.rule, task.metric, deployed, given, data, order, asked.batch, asked.inputs_before)
+        return together.client_scores(self.algorithm, task, deployed, data, self.evaluation, self.activations)
 
     def _own(self, ids: Tensor, models: Models) -> tuple[list[Tensor], list[Tensor]]:
         """Scores of each client's own model on its test set, and whether the model is finite."""
