@@ -101,6 +101,8 @@ CASES = [
     Case("fedmmd", {"discrepancy_weight": 0.05}, sizes=PAIRS),
     Case("fedmmd", {"discrepancy_weight": 0.03}, kind="cnn"),
     Case("fml", {"alpha": 0.8, "beta": 0.3}, kind="cnn"),
+    Case("fedlc", {"margin": 0.4}, "cnn", {"server_lr": 0.6}),
+    Case("fed-rod", kind="cnn", training={"server_lr": 0.6, "num_rounds": 5}),
     Case("feddst", {"readjust_share": 0.3, "readjust_interval": 1}, training={"num_rounds": 6}),
     Case("feddst", {"readjust_share": 0.4, "readjust_interval": 2, "sparsity": 0.7}, "cnn", {"num_rounds": 5}),
     Case("feddst", {"readjust_share": 0.9, "readjust_interval": 1, "sparsity": 0.3, "allocation": "erk"}),
@@ -195,6 +197,8 @@ OPTIMISED = [
     MAMO,  # an optimiser of its own, which takes none of them
     Case("fedpews", {"warmup_share": 0.7, "score_lr": 3.0}, training=OPTIMISER),
     Case("fedpews-fixed", {"warmup_share": 0.7}, training=OPTIMISER),
+    Case("fedlc", training=OPTIMISER),
+    Case("fed-rod", training=OPTIMISER),
     Case("fedfu", training=OPTIMISER),
     Case("flda", training=OPTIMISER),
     Case("dm-pfl", {"readjust_share": 0.3, "readjust_interval": 1}, training={**OPTIMISER, "num_rounds": 8}),
@@ -253,6 +257,8 @@ WITHOUT: dict[str, tuple[str, Settings]] = {
     "moon": ("fedavg", {}),
     "fedmmd": ("fedavg", {}),
     "fml": ("fml", {"alpha": 1.0, "beta": 1.0}),
+    "fedlc": ("fedavg", {}),
+    "fed-rod": ("fedavg", {}),
     "feddst": ("feddst", {"readjust_share": 0.0}),
     "fedselect": ("fedselect", {"select_share": 0.0}),
     "fedpac": ("fedpac", {"alignment_weight": 0.0}),
@@ -267,6 +273,7 @@ WITHOUT: dict[str, tuple[str, Settings]] = {
 
 EQUAL_TO: list[tuple[Case, Case]] = [
     (Case("fedprox", {"proximal_weight": 0.0}), Case("fedavg")),
+    (Case("fedlc", {"margin": 0.0}), Case("fedavg")),
     (Case("ditto", {"proximal_weight": 0.0}), Case("local")),
     (Case("apfl", {"alpha": 0.0, "learn_alpha": False}), Case("fedavg")),
     (Case("apfl", {"alpha": 1.0, "learn_alpha": False}), Case("local")),

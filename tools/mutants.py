@@ -77,6 +77,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "algorithms/*.py": ("tests/algorithms/test_{stem}.py", "-k {stem}"),
     "sparse/*.py": ("tests/sparse", *SPARSE),
     "slots/{wrapper,assemble}.py": ("tests/slots/test_assemble.py", "tests/slots/test_inherited.py"),
+    "algorithms/balanced.py": ("tests/algorithms/test_balanced.py", "tests/test_references.py"),
     "slots/per_sample.py": ("tests/algorithms/test_dm_pfl.py", "tests/slots/test_assemble.py"),
     "slots/prior_free.py": ("tests/slots/test_prior_free.py",),
     "slots/label_prior.py": ("tests/slots/test_label_prior.py",),

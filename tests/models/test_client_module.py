@@ -108,6 +108,7 @@ HOLDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dm-pfl-plus": (("main", "global_"), BASE),
     "fedfu": (("main", "received"), ("fusion_weight", "fusion_bias")),
     "flda": (("main", "personal"), ("gate_weight", "gate_bias")),
+    "fed-rod": (("main",), ("own_weight", "own_bias")),
     "adaptive inference": (("main", "global_"), BASE),
     "adaptive inference of two networks each": (
         ("main", "received", "global_", "global_received"),
@@ -168,7 +169,7 @@ def answers(module: nn.Module, x: Tensor) -> Tensor:
 GLOBAL = {
     *("fedavg", "fedprox", "scaffold", "fednova", "moon", "fedmmd", "fedfu", "feddst", "fedpews", "fedpews-fixed"),
     *("adaptive inference of two networks each", "contribution weights", "warm-up", "warm-up, unfinished"),
-    *("projection",),
+    *("projection", "fedlc"),
 }
 # The module and the engine take the same products and sum them in another order. A sum of n terms is then off by about
 # n * eps of the sum of their sizes, here n < 300 in at most three layers: 1e-12 in float64 leaves a factor of five.

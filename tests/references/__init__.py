@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.references.balanced import FedLC, FedRoD
 from tests.references.base import Reference
 from tests.references.baselines import FedAvg, FedAvgFT, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 from tests.references.contributing import COPFL
@@ -34,6 +35,8 @@ REFERENCES: dict[str, type[Reference]] = {
     "co-pfl": COPFL,
     "fedpews": FedPeWS,
     "fedpews-fixed": FedPeWSFixed,
+    "fedlc": FedLC,
+    "fed-rod": FedRoD,
     "fedfu": FedFu,
     "flda": FLDA,
 }

@@ -9,6 +9,7 @@ from personafl.core.lazy import Registry, attributes
 
 if TYPE_CHECKING:
     from personafl.algorithms.apfl import APFL
+    from personafl.algorithms.balanced import FedLC, FedRoD
     from personafl.algorithms.co_pfl import COPFL
     from personafl.algorithms.ditto import Ditto
     from personafl.algorithms.dm_pfl import DMPFL, DMPFLPlus
@@ -43,6 +44,7 @@ __all__ = [
     "FedAvgFT",
     "FedDST",
     "FedFu",
+    "FedLC",
     "FedMMD",
     "FedNova",
     "FedPAC",
@@ -52,6 +54,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedRoD",
     "FedSelect",
     "LGFedAvg",
     "LocalOnly",
@@ -79,6 +82,8 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "fedfu": "personafl.algorithms.fusing:FedFu",
         "flda": "personafl.algorithms.fusing:FLDA",
         "fml": "personafl.algorithms.fml:FML",
+        "fedlc": "personafl.algorithms.balanced:FedLC",
+        "fed-rod": "personafl.algorithms.balanced:FedRoD",
         "fedphp": "personafl.algorithms.fedphp:FedPHP",
         "co-pfl": "personafl.algorithms.co_pfl:COPFL",
         "fedpews": "personafl.algorithms.fedpews:FedPeWS",
