@@ -68,5 +68,6 @@ def test_the_readmes_combination_of_methods_runs() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of two rounds being few for DM-PFL
         result = personafl.run(recipe)
-    assert [label for label, _ in result.methods] == ["fedpews", "ditto", "fedrep"]
+    assert [label for label, _ in result.methods] == ["fedpews", "ditto", "fedrep", "dm-pfl"]
     assert result["fedrep"].summary["evaluated_model"] == "the client's inherited private model"
+    assert "estimated from the batch" in result["dm-pfl"].summary["evaluated_model"]

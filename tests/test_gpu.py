@@ -27,7 +27,7 @@ from personafl import (
     arrays,
 )
 from personafl.core import batches, rng
-from personafl.core.algorithm import ClientState, LocalWork, Turn
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Turn
 from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Round, Task
 from personafl.evaluation import report
@@ -43,12 +43,24 @@ PARTS = np.split(np.arange(sum(worlds.SIZES)), np.cumsum(worlds.SIZES)[:-1])
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*units for")]
 
 
+SLOTTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "ditto, prior-free, stream": ("ditto", {"prior_free": True, "inference": "stream"}),
+    "dm-pfl, prior-free, batch": ("dm-pfl", {"prior_free": True, "inference": "batch"}),
+    "fedavg-ft, mixture": ("fedavg-ft", {"inference": "mixture"}),
+}
+
+
+def method(name: str) -> Algorithm:
+    of, more = SLOTTED.get(name, (name, {}))
+    return ALGORITHMS[of](**BUSY.get(of, {}), **more)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", [*sorted(ALGORITHMS), *SLOTTED])
 def test_a_gpu_agrees_with_a_cpu_in_float64(name: str, kind: str) -> None:
     sims = []
     for device in ("cpu", "cuda"):
-        algorithm = ALGORITHMS[name](**BUSY.get(name, {}))
+        algorithm = method(name)
         fed, training = worlds.federation(kind), worlds.training()
         sims.append(
             Simulation(fed, worlds.model(kind), algorithm, training, worlds.QUIET, machine=Machine(device=device))
@@ -61,6 +73,8 @@ def test_a_gpu_agrees_with_a_cpu_in_float64(name: str, kind: str) -> None:
     a, b = (s.deployed_models(s.model, s.everybody) for s in sims)
     for n in a:
         torch.testing.assert_close(b[n].cpu(), a[n], rtol=1e-9, atol=1e-9)
+    scores = [torch.cat(s.evaluator.on_test(s.model, d, s.everybody)).cpu() for s, d in zip(sims, (a, b), strict=True)]
+    assert torch.equal(*scores)
 
 
 @pytest.mark.parametrize("when", ["after_aggregation", "after_local"])
@@ -120,12 +134,12 @@ def test_augmented_images_are_the_same_on_a_gpu() -> None:
     assert torch.equal(batches.augmented(moved).x.cpu(), batches.augmented(batch).x)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", [*sorted(ALGORITHMS), *SLOTTED])
 def test_replayed_steps_are_the_steps(name: str) -> None:
     """Rates differ from round to round, so a rate that was recorded would be seen."""
     runs = []
     for record in (True, False):
-        algorithm = ALGORITHMS[name](**BUSY.get(name, {}))
+        algorithm = method(name)
         train = worlds.training(lr_decay=0.9)
         sim = Simulation(
             worlds.federation(),
