@@ -24,7 +24,6 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, ClientState, DataPass, LocalWork, setting, whole
 from personafl.core.errors import UserError
-from personafl.core.local import floating
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
 from personafl.slots.prior_free import label_counts, log_frequencies
 
@@ -53,8 +52,8 @@ class CountsLabels(Algorithm):
         return {"examples": label_counts(batch, self.info.outputs)}
 
     def _noted(self, local: ClientState, sums: Params) -> ClientState:
-        found = self.made_of(sums["examples"]).to(floating(local.params))
-        return replace(local, fixed=local.fixed | {self.by_class: found})
+        like = local.params[self.info.parameters[0]]
+        return replace(local, fixed=local.fixed | {self.by_class: self.made_of(sums["examples"]).to(like.dtype)})
 
 
 @dataclass(frozen=True, kw_only=True)

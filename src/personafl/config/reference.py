@@ -35,7 +35,9 @@ NAMED: dict[str, Collection[str]] = {
 }
 """Keys whose values are names from a registry; some take more, as their meaning says."""
 
-ONLY = {"model.head": ("lg-fedavg", "fedper", "fedrep", "fedpac", "moon", "fedmmd", "fedfu", "flda", "fedphp")}
+ONLY = {
+    "model.head": ("lg-fedavg", "fedper", "fedrep", "fedpac", "moon", "fedmmd", "fedfu", "flda", "fed-rod", "fedphp")
+}
 """Keys that only these methods look at, by their defaults."""
 
 ALL_BUT = {
