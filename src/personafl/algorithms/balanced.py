@@ -6,11 +6,11 @@ Generic and Personalized Federated Learning for Image Classification", ICLR 2022
 for balanced risk, and beside its head every client has one of its own, trained for its own data, whose outputs are
 added.
 
-Choices. FedLC's softmax is over all classes; the printed one leaves the true class out of its sum, which no released
-code does. Its margins of classes a client lacks are those of 1e-8 examples, which takes them out of the softmax.
-Fed-RoD's balanced risk is balanced softmax, as its authors report most of; frequencies are smoothed by one example of
-each class, as in the slot `prior_free`. Its own head is linear, begins at zero, and sees the features as they are: its
-loss moves neither body nor shared head. Both losses are of the same forward pass.
+Choices. FedLC's softmax is over all classes, the true one included, so that the loss is never negative; the margins of
+classes a client lacks are those of 1e-8 examples, which takes them out of it. Fed-RoD's balanced risk is that of
+balanced softmax; frequencies are smoothed by one example of each class, as in the slot `prior_free`. Its own head is
+linear, begins at zero, and sees the features as they are: its loss moves neither body nor shared head. Both losses are
+of the same forward pass.
 """
 
 from __future__ import annotations
