@@ -15,7 +15,7 @@ from tests import checks, worlds
 
 def test_margins_are_larger_for_rarer_classes() -> None:
     """tau n^(-1/4): 1/2 for 16 examples, 1 for one, and for none so much that the class is out."""
-    added = FedLC(margin=1.0).made_of(torch.tensor([[16.0, 1.0, 0.0]], dtype=torch.float64))
+    added = FedLC(margin=1.0).margins(torch.tensor([[16.0, 1.0, 0.0]], dtype=torch.float64))
     assert added[0].tolist() == pytest.approx([-0.5, -1.0, -100.0])
 
 

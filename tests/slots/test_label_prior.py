@@ -22,11 +22,12 @@ from personafl import (
     FedRep,
     Inherit,
     LocalOnly,
+    Simulation,
     Source,
 )
 from personafl.core.errors import UserError
 from personafl.core.slots import Inference
-from personafl.core.types import Params
+from personafl.core.types import Examples, Params
 from personafl.evaluation import together
 from personafl.experiment.results import Client
 from personafl.models.client_module import ClientModule
@@ -226,15 +227,20 @@ def test_a_clients_module_answers_as_the_simulation_and_keeps_what_it_learns(nam
         assert torch.equal(once, again) != case.rule.in_turn  # a stream has seen these inputs the second time
 
 
-def test_batches_of_an_evaluation_are_answered_by_themselves() -> None:
-    """Scores of batches of four are those of each batch given alone, in the order drawn for the client."""
-    asked = Evaluation(shift="none", eval_every=10_000, batch=4)
-    rule = EstimatedPrior(pull=0.5, temperature=1.0)
+def played(rule: Inference, asked: Evaluation) -> tuple[Simulation, list[Tensor], Examples, Tensor]:
+    """A run, the scores of its clients' test sets, these, and the order in which they were met."""
     sim = worlds.simulation(Ditto(inference=rule), num_rounds=2, evaluation=asked)
     sim.run()
     found = sim.evaluator.on_test(sim.model, sim.deployed_models(sim.model, sim.everybody), sim.everybody)
     data = sim.federation.examples("test", sim.everybody)
-    order = together.shuffled(data, sim.training.seed)
+    return sim, found, data, together.shuffled(data, sim.training.seed)
+
+
+def test_batches_of_an_evaluation_are_answered_by_themselves() -> None:
+    """Scores of batches of four are those of each batch given alone, in the order drawn for the client."""
+    asked = Evaluation(shift="none", eval_every=10_000, batch=4)
+    rule = EstimatedPrior(pull=0.5, temperature=1.0)
+    sim, found, data, order = played(rule, asked)
     for i, c in enumerate(sim.everybody.tolist()):
         n = int(data.count[i])
         mine = order[i, :n]
@@ -251,11 +257,7 @@ def test_a_stream_may_have_seen_inputs_before_those_that_are_judged() -> None:
     rule = RunningPrior(pull=0.5, temperature=1.0, window=8)
     for before in (0, 3, 25):
         asked = Evaluation(shift="none", eval_every=10_000, inputs_before=before)
-        sim = worlds.simulation(Ditto(inference=rule), num_rounds=2, evaluation=asked)
-        sim.run()
-        found = sim.evaluator.on_test(sim.model, sim.deployed_models(sim.model, sim.everybody), sim.everybody)
-        data = sim.federation.examples("test", sim.everybody)
-        order = together.shuffled(data, sim.training.seed)
+        sim, found, data, order = played(rule, asked)
         for i, c in enumerate(sim.everybody.tolist()):
             n = int(data.count[i])
             places = [int(order[i, (j - before) % n]) for j in range(before + n)]

@@ -31,8 +31,9 @@ from personafl import (
     Source,
 )
 from personafl.core.errors import UserError
+from personafl.core.labels import log_frequencies
 from personafl.core.types import Setup
-from personafl.slots.prior_free import PriorFree, log_frequencies
+from personafl.slots.prior_free import PriorFree
 from tests import checks, worlds
 
 

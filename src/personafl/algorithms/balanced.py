@@ -15,82 +15,58 @@ of the same forward pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, DataPass, LocalWork, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
 from personafl.core.errors import UserError
+from personafl.core.labels import label_pass, log_frequencies
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
-from personafl.slots.prior_free import label_counts, log_frequencies
 
+BY_CLASS = "labels/by_class"  # where in `fixed` what is made of label counts is
 FEWEST = 1e-8  # examples a class is taken to have for FedLC's margin, where a client has none
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountsLabels(Algorithm):
-    """A method whose session begins with how many examples of each class the client has."""
-
-    class_labels_for: ClassVar[str] = "how often it occurs"
-    by_class: ClassVar[str] = "labels/by_class"  # where in `fixed` what is made of the counts is
-
-    def check(self) -> None:
-        if self.prior_free:
-            raise UserError(f"prior_free: {type(self).__name__} makes up for label frequencies in its own way")
-
-    def made_of(self, counts: Tensor) -> Tensor:
-        """The numbers `[C, K]` that are added to outputs, from counts."""
-        raise NotImplementedError
-
-    def counting(self) -> DataPass:
-        return DataPass(self._counted, self._noted, models=0)
-
-    def _counted(self, task: Task, local: ClientState, batch: Batch) -> Params:
-        return {"examples": label_counts(batch, self.info.outputs)}
-
-    def _noted(self, local: ClientState, sums: Params) -> ClientState:
-        like = local.params[self.info.parameters[0]]
-        return replace(local, fixed=local.fixed | {self.by_class: self.made_of(sums["examples"]).to(like.dtype)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedLC(CountsLabels):
+class FedLC(Algorithm):
     """FedAvg with margins in the local loss that are larger for classes rare at a client."""
 
     evaluates: ClassVar[str] = "the global model"
+    class_labels_for: ClassVar[str] = "how often it occurs"
 
     margin: float = setting(1.0, "how large margins are (tau)")
 
     def check(self) -> None:
-        super().check()
+        _refuse_prior_free(self)
         if self.margin < 0:
             raise UserError(f"margin={self.margin}: must not be negative")
 
-    def made_of(self, counts: Tensor) -> Tensor:
+    def margins(self, counts: Tensor) -> Tensor:
+        """What is added to outputs in the loss, `[C, K]`."""
         return -self.margin * counts.clamp(min=FEWEST) ** -0.25
 
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        return [self.counting(), self.usual_turn(whole(self.info.parameters), added=self.by_class)]
+        counting = label_pass(BY_CLASS, self.info.outputs, self.margins)
+        return [counting, self.usual_turn(whole(self.info.parameters), added=BY_CLASS)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRoD(CountsLabels):
+class FedRoD(Algorithm):
     """A shared model for balanced risk, and every client's own head for its own data; outputs are added."""
 
     evaluates: ClassVar[str] = "the global model with the client's own head, outputs added"
     newcomers: ClassVar[str] = "the global model with a head of zeros, which it trains for a session"
     compares_features: ClassVar[bool] = True
+    class_labels_for: ClassVar[str] = "how often it occurs"
 
     def check(self) -> None:
-        super().check()
+        _refuse_prior_free(self)
         if self.inherit is not None or self.weights.startswith("cowa"):
             raise UserError("FedRoD: not with inherit or weights by contribution, which run the model alone")
-
-    def made_of(self, counts: Tensor) -> Tensor:
-        return log_frequencies(counts)
 
     def _head(self, state: Params) -> Params:
         return {n: t for n, t in state.items() if n.startswith("own/")}
@@ -107,12 +83,13 @@ class FedRoD(CountsLabels):
         head = list(self._head(local.params))
         names = head if rnd.phase == "newcomer" else [*self.info.parameters, *head]
         work = 3 * 2 * self.features() * self.info.outputs
-        return [self.counting(), self.usual_turn(whole(names), loss=self._both, flops=work)]
+        counting = label_pass(BY_CLASS, self.info.outputs, log_frequencies)
+        return [counting, self.usual_turn(whole(names), loss=self._both, flops=work)]
 
     def _both(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         """The balanced risk of the shared model, and the risk of both heads together, by which the own one moves."""
         z, out = task.model.features(local.params, batch.x, batch.valid, batch.keys)
-        balanced = out + local.fixed[self.by_class].unsqueeze(1)
+        balanced = out + local.fixed[BY_CLASS].unsqueeze(1)
         together = out.detach() + self._of_head(local.params, z.detach())
         first, second = (per_example(task.criterion, o, batch.y) for o in (balanced, together))
         return batch.mean(first + second)
@@ -129,3 +106,8 @@ class FedRoD(CountsLabels):
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         z, out = model.features(own, x, valid)
         return out + self._of_head(own, z)
+
+
+def _refuse_prior_free(method: Algorithm) -> None:
+    if method.prior_free:
+        raise UserError(f"prior_free: {method.called} makes up for label frequencies in its own way")

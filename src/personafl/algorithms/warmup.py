@@ -8,7 +8,6 @@ anything, receive it once (stage `hand-over`). In the warm-up a base that keeps 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar, Self
@@ -20,6 +19,7 @@ from personafl.algorithms.fedavg import FedAvg
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Turn, own_loss, setting, whole
 from personafl.core.errors import UserError
+from personafl.core.model_around import ModelAround
 from personafl.core.types import (
     Batch,
     Download,
@@ -288,24 +288,12 @@ class WarmUp(MethodWrapper):
         return super().after_training(kept, local, down, self._later(rnd))
 
 
-class Gated:
+class Gated(ModelAround):
     """A model whose hidden units are multiplied by these numbers."""
 
     def __init__(self, model: Model, layers: tuple[Layer, ...], on: Params, *, inputs_only: bool = True) -> None:
-        self.model, self.info, self.layers, self.on, self.inputs_only = model, model.info, layers, on, inputs_only
+        super().__init__(model)
+        self.layers, self.on, self.inputs_only = layers, on, inputs_only
 
-    def _params(self, params: Params) -> Params:
+    def weights(self, params: Params) -> Params:
         return units.scaled(params, self.layers, self.on, inputs_only=self.inputs_only)
-
-    def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
-        return self.model(self._params(params), x, valid, keys)
-
-    def features(
-        self,
-        params: Params,
-        x: Tensor,
-        valid: Tensor | None = None,
-        keys: Tensor | None = None,
-        change: Callable[[Tensor], Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self.model.features(self._params(params), x, valid, keys, change)

@@ -56,7 +56,7 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
             out[f.name] = {"name": name_of(value), **settings(value)}
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             fillings = f.metadata["fillings"]
-            name = next((n for n, kind in fillings.items() if kind is type(value)), type(value).__name__)
+            name = next(n for n, kind in fillings.items() if kind is type(value))
             out[f.name] = ({} if name == next(iter(fillings)) else {"name": name}) | dataclasses.asdict(value)
         elif value is not None:
             out[f.name] = value

@@ -26,6 +26,7 @@ from personafl.core.algorithm import (
 from personafl.core.criteria import CRITERION_GRADIENTS
 from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, same, shapes
 from personafl.core.errors import UserError
+from personafl.core.model_around import ModelAround
 from personafl.core.types import (
     Batch,
     Download,
@@ -510,25 +511,15 @@ class _Steps:
         return loss.detach(), dict(zip(self.leaves, found, strict=True))
 
 
-class _Added:
+class _Added(ModelAround):
     """A model whose outputs have these numbers `[C, K]` added."""
 
     def __init__(self, model: Model, numbers: Tensor) -> None:
-        self.model, self.numbers, self.info = model, numbers.unsqueeze(1), model.info
+        super().__init__(model)
+        self.numbers = numbers.unsqueeze(1)
 
-    def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
-        return self.model(params, x, valid, keys) + self.numbers
-
-    def features(
-        self,
-        params: Params,
-        x: Tensor,
-        valid: Tensor | None = None,
-        keys: Tensor | None = None,
-        change: Callable[[Tensor], Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        seen, out = self.model.features(params, x, valid, keys, change)
-        return seen, out + self.numbers
+    def given(self, out: Tensor) -> Tensor:
+        return out + self.numbers
 
 
 def _with_added(task: Task, local: ClientState, added: str) -> Task:

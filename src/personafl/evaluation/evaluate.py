@@ -12,6 +12,7 @@ from torch import Tensor
 from personafl.core import batches, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.local import floating
+from personafl.core.model_around import ModelAround
 from personafl.core.types import Batch, Examples, Model, Params, Payload, Task, TrainedModel, TrainedTask
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, mix_scores
@@ -106,24 +107,15 @@ def _at_a_time(model: TrainedModel, data: Examples, activations: float) -> int:
     return max(16, min(16384 // len(data.ids) + 1, int(activations / each)))
 
 
-class _Ignoring:
+class _Ignoring(ModelAround):
     """A model told which of its inputs are padding, for those that look at a whole batch."""
 
     def __init__(self, model: Model, valid: Tensor | None) -> None:
-        self.model, self.valid, self.info = model, valid, model.info
+        super().__init__(model)
+        self.valid = valid
 
-    def __call__(self, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
-        return self.model(params, x, self.valid if valid is None else valid, keys)
-
-    def features(
-        self,
-        params: Params,
-        x: Tensor,
-        valid: Tensor | None = None,
-        keys: Tensor | None = None,
-        change: Callable[[Tensor], Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self.model.features(params, x, self.valid if valid is None else valid, keys, change)
+    def real(self, valid: Tensor | None) -> Tensor | None:
+        return self.valid if valid is None else valid
 
 
 def with_shift(federation: Federation, shift: Shift, ids: Tensor) -> Examples:

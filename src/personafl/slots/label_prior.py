@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from personafl.core.errors import UserError
+from personafl.core.labels import label_counts, log_frequencies
 from personafl.core.slots import Answers
 from personafl.core.types import Batch, Model, Params, Sweep
-from personafl.slots.prior_free import label_counts, log_frequencies
 
 PRIOR = "labels/own"  # log pi, [C, K]
 
@@ -63,10 +63,7 @@ class LabelPrior:
         return f"the global model and {own}" if self.asks_global else own
 
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
-        def counted(model: Model, batch: Batch) -> Params:
-            return {"examples": label_counts(batch, model.info.outputs)}
-
-        return {PRIOR: log_frequencies(sweep(counted)["examples"])}
+        return measured_frequencies(sweep)
 
     def _prior(self, deployed: Params, like: Tensor) -> Tensor:
         """log pi as `[C, K]`."""
@@ -140,6 +137,15 @@ class RunningPrior(LabelPrior):
             answers.append(z[:, i] + now)
         state = {"labels/now": now, "labels/seen": seen, "labels/weight": weight}
         return torch.stack(answers, 1), {n: t.to(deployed[n].dtype) for n, t in state.items()}
+
+
+def measured_frequencies(sweep: Sweep) -> Params:
+    """log pi of the clients' training labels, as rules keep it."""
+
+    def counted(model: Model, batch: Batch) -> Params:
+        return {"examples": label_counts(batch, model.info.outputs)}
+
+    return {PRIOR: log_frequencies(sweep(counted)["examples"])}
 
 
 def estimated(z: Tensor, weight: Tensor, prior: Tensor, begin: Tensor, pull: float, steps: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from personafl.core.errors import UserError
 from personafl.core.slots import Answers
 from personafl.core.types import Params, Sweep
-from personafl.slots.label_prior import PRIOR, LabelPrior
+from personafl.slots.label_prior import PRIOR, measured_frequencies
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Mixture:
         return f"the global model and {own}, mixed by how likely the batch is the client's own"
 
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
-        return LabelPrior().measure(method, deployed, sweep)
+        return measured_frequencies(sweep)
 
     def decide(
         self, deployed: Params, own: Tensor, common: Tensor, valid: Tensor | None = None

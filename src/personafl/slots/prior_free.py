@@ -7,10 +7,10 @@ NeurIPS 2020), that part is explained by what is added, and the model is left wi
 
     loss = CE(z + log pi_c, y),    pi_c(k) = (n_ck + s) / (n_c + s K)
 
-n_ck are the client's training examples of class k. Where all clients train so, the model answers as if classes were
-equally frequent, and whoever uses it may put in the frequencies he expects (the `inference` slot). The counts are taken
-in every session, from the data at hand; nothing of them is kept or sent. What is added is added to every output of
-`task.model` in a loss, also to those of teachers and of second models.
+n_ck are the client's training examples of class k, and s is 1. Where all clients train so, the model answers as if
+classes were equally frequent, and whoever uses it may put in the frequencies he expects (the `inference` slot). The
+counts are taken in every session, from the data at hand; nothing of them is kept or sent. What is added is added to
+every output of `task.model` in a loss, also to those of teachers and of second models.
 """
 
 from __future__ import annotations
@@ -18,15 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from personafl.core.algorithm import ClientState, DataPass, GradientPass, LocalWork, Turn
-from personafl.core.local import floating
-from personafl.core.types import Batch, Params, Round, Task
+from personafl.core.algorithm import ClientState, GradientPass, LocalWork, Turn
+from personafl.core.labels import label_pass, log_frequencies
+from personafl.core.types import Round
 from personafl.slots.wrapper import MethodWrapper
-
-SMOOTHING = 1.0  # s: examples every class is taken to have beside those that are there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +33,7 @@ class PriorFree(MethodWrapper):
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         turns = [self._free(t) for t in super().turns(local, rnd)]
         trains = any(isinstance(t, Turn | GradientPass) for t in turns)
-        return [DataPass(self._counted, self._noted, models=0), *turns] if trains else turns
+        return [label_pass(self._name, self.info.outputs, log_frequencies), *turns] if trains else turns
 
     def _free(self, turn: LocalWork) -> LocalWork:
         match turn:
@@ -53,22 +48,3 @@ class PriorFree(MethodWrapper):
     @property
     def _name(self) -> str:
         return f"{self.prefix}/log"
-
-    def _counted(self, task: Task, local: ClientState, batch: Batch) -> Params:
-        return {"examples": label_counts(batch, self.info.outputs)}
-
-    def _noted(self, local: ClientState, sums: Params) -> ClientState:
-        log = log_frequencies(sums["examples"]).to(floating(local.params))
-        return replace(local, fixed=local.fixed | {self._name: log})
-
-
-def label_counts(batch: Batch, classes: int) -> Tensor:
-    """How many examples of each class every client has in a minibatch: `[C, K]`."""
-    hit = batch.y.unsqueeze(2) == torch.arange(classes, device=batch.y.device)
-    return (hit if batch.valid is None else hit & batch.valid.unsqueeze(2)).sum(1)
-
-
-def log_frequencies(counts: Tensor) -> Tensor:
-    """log pi_c of counts `[C, K]`."""
-    smooth = counts + SMOOTHING
-    return (smooth / smooth.sum(1, keepdim=True)).log()
