@@ -295,8 +295,39 @@ def test_a_run_stays_under_its_memory_limit(name: str) -> None:
     assert torch.cuda.max_memory_allocated() < limit * 2**30
 
 
-def test_a_gpu_finds_the_same() -> None:
-    asked = dataclasses.replace(ASKED, corruptions=("contrast", "pixelate"))  # of these no bit depends on the device
+@pytest.mark.filterwarnings("ignore:.*leave room")
+def test_results_that_are_kept_hold_no_recordings() -> None:
+    fed, model = worlds.federation(), worlds.model()
+    sim = Simulation(fed, model, Ditto(), worlds.training(), worlds.QUIET, machine=Machine(device="cuda"))
+    sim.run()
+    cache, full = sim.graph_cache, torch.cuda.memory_allocated()
+    assert cache is not None and (recorded := cache.graphs()) > 0
+    cache.forget()
+    assert torch.cuda.memory_allocated() < full and cache.graphs() == recorded
+    recipe = {"data": {"dataset": "digits"}, "training": {"num_rounds": 6}, "algorithms": ["ditto"]}
+    result = personafl.run(recipe, device="cuda", quiet=True)
+    cache, full = result["ditto"].simulation.graph_cache, torch.cuda.memory_allocated()
+    assert cache is not None and cache.graphs() > 0
+    cache.forget()
+    assert torch.cuda.memory_allocated() == full  # there was nothing to forget
+
+
+def test_masks_are_compared_on_a_gpu_as_on_a_cpu() -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        sim = Simulation(
+            worlds.federation(), worlds.model(), method("dm-pfl"), worlds.training(), worlds.QUIET,
+            machine=Machine(device=device),
+        )  # fmt: skip
+        sim.run()
+        found.append(sim.masks())
+    assert found[0] == found[1] and found[0] is not None and "pairs" in found[0]
+
+
+@pytest.mark.parametrize("corrupted", ["own", "both"])
+def test_a_gpu_finds_the_same(corrupted: Any) -> None:
+    """Of these two corruptions no bit depends on the device."""
+    asked = dataclasses.replace(ASKED, corruptions=("contrast", "pixelate"), corrupted=corrupted)
     training, model = worlds.training(num_rounds=4), StackedModel(Flat(), torch.rand(2, 1, 8, 8))
     cpu, gpu = (
         Simulation(federation(), model, Ditto(), training, asked, machine=Machine(device=d)) for d in ("cpu", "cuda")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from personafl.core.types import Metric, Training
     from personafl.data import Federation, Source, arrays
     from personafl.evaluation.settings import Evaluation
-    from personafl.experiment.reproduction import Reproduction, reproduce
+    from personafl.experiment.reproduction import Reproduction, reproduce, reproduce_all
     from personafl.experiment.results import Result
     from personafl.experiment.running import resume, run
     from personafl.experiment.trials import Sweep
@@ -68,7 +68,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "personafl.experiment.results": ("Result",),
     "personafl.experiment.running": ("resume", "run"),
     "personafl.experiment.trials": ("Sweep",),
-    "personafl.experiment.reproduction": ("Reproduction", "reproduce"),
+    "personafl.experiment.reproduction": ("Reproduction", "reproduce", "reproduce_all"),
     "personafl.experiment.tuning": ("sweep",),
     "personafl.sim.machine": ("Machine",),
     "personafl.sim.simulator": ("Simulation",),
@@ -125,6 +125,7 @@ __all__ = [
     "__version__",
     "arrays",
     "reproduce",
+    "reproduce_all",
     "resume",
     "run",
     "sweep",

@@ -14,7 +14,10 @@ from personafl.core.errors import UserError
 
 
 def reproduce(
-    target: Annotated[str | None, typer.Argument(help="A published table or figure; --list names them.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]...", help="Published tables and figures; --list names them, dmpfl is all."),
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="What can be reproduced.")] = False,
     only: Annotated[str, typer.Option(metavar="METHODS", help="Run these alone, such as fedavg,dm-pfl.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; default the target's.")] = "",
@@ -26,11 +29,11 @@ def reproduce(
     threads: Annotated[int | None, typer.Option(help="Threads of each run; default as PyTorch has it.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line for every run.")] = False,
 ) -> None:
-    """Run a published table or figure again: its numbers beside ours, and whether its claims hold."""
+    """Run published tables and figures again: their numbers beside ours, and whether their claims hold."""
     from personafl.experiment import reproduction
 
-    if listed or target is None:
-        if target is not None:
+    if listed or not names:
+        if names:
             raise UserError("--list: names all targets; leave the target out")
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("target", "what", "runs"):
@@ -39,14 +42,14 @@ def reproduce(
             table.add_row(name, title, str(runs))
         console.print(table)
         return
-    folder = out or unique_folder(f"{target}{'-smoke' if smoke else ''}")
+    folder = out or unique_folder(f"{'-'.join(names)}{'-smoke' if smoke else ''}")
 
     def told(setting: str, label: str, place: int, of: int) -> None:
         console.print(f"{place}/{of}  {setting}  {label}")
 
     try:
-        found = reproduction.reproduce(
-            target,
+        found = reproduction.reproduce_all(
+            names,
             only=[m.strip() for m in only.split(",") if m.strip()],
             seeds=seed_list(seeds),
             smoke=smoke,
@@ -60,5 +63,7 @@ def reproduce(
     except KeyboardInterrupt as e:
         errors.print(f"stopped; the same command with --out {folder} goes on", soft_wrap=True)
         sys.exit(getattr(e, "code", 130))
-    print(found.markdown().partition("\n## How it was run")[0].rstrip())
-    console.print(f"\n{folder}: page.md, page.html, comparison.csv, and every run")
+    for one in found:
+        print(one.markdown().partition("\n## How it was run")[0].rstrip() + "\n")
+    where = "" if len(found) == 1 else " in a folder for each"
+    console.print(f"{folder}: page.md, page.html, comparison.csv{where}, and every run")

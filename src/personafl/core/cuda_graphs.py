@@ -54,6 +54,7 @@ class GraphCache:
         self._seen: OrderedDict[Hashable, CapturedTurn | None] = OrderedDict()
         self._refused: set[Hashable] = set()
         self._pool = torch.cuda.graph_pool_handle()
+        self._forgotten = 0  # graphs
         self.lanes = [Lane(stream) for stream in _streams(lanes, device)] if device is not None else []
 
     def reel(self, key: Hashable, make: Callable[[Any], CapturedTurn], steps: int) -> CapturedTurn | None:
@@ -77,7 +78,17 @@ class GraphCache:
     def graphs(self) -> int:
         """How many have been recorded."""
         own = sum(len(reel.graphs) for reel in self._seen.values() if reel is not None)
-        return own + sum(lane.cache.graphs() for lane in self.lanes)
+        return self._forgotten + own + sum(lane.cache.graphs() for lane in self.lanes)
+
+    def forget(self) -> None:
+        """Give the memory of all recordings back; what is played again is recorded anew."""
+        for lane in self.lanes:
+            lane.cache.forget()
+        self._forgotten += sum(len(reel.graphs) for reel in self._seen.values() if reel is not None)
+        self._seen.clear()
+        self._pool = torch.cuda.graph_pool_handle()
+        gc.collect()  # a reel's update and its buffers name each other
+        torch.cuda.empty_cache()
 
     def refuse(self, key: Hashable, reason: Exception) -> None:
         """Run this turn unrecorded from now on."""

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from personafl.experiment.build import resolved, simulation
     from personafl.experiment.environment import cpu
     from personafl.experiment.parts import federation, model, note_clients, source
-    from personafl.experiment.reproduction import Reproduction, reproduce
+    from personafl.experiment.reproduction import Reproduction, reproduce, reproduce_all
     from personafl.experiment.results import Client, MethodResult, Result
     from personafl.experiment.run_folder import checked
     from personafl.experiment.running import resume, run
@@ -24,7 +24,7 @@ _WHERE = {
     "personafl.experiment.run_folder": ("checked",),
     "personafl.experiment.running": ("resume", "run"),
     "personafl.experiment.trials": ("Sweep",),
-    "personafl.experiment.reproduction": ("Reproduction", "reproduce"),
+    "personafl.experiment.reproduction": ("Reproduction", "reproduce", "reproduce_all"),
     "personafl.experiment.tuning": ("sweep",),
     "personafl.sim.machine": ("chosen_device",),
 }
@@ -51,6 +51,7 @@ __all__ = [
     "model",
     "note_clients",
     "reproduce",
+    "reproduce_all",
     "resolved",
     "resume",
     "run",

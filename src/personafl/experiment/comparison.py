@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from personafl.config.recipe import Recipe
 from personafl.evaluation import report
 from personafl.experiment import measures
 from personafl.experiment.targets import Claim, Printed, Setting, Target
@@ -90,11 +91,10 @@ class Comparison:
         return self.target.printed()
 
     @cached_property
-    def groups(self) -> Mapping[str, Sequence[int]]:
-        """How many clients are of each group, by setting; none where its partition has no groups."""
+    def recipes(self) -> Mapping[str, Recipe]:
+        """By setting, that of the first method."""
         first = next(iter(self.target.methods))
-        made = {s.name: self.target.recipe_of(s, first) for s in self.target.settings}
-        return {name: recipe.data.partition_settings.get("groups", ()) for name, recipe in made.items()}
+        return {s.name: self.target.recipe_of(s, first) for s in self.target.settings}
 
     def rows(self, setting: Setting) -> list[str]:
         """Labels that ran in a setting, and the names that stand for the best of several."""
@@ -120,10 +120,12 @@ class Comparison:
     def _values(self, setting: str, label: str, column: str) -> tuple[float, ...]:
         own = self.summaries.get((setting, label), ())
         base = self.summaries.get((setting, measures.REFERENCE), ())
-        groups = self.groups[setting]
+        recipe = self.recipes[setting]
+        groups = recipe.data.partition_settings.get("groups", ())
         found = []
         for place, summary in enumerate(own):
-            value = measures.measure(column, summary, base[place] if place < len(base) else None, groups)
+            beside = base[place] if place < len(base) else None
+            value = measures.measure(column, summary, beside, groups, recipe.evaluation.degrees)
             if value is None:
                 return ()
             found.append(value)

@@ -27,8 +27,17 @@ LINEAR = ("fcs.", "head.")  # layers of the CIFAR CNN
 Summary = Mapping[str, Any]
 
 
-def measure(column: str, of: Summary, reference: Summary | None = None, groups: Sequence[int] = ()) -> float | None:
-    """A column's number of a run; None where the run does not have it. `groups`: how many clients are of each."""
+def measure(
+    column: str,
+    of: Summary,
+    reference: Summary | None = None,
+    groups: Sequence[int] = (),
+    degrees: Sequence[float] | None = None,
+) -> float | None:
+    """A column's number of a run; None where the run does not have it.
+
+    `groups`: how many clients are of each. `degrees` are those averaged over, by default all that the run has.
+    """
     if column.endswith(RELATIVE):
         if reference is None:
             return None
@@ -48,7 +57,8 @@ def measure(column: str, of: Summary, reference: Summary | None = None, groups: 
         return _of_masks(column, of.get("masks", {}), groups)
     if column == "average":
         cells = _degrees(of)
-        return 100 * statistics.fmean(c["mean"] for c in cells.values()) if cells else None
+        wanted = list(cells) if degrees is None else [str(float(d)) for d in degrees]
+        return 100 * statistics.fmean(cells[d]["mean"] for d in wanted) if cells else None
     cell = _cell(column, of)
     return None if cell is None else 100 * float(cell["mean"])
 

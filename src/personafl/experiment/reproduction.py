@@ -1,7 +1,8 @@
-"""A published table or figure run again: `personafl reproduce`.
+"""Published tables and figures run again: `personafl reproduce`.
 
-Every setting and method is a run folder of its own, `<setting>/<label>`, with all seeds, so that runs may go side by
-side, be interrupted and gone on with, and be done for some methods first. What they come to is written beside them:
+Every method in a setting is a run folder of its own, `runs/<setting>/<label>`, with all seeds, so that runs may go
+side by side, be interrupted and gone on with, and be done for some methods first; what several targets have in common
+is run once (`shared_runs`). What they come to is written beside them, of several targets in a folder for each:
 `page.md` and `page.html` with the published and the measured numbers and the claims, `comparison.csv`, `figure.png`.
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,21 +24,31 @@ from personafl.core.errors import UserError
 from personafl.core.lock import locked
 from personafl.core.settings import unknown
 from personafl.experiment import jobs as processes
-from personafl.experiment import pages, run_folder, targets
+from personafl.experiment import pages, run_folder, shared_runs, targets
 from personafl.experiment.comparison import Comparison, Summaries, Summary
 from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
 from personafl.experiment.running import checked_seeds, resume, run
-from personafl.experiment.targets import Setting, Target
+from personafl.experiment.shared_runs import SharedRun
+from personafl.experiment.targets import Target
 from personafl.sim import ranks
 from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import chosen_device
 
 REQUEST = "reproduction.json"
+Told = Callable[[str, str, int, int], None]
 
 
-def reproduce(
-    target: str,
+def reproduce(target: str, **asked: Any) -> Reproduction:
+    """Run a published table or figure with its paper's settings, and compare; arguments are `reproduce_all`'s."""
+    found = reproduce_all([target], **asked)
+    if len(found) > 1:
+        raise UserError(f"{target}: are {len(found)} targets; reproduce_all takes several")
+    return found[0]
+
+
+def reproduce_all(
+    names: Sequence[str],
     *,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
@@ -46,107 +56,104 @@ def reproduce(
     jobs: int = 1,
     out: str | Path | None = None,
     device: str = "auto",
-    told: Callable[[str, str, int, int], None] | None = None,
+    told: Told | None = None,
     **conditions: Any,
-) -> Reproduction:
-    """Run a published table or figure with its paper's settings, and compare.
+) -> list[Reproduction]:
+    """Run published tables and figures with their papers' settings, what they have in common once, and compare.
 
-    `target` is a name of `personafl reproduce --list`; `only` these methods are run, by label, though all that are in
-    the folder are compared. `smoke` is a rehearsal: few rounds on the digits, which says nothing of the numbers.
-    `jobs` runs go side by side, each in a process. `out` is the folder; the same one is gone on with. `told` hears of
-    every run that is there: its setting and label, its place and how many there are. The other arguments are those of
-    `personafl.run`.
+    `names` are those of `personafl reproduce --list`, or what they begin with, such as dmpfl for all of that paper;
+    `only` these methods are run, by label, though all that are in the folder are compared. `smoke` is a rehearsal: few
+    rounds on the digits, which says nothing of the numbers. `jobs` runs go side by side, each in a process. `out` is
+    the folder; the same one is gone on with. `told` hears of every run that is there: its setting and label, its place
+    and how many there are. The other arguments are those of `personafl.run`.
     """
-    asked = targets.load(target)
+    asked = [targets.load(n) for n in targets.expanded(names)]
     labels = _labels(asked, [only] if isinstance(only, str) else only)
-    numbers = checked_seeds(seeds) or asked.seeds[: 1 if smoke else None]
+    given = checked_seeds(seeds)
+    numbers = {t.name: given or t.seeds[: 1 if smoke else None] for t in asked}
     processes.share_threads(conditions, processes.checked(jobs))
     if ranks.launched() > 1:
         raise UserError("reproduce: takes jobs; torchrun shares the clients of single runs")
     place, folder = chosen_device(device), temporary() if out is None else Path(out).absolute()
-    request = json.dumps(_request(asked, numbers, smoke=smoke), indent=1) + "\n"
+    runs = shared_runs.plan([(t, numbers[t.name]) for t in asked], smoke=smoke)
+    request = json.dumps(_request(runs, smoke=smoke), indent=1) + "\n"
     again = (folder / REQUEST).is_file()
     with locked(folder) if again else claimed(folder):
         if not again:
             files.write(folder / REQUEST, request)
         elif run_folder.text_of(folder / REQUEST) != request:
             raise UserError(
-                f"{folder}: is of another target, of other seeds or of another version; choose another folder"
+                f"{folder}: is of other targets, of other seeds or of another version; choose another folder"
             )
         units = [
-            _Unit(asked.name, s, label, numbers, _home(folder, s, label), place, smoke, conditions)
-            for s in asked.settings
-            for label in labels
+            _Unit(r, folder / r.home, place, conditions) for r in runs if {label for *_, label in r.places} & labels
         ]
         _play(units, jobs, told)
-        ended = Reproduction(asked, numbers, _read(asked, folder, numbers), folder, smoke)
-        ended.write()
+        ended = []
+        for t in asked:
+            home = folder if len(asked) == 1 else folder / t.name
+            ended.append(Reproduction(t, numbers[t.name], _read(t, runs, folder, numbers[t.name]), home, smoke))
+            ended[-1].write()
     return ended
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """One method in one setting, with all seeds."""
+    """A run with its folder and conditions, as another process can be given it."""
 
-    target: str
-    setting: Setting
-    label: str
-    seeds: tuple[int, ...]
+    run: SharedRun
     home: Path
     device: str
-    smoke: bool
     conditions: Mapping[str, Any]
 
     def finish(self) -> None:
         """Run it, go on with it, or leave it as it is where it is finished."""
-        if (self.home / run_folder.RUN).is_file():
-            if run_folder.missing(self.home):
-                resume(self.home, quiet=True)
-            return
-        asked = targets.load(self.target)
-        made = asked.recipe_of(self.setting, self.label, asked.smoke if self.smoke else ())
-        run(made, seeds=self.seeds, out=self.home, device=self.device, quiet=True, **self.conditions)
+        if not (self.home / run_folder.RUN).is_file():
+            recipe, seeds = self.run.recipe, self.run.seeds
+            run(recipe, seeds=seeds, out=self.home, device=self.device, quiet=True, **self.conditions)
+        elif run_folder.missing(self.home):
+            resume(self.home, quiet=True)
 
 
-def _play(units: Sequence[_Unit], jobs: int, told: Callable[[str, str, int, int], None] | None) -> None:
+def _play(units: Sequence[_Unit], jobs: int, told: Told | None) -> None:
     for place, (i, _) in enumerate(side_by_side([unit.finish for unit in units], jobs), 1):
         if told is not None:
-            told(units[i].setting.name, units[i].label, place, len(units))
+            told(units[i].run.places[0][1], units[i].run.label, place, len(units))
 
 
-def _labels(asked: Target, only: Sequence[str]) -> list[str]:
+def _labels(asked: Sequence[Target], only: Sequence[str]) -> set[str]:
+    every = list(dict.fromkeys(label for t in asked for label in t.methods))
     for label in only:
-        if label not in asked.methods:
-            raise UserError(f"only {label}: {unknown('method of this target', label, asked.methods)}")
-    return [label for label in asked.methods if not only or label in only]
+        if label not in every:
+            raise UserError(f"only {label}: {unknown('method of what is reproduced', label, every)}")
+    return set(only or every)
 
 
-def _request(asked: Target, seeds: Sequence[int], *, smoke: bool) -> dict[str, Any]:
-    """What another reproduction must have in common to be the same."""
-    more = asked.smoke if smoke else ()
-    recipes = {
-        _slug(s.name): {label: config.dump(asked.recipe_of(s, label, more)) for label in asked.methods}
-        for s in asked.settings
-    }
-    return {"target": asked.name, "seeds": list(seeds), "smoke": smoke, "recipes": recipes}
+def _request(runs: Sequence[SharedRun], *, smoke: bool) -> dict[str, Any]:
+    """What another reproduction must have in common to be the same, and which run is whose."""
+    found = [
+        {"home": r.home.as_posix(), "for": [list(p) for p in r.places], "seeds": r.seeds, "recipe": _lines(r)}
+        for r in runs
+    ]
+    return {"smoke": smoke, "runs": found}
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+def _lines(run: SharedRun) -> list[str]:
+    return config.dump(run.recipe).splitlines()
 
 
-def _home(folder: Path, setting: Setting, label: str) -> Path:
-    return folder / _slug(setting.name) / label
-
-
-def _read(asked: Target, folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], list[Summary]]:
-    """The summaries of all runs in a folder that are finished."""
+def _read(
+    target: Target, runs: Sequence[SharedRun], folder: Path, seeds: Sequence[int]
+) -> dict[tuple[str, str], list[Summary]]:
+    """The summaries of all finished runs of a target, by setting and label."""
     found: dict[tuple[str, str], list[Summary]] = {}
-    for s in asked.settings:
-        for label in asked.methods:
-            home = _home(folder, s, label)
+    whose = {place: r for r in runs for place in r.places}
+    for s in target.settings:
+        for label in target.methods:
+            r = whose[target.name, s.name, label]
+            home = folder / r.home
             if (home / run_folder.RUN).is_file() and not run_folder.missing(home):
-                of = [_summary(run_folder.home(home, label, seed) / "summary.json", home) for seed in seeds]
+                of = [_summary(run_folder.home(home, r.label, seed) / "summary.json", home) for seed in seeds]
                 found[s.name, label] = of
     _check_rounds(found)
     return found
@@ -220,6 +227,7 @@ class Reproduction(Displayed):
         writer = csv.DictWriter(table, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+        self.folder.mkdir(exist_ok=True)
         files.write(self.folder / "comparison.csv", table.getvalue())
         page = self.page
         files.write(self.folder / "page.md", page.markdown())

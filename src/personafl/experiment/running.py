@@ -299,6 +299,8 @@ class _Seed:
             summary["masks"] = alike
         with clock("waiting"):
             sim.collect()
+        if sim.graph_cache is not None:
+            sim.graph_cache.forget()  # results are kept, and the next method needs the room
         found = MethodResult(method.label, self.seed, summary, sim.rows, clients, sim, scored)
         if run is not None:
             with clock("files"):

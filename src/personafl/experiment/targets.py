@@ -10,7 +10,7 @@ A target is a TOML file of `personafl/targets`, the numbers printed in its paper
     [methods]             labels of the recipe with their published names; several may have the same one
     [by_method]           overrides of single labels: as the paper has it, or as validation data chose
     [best]                published names that stand for the best of several labels, column by column
-    [[settings]]          name (as published) and overrides of the recipe
+    [[settings]]          name (as published), overrides of the recipe, and by_method as above, for this setting alone
     [[claims]]            says, and who is compared with whom: `Claim`
     [recipe]              a recipe
     base                  another target whose keys hold where they are not given, its recipe's settings one by one
@@ -49,6 +49,7 @@ class Setting:
 
     name: str
     overrides: tuple[str, ...] = ()
+    by_method: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class Target:
 
     def recipe_of(self, setting: Setting, label: str, more: Sequence[str] = ()) -> Recipe:
         """One method's recipe in a setting."""
-        made = config.load(self.recipe, [*self.by_method.get(label, ()), *setting.overrides, *more])
+        own = (*self.by_method.get(label, ()), *setting.overrides, *setting.by_method.get(label, ()))
+        made = config.load(self.recipe, [*own, *more])
         found = tuple(m for m in made.algorithms if m.label == label)
         assert len(found) == 1, (self.name, label)
         return replace(made, algorithms=found)
@@ -122,6 +124,12 @@ def names() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
+def expanded(asked: Sequence[str]) -> list[str]:
+    """These targets, each once; the beginning of several names, such as dmpfl, stands for all of them."""
+    found = [[n for n in names() if n.startswith(f"{a}-")] or [a] for a in asked]
+    return list(dict.fromkeys(name for of in found for name in of))
+
+
 def load(name: str) -> Target:
     """A target by its name."""
     if not isinstance(name, str) or name not in names():
@@ -134,10 +142,10 @@ def load(name: str) -> Target:
         seeds=tuple(told["seeds"]),
         published=tuple(told["published"]),
         columns=tuple(told["columns"]),
-        settings=tuple(Setting(s["name"], tuple(s.get("overrides", ()))) for s in told["settings"]),
+        settings=tuple(map(_setting, told["settings"])),
         methods=told["methods"],
         best={n: tuple(of) for n, of in told.get("best", {}).items()},
-        by_method={label: tuple(of) for label, of in told.get("by_method", {}).items()},
+        by_method=_by_method(told),
         claims=tuple(map(_claim, told["claims"])),
         recipe=told["recipe"],
         notes=tuple(told.get("notes", ())),
@@ -155,6 +163,14 @@ def _told(name: str) -> dict[str, Any]:
     for section, values in own.pop("recipe", {}).items():
         recipe[section] = recipe.get(section, {}) | values if isinstance(values, dict) else values
     return base | own | {"recipe": recipe}
+
+
+def _setting(told: Mapping[str, Any]) -> Setting:
+    return Setting(told["name"], tuple(told.get("overrides", ())), _by_method(told))
+
+
+def _by_method(told: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {label: tuple(of) for label, of in told.get("by_method", {}).items()}
 
 
 def _claim(told: Mapping[str, Any]) -> Claim:

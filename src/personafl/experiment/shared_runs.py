@@ -1,0 +1,101 @@
+"""Runs that tables and figures have in common: trained once, and judged by all that any of them asks for.
+
+Two methods of two targets are one run where their recipes differ in nothing but the label and what is evaluated, and
+one evaluation can have all of it. Seeds are those of both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from personafl import config
+from personafl.config.recipe import Recipe
+from personafl.evaluation.settings import Evaluation
+from personafl.experiment.targets import Target
+
+Place = tuple[str, str, str]
+"""Where a run is asked for: target, setting and label."""
+
+
+@dataclass(frozen=True)
+class SharedRun:
+    """One method with all its seeds, for every place that asks for it."""
+
+    recipe: Recipe
+    seeds: tuple[int, ...]
+    home: Path  # below the folder of all of them
+    places: tuple[Place, ...]
+
+    @property
+    def label(self) -> str:
+        return self.recipe.algorithms[0].label
+
+
+def plan(asked: Sequence[tuple[Target, Sequence[int]]], *, smoke: bool = False) -> list[SharedRun]:
+    """What has to be run for these targets with these seeds, in the order they ask for it."""
+    runs: list[SharedRun] = []
+    for target, seeds in asked:
+        for setting in target.settings:
+            for label in target.methods:
+                recipe = target.recipe_of(setting, label, target.smoke if smoke else ())
+                place = (target.name, setting.name, label)
+                for i, run in enumerate(runs):
+                    if (more := _joined(run, recipe)) is not None:
+                        both = tuple(dict.fromkeys((*run.seeds, *seeds)))
+                        runs[i] = replace(run, recipe=more, seeds=both, places=(*run.places, place))
+                        break
+                else:
+                    home = _free(Path("runs", slug(setting.name)), label, {run.home for run in runs})
+                    runs.append(SharedRun(recipe, tuple(seeds), home, (place,)))
+    return runs
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _free(folder: Path, label: str, taken: set[Path]) -> Path:
+    numbered = (folder if n == 1 else Path(f"{folder}-{n}") for n in range(1, len(taken) + 2))
+    return next(home / label for home in numbered if home / label not in taken)
+
+
+def _joined(run: SharedRun, recipe: Recipe) -> Recipe | None:
+    """The recipe of a run that is also this one; None where there is none."""
+    if _training(run.recipe) != _training(recipe):
+        return None
+    judged = joined(run.recipe.evaluation, recipe.evaluation)
+    return None if judged is None else replace(run.recipe, evaluation=judged)
+
+
+def _training(recipe: Recipe) -> str:
+    """All of a recipe but the label and the evaluation."""
+    methods = tuple(replace(m, label=m.name) for m in recipe.algorithms)
+    return config.dump(replace(recipe, evaluation=Evaluation(), algorithms=methods))
+
+
+def joined(a: Evaluation, b: Evaluation) -> Evaluation | None:
+    """All that two evaluations ask for; None where one cannot have both."""
+    if not b.corruptions:  # severities and whose images are corrupted are open then
+        b = replace(b, severities=a.severities, corrupted=a.corrupted)
+    elif not a.corruptions:
+        a = replace(a, severities=b.severities, corrupted=b.corrupted)
+    together: dict[str, Any] = {
+        "degrees": tuple(sorted({*a.degrees, *b.degrees})),
+        "corruptions": tuple(dict.fromkeys((*a.corruptions, *b.corruptions))),
+        "severities": tuple(sorted({*a.severities, *b.severities})),
+        "corrupted": a.corrupted if a.corrupted == b.corrupted else "both",
+        "rotations": tuple(dict.fromkeys((*a.rotations, *b.rotations))),
+        "matrix": a.matrix or b.matrix,
+        "shift": b.shift if a.shift == "none" else a.shift,
+    }
+    if "none" not in (a.shift, b.shift) and a.shift != b.shift:
+        return None
+    if "all" in together["corruptions"] and len(together["corruptions"]) > 1:
+        return None
+    if any(getattr(a, f.name) != getattr(b, f.name) for f in fields(Evaluation) if f.name not in together):
+        return None
+    return replace(a, **together)
