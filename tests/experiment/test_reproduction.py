@@ -232,7 +232,7 @@ def test_a_target_is_run_compared_and_gone_on_with(tmp_path: Path) -> None:
     out = tmp_path / "o"
     first = personafl.reproduce("dmpfl-table1", only=["fedavg"], out=out, told=heard, **QUICK)
     assert list(first.summaries) == [("CIFAR-10, Dir(0.3)", "fedavg")]
-    path = out / "runs" / "cifar-10-dir-0.3" / "fedavg" / "fedavg" / "seed-0" / "summary.json"
+    path = out / "runs" / "cifar-10-dir-0.3" / "fedavg-0" / "fedavg" / "seed-0" / "summary.json"
     stamp = path.stat().st_mtime_ns
     again = personafl.reproduce("dmpfl-table1", only=["fedavg", "ditto"], out=out, told=heard, **QUICK)
     assert path.stat().st_mtime_ns == stamp and [label for _, label in again.summaries] == ["fedavg", "ditto"]
@@ -247,7 +247,7 @@ def test_a_target_is_run_compared_and_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="of other targets, of other seeds"):
         personafl.reproduce("dmpfl-table1", seeds=[5], out=out, **QUICK)
     path.write_text("{")
-    with pytest.raises(UserError, match=r"summary.json: cannot be read; remove .*fedavg to run it anew"):
+    with pytest.raises(UserError, match=r"summary.json: cannot be read; remove .*fedavg-0 to run it anew"):
         personafl.reproduce("dmpfl-table1", only=["fedavg"], out=out, **QUICK)
 
 

@@ -1,6 +1,6 @@
 """Published tables and figures run again: `personafl reproduce`.
 
-Every method in a setting is a run folder of its own, `runs/<setting>/<label>`, with all seeds, so that runs may go
+Every method in a setting is a run folder of its own for each seed, `runs/<setting>/<label>-<seed>`, so that runs may go
 side by side, be interrupted and gone on with, and be done for some methods first; what several targets have in common
 is run once (`shared_runs`). What they come to is written beside them, of several targets in a folder for each:
 `page.md` and `page.html` with the published and the measured numbers and the claims, `comparison.csv`, `figure.png`.
@@ -109,7 +109,7 @@ class _Unit:
     def finish(self) -> None:
         """Run it, go on with it, or leave it as it is where it is finished."""
         if not (self.home / run_folder.RUN).is_file():
-            recipe, seeds = self.run.recipe, self.run.seeds
+            recipe, seeds = self.run.recipe, [self.run.seed]
             run(recipe, seeds=seeds, out=self.home, device=self.device, quiet=True, **self.conditions)
         elif run_folder.missing(self.home):
             resume(self.home, quiet=True)
@@ -132,7 +132,7 @@ def _labels(asked: Sequence[Target], only: Sequence[str]) -> set[str]:
 def _request(runs: Sequence[SharedRun], *, smoke: bool) -> dict[str, Any]:
     """What another reproduction must have in common to be the same, and which run is whose."""
     found = [
-        {"home": r.home.as_posix(), "for": [list(p) for p in r.places], "seeds": r.seeds, "recipe": _lines(r)}
+        {"home": r.home.as_posix(), "for": [list(p) for p in r.places], "seed": r.seed, "recipe": _lines(r)}
         for r in runs
     ]
     return {"smoke": smoke, "runs": found}
@@ -145,21 +145,24 @@ def _lines(run: SharedRun) -> list[str]:
 def _read(
     target: Target, runs: Sequence[SharedRun], folder: Path, seeds: Sequence[int]
 ) -> dict[tuple[str, str], list[Summary]]:
-    """The summaries of all finished runs of a target, by setting and label."""
+    """The summaries of a target by setting and label, where all seeds are finished."""
     found: dict[tuple[str, str], list[Summary]] = {}
-    whose = {place: r for r in runs for place in r.places}
+    whose = {(*place, r.seed): r for r in runs for place in r.places}
     for s in target.settings:
         for label in target.methods:
-            r = whose[target.name, s.name, label]
-            home = folder / r.home
-            if (home / run_folder.RUN).is_file() and not run_folder.missing(home):
-                of = [_summary(run_folder.home(home, r.label, seed) / "summary.json", home) for seed in seeds]
-                found[s.name, label] = of
+            of = [whose[target.name, s.name, label, seed] for seed in seeds]
+            if all(_finished(folder / r.home) for r in of):
+                found[s.name, label] = [_summary(r, folder / r.home) for r in of]
     _check_rounds(found)
     return found
 
 
-def _summary(path: Path, home: Path) -> Summary:
+def _finished(home: Path) -> bool:
+    return (home / run_folder.RUN).is_file() and not run_folder.missing(home)
+
+
+def _summary(run: SharedRun, home: Path) -> Summary:
+    path = run_folder.home(home, run.label, run.seed) / "summary.json"
     try:
         found: Summary = json.loads(files.read_text(path))
         for name in ("label", "seed", "rounds", "settings", "environment", "time", "hashes", "accuracy", "shift"):

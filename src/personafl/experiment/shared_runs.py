@@ -1,11 +1,12 @@
 """Runs that tables and figures have in common: trained once, and judged by all that any of them asks for.
 
-Two methods of two targets are one run where their recipes differ in nothing but the label and what is evaluated, and
-one evaluation can have all of it. Seeds are those of both.
+A run is one method in one setting with one seed. Two targets have it in common where their recipes differ in nothing
+but the label and what is evaluated, and one evaluation can have all of it.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,10 +24,10 @@ Place = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class SharedRun:
-    """One method with all its seeds, for every place that asks for it."""
+    """One method with one seed, for every place that asks for it."""
 
     recipe: Recipe
-    seeds: tuple[int, ...]
+    seed: int
     home: Path  # below the folder of all of them
     places: tuple[Place, ...]
 
@@ -37,38 +38,34 @@ class SharedRun:
 
 def plan(asked: Sequence[tuple[Target, Sequence[int]]], *, smoke: bool = False) -> list[SharedRun]:
     """What has to be run for these targets with these seeds, in the order they ask for it."""
-    runs: list[SharedRun] = []
+    runs: dict[tuple[str, int], list[SharedRun]] = {}  # those of the same training
+    taken: set[Path] = set()
     for target, seeds in asked:
         for setting in target.settings:
             for label in target.methods:
                 recipe = target.recipe_of(setting, label, target.smoke if smoke else ())
-                place = (target.name, setting.name, label)
-                for i, run in enumerate(runs):
-                    if (more := _joined(run, recipe)) is not None:
-                        both = tuple(dict.fromkeys((*run.seeds, *seeds)))
-                        runs[i] = replace(run, recipe=more, seeds=both, places=(*run.places, place))
-                        break
-                else:
-                    home = _free(Path("runs", slug(setting.name)), label, {run.home for run in runs})
-                    runs.append(SharedRun(recipe, tuple(seeds), home, (place,)))
-    return runs
+                training, place = _training(recipe), (target.name, setting.name, label)
+                for seed in seeds:
+                    alike = runs.setdefault((training, seed), [])
+                    for i, run in enumerate(alike):
+                        if (judged := joined(run.recipe.evaluation, recipe.evaluation)) is not None:
+                            more = replace(run.recipe, evaluation=judged)
+                            alike[i] = replace(run, recipe=more, places=(*run.places, place))
+                            break
+                    else:
+                        home = _free(slug(setting.name), f"{label}-{seed}", taken)
+                        taken.add(home)
+                        alike.append(SharedRun(recipe, seed, home, (place,)))
+    return [run for alike in runs.values() for run in alike]
 
 
 def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
-def _free(folder: Path, label: str, taken: set[Path]) -> Path:
-    numbered = (folder if n == 1 else Path(f"{folder}-{n}") for n in range(1, len(taken) + 2))
-    return next(home / label for home in numbered if home / label not in taken)
-
-
-def _joined(run: SharedRun, recipe: Recipe) -> Recipe | None:
-    """The recipe of a run that is also this one; None where there is none."""
-    if _training(run.recipe) != _training(recipe):
-        return None
-    judged = joined(run.recipe.evaluation, recipe.evaluation)
-    return None if judged is None else replace(run.recipe, evaluation=judged)
+def _free(setting: str, name: str, taken: set[Path]) -> Path:
+    numbered = (setting if n == 1 else f"{setting}-{n}" for n in itertools.count(1))
+    return next(home for folder in numbered if (home := Path("runs", folder, name)) not in taken)
 
 
 def _training(recipe: Recipe) -> str:
