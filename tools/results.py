@@ -1,27 +1,33 @@
 """The pages of docs/results, from the summaries of the runs made for them.
 
-    python tools/results.py collect FOLDER ...   keep the finished runs of these folders of `personafl reproduce`
+    python tools/results.py run --out FOLDER [--jobs N] TARGET ...   run what is missing of these targets, in this order
+    python tools/results.py collect FOLDER ...   keep the finished runs of such folders or of `personafl reproduce`
     python tools/results.py                      write all pages anew
 
 `docs/results/runs/<setting>/<label>-<seed>.json` is a run's `summary.json`, as `personafl reproduce` names them when it
 is given all targets of a paper. A page reports the seeds of which it has numbers, and settings and methods that have
-all of these seeds.
+all of these seeds. `run` keeps no clients' models, which take gigabytes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from personafl.core.plain_text import markdown_table
 from personafl.experiment import shared_runs, targets
 from personafl.experiment.comparison import Comparison
-from personafl.experiment.reproduction import REQUEST, Reproduction
+from personafl.experiment.measures import RELATIVE
+from personafl.experiment.reproduction import Reproduction, finish
+from personafl.experiment.shared_runs import SharedRun
 from personafl.experiment.targets import Target
+from personafl.sim.machine import chosen_device
 
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 RUNS = PAGES / "runs"
@@ -30,21 +36,44 @@ Found = dict[tuple[str, str, int], dict[str, Any]]
 """Summaries by setting, label and seed."""
 
 
+def planned() -> list[SharedRun]:
+    """All runs of all targets."""
+    return shared_runs.plan([(t, t.seeds) for t in map(targets.load, targets.names())])
+
+
+def kept_at(home: Path, runs: Path = RUNS) -> Path:
+    """Where the summary of a run is kept."""
+    return runs / home.parent.name / f"{home.name}.json"
+
+
 def summaries(target: Target, runs: Path = RUNS) -> Found:
     """All that are there of a target."""
-    every = [targets.load(n) for n in targets.names()]
-    plan = shared_runs.plan([(t, t.seeds) for t in every])
-    whose = {(*place, r.seed): r.home for r in plan for place in r.places}
     found: Found = {}
-    for s in target.settings:
-        for label in target.methods:
-            for seed in target.seeds:
-                path = runs / whose[target.name, s.name, label, seed].relative_to("runs").with_name(
-                    f"{whose[target.name, s.name, label, seed].name}.json"
-                )
-                if path.is_file():
-                    found[s.name, label, seed] = json.loads(path.read_text())
+    for run in planned():
+        for name, setting, label in run.places:
+            if name == target.name and (path := kept_at(run.home, runs)).is_file():
+                found[setting, label, run.seed] = json.loads(path.read_text())
     return found
+
+
+def missing(names: Sequence[str], runs: Path = RUNS) -> list[SharedRun]:
+    """Runs that these targets need and that are not there, or were judged by less; those of the first target first."""
+    asked = [targets.load(n) for n in names]
+    plan = shared_runs.plan([(t, t.seeds) for t in asked])
+    return [run for run in plan if not _whole(run, {t.name: t for t in asked}, runs)]
+
+
+def _whole(run: SharedRun, asked: Mapping[str, Target], runs: Path) -> bool:
+    path = kept_at(run.home, runs)
+    if not path.is_file():
+        return False
+    told = json.loads(path.read_text())
+    for name, setting, label in run.places:
+        columns = [c for c in asked[name].columns if not c.endswith(RELATIVE)]
+        alone = Comparison(asked[name], {(setting, label): [told]})
+        if not all(alone.cell(setting, label, c).values for c in columns):
+            return False
+    return True
 
 
 def reported(target: Target, found: Found) -> tuple[int, ...]:
@@ -99,13 +128,25 @@ def written(folder: Path = PAGES, runs: Path = RUNS) -> list[Reproduction]:
 def collect(folder: Path, runs: Path = RUNS) -> int:
     """Keep the summaries of a reproduction's finished runs; how many."""
     kept = 0
-    for run in json.loads((folder / REQUEST).read_text())["runs"]:
-        for path in (folder / run["home"]).glob("*/seed-*/summary.json"):
-            to = runs / Path(run["home"]).relative_to("runs").with_name(f"{Path(run['home']).name}.json")
-            to.parent.mkdir(parents=True, exist_ok=True)
-            to.write_text(json.dumps(json.loads(path.read_text()), separators=(",", ":"), ensure_ascii=False) + "\n")
-            kept += 1
+    for path in sorted((folder / "runs").glob("*/*/*/seed-*/summary.json")):
+        to = kept_at(path.parents[2], runs)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_text(json.dumps(json.loads(path.read_text()), separators=(",", ":"), ensure_ascii=False) + "\n")
+        kept += 1
     return kept
+
+
+def played(names: Sequence[str], folder: Path, jobs: int, device: str) -> None:
+    """Run what is missing of these targets."""
+
+    def told(run: SharedRun, place: int, of: int) -> None:
+        print(f"{time.perf_counter() - begun:6.0f} s  {place}/{of}  {run.home}", flush=True)
+        for path in (folder / run.home).glob("*/seed-*/checkpoint/*.safetensors"):
+            path.unlink()
+
+    begun = time.perf_counter()
+    runs = [r for r in missing(names) if not (folder / r.home / r.label / f"seed-{r.seed}" / "summary.json").is_file()]
+    finish(runs, folder, jobs, chosen_device(device), {"threads": 1}, told)
 
 
 def differences() -> list[str]:
@@ -119,9 +160,20 @@ def differences() -> list[str]:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["collect"]:
-        for folder in sys.argv[2:]:
-            print(folder, collect(Path(folder)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("do", nargs="?", choices=["run", "collect"])
+    parser.add_argument("what", nargs="*")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    if args.do == "run":
+        if args.out is None:
+            parser.error("run: needs --out")
+        played(targets.expanded(args.what), args.out.absolute(), args.jobs, args.device)
+        return
+    for folder in args.what:
+        print(folder, collect(Path(folder)))
     for one in written():
         print(one.target.name, one.seeds, len(one.summaries))
 

@@ -39,7 +39,7 @@ def test_bytes_are_the_floats_cut_off(photos, kind):
     k = keys(30)
     floats = corrupt(photos.float() / 255, kind, 3, k)
     assert floats.min() >= 0 and floats.max() <= 1
-    cut = (floats * 255 + 2**-10).floor().to(torch.uint8)
+    cut = (floats * 255 + 2**-12).floor().to(torch.uint8)
     assert torch.equal(corrupt(photos, kind, 3, k), cut)
 
 
@@ -404,10 +404,22 @@ def test_threads_do_not_matter(photos):
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
+def test_rounding_decides_a_byte_of_a_thousand_at_most(photos):
+    """A division by 255 rounds otherwise on a GPU than on a CPU, and here in float64.
+
+    Contrast adds one number to all of a channel, so where that comes to the edge of a byte, many of its bytes move, and
+    a channel is one of 90 here.
+    """
+    for kind, severity in EVERY:
+        exact = corrupt(photos.double() / 255, kind, severity, keys(30))
+        gap = (corrupt(photos, kind, severity, keys(30)).double() - (exact * 255 + 2**-12).floor()).abs()
+        assert int(gap.max()) <= 1 and float(gap.mean()) < 1e-3, (kind, severity)
+
+
 @pytest.mark.gpu
-def test_a_gpu_differs_by_one_in_a_byte_of_ten_thousand_at_most(photos):
+def test_a_gpu_differs_by_one_in_a_byte_of_a_thousand_at_most(photos):
     for kind, severity in EVERY:
         cpu = corrupt(photos, kind, severity, keys(30))
         gap = (corrupt(photos.cuda(), kind, severity, keys(30).cuda()).cpu().int() - cpu.int()).abs()
         assert int(gap.max()) <= 1, (kind, severity)
-        assert float(gap.double().mean()) < 1e-4, (kind, severity)
+        assert float(gap.double().mean()) < 1e-3, (kind, severity)

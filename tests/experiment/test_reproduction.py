@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 import personafl
 from personafl.core.errors import UserError
+from personafl.evaluation.settings import Evaluation
 from personafl.experiment import measures, reproduction, targets
 from personafl.experiment.comparison import Comparison, interval
 from personafl.experiment.pages import Page, Table
+from personafl.experiment.shared_runs import SharedRun, joined, plan
 from personafl.experiment.targets import Claim, Setting, Target
 
 QUICK: dict[str, Any] = {"device": "cpu", "smoke": True}
@@ -226,8 +229,8 @@ def test_a_page_says_its_words_as_they_are() -> None:
 def test_a_target_is_run_compared_and_gone_on_with(tmp_path: Path) -> None:
     seen: list[str] = []
 
-    def heard(_: str, label: str, place: int, of: int) -> None:
-        seen.append(f"{label} {place}/{of}")
+    def heard(run: SharedRun, place: int, of: int) -> None:
+        seen.append(f"{run.setting} {run.label} {run.seed} {place}/{of}")
 
     out = tmp_path / "o"
     first = personafl.reproduce("dmpfl-table1", only=["fedavg"], out=out, told=heard, **QUICK)
@@ -236,7 +239,8 @@ def test_a_target_is_run_compared_and_gone_on_with(tmp_path: Path) -> None:
     stamp = path.stat().st_mtime_ns
     again = personafl.reproduce("dmpfl-table1", only=["fedavg", "ditto"], out=out, told=heard, **QUICK)
     assert path.stat().st_mtime_ns == stamp and [label for _, label in again.summaries] == ["fedavg", "ditto"]
-    assert seen == ["fedavg 1/1", "fedavg 1/2", "ditto 2/2"]
+    places = ["fedavg 0 1/1", "fedavg 0 1/2", "ditto 0 2/2"]
+    assert seen == [f"CIFAR-10, Dir(0.3) {place}" for place in places]
     summary = json.loads(path.read_text())
     row = next(r for r in again.rows() if r["method"] == "fedavg" and r["column"] == "100% shift")
     assert row["published"] == 58.56
@@ -251,7 +255,74 @@ def test_a_target_is_run_compared_and_gone_on_with(tmp_path: Path) -> None:
         personafl.reproduce("dmpfl-table1", only=["fedavg"], out=out, **QUICK)
 
 
+def test_targets_share_what_they_have_in_common() -> None:
+    """Table 4 has one seed of Table 1's methods, Figure 4 their corrupted images, Figure 5 DM-PFL as it is there."""
+    names = ["dmpfl-table1", "dmpfl-table4", "dmpfl-fig4", "dmpfl-fig5"]
+    asked = [targets.load(n) for n in names]
+    runs = plan([(t, t.seeds) for t in asked])
+    assert len(runs) == 14 * 3 + 10 * 3  # of Figure 5's twelve points two are Table 1's
+    (dm_pfl,) = (r for r in runs if ("dmpfl-table1", "CIFAR-10, Dir(0.3)", "dm-pfl") in r.places and r.seed == 0)
+    assert [place[0] for place in dm_pfl.places] == [*names, "dmpfl-fig5"]
+    assert dm_pfl.home == Path("runs/cifar-10-dir-0.3/dm-pfl-0")
+    judged = dm_pfl.recipe.evaluation
+    assert judged.matrix and judged.corrupted == "both" and len(judged.corruptions) == 12 and judged.shift == "donor"
+    (fedavg,) = (r for r in runs if r.label == "fedavg" and r.seed == 1)
+    assert [place[0] for place in fedavg.places] == ["dmpfl-table1"] and not fedavg.recipe.evaluation.corruptions
+    assert len({r.home for r in runs}) == len(runs)
+
+
+def test_one_run_is_judged_by_all_that_is_asked_of_it() -> None:
+    a = Evaluation(degrees=(0.0, 1.0), matrix=True)
+    b = Evaluation(degrees=(0.0, 0.5), corruptions=("fog",), severities=(1, 3), corrupted="whole")
+    c = Evaluation(degrees=(0.0,), shift="none", corruptions=("snow",), severities=(3, 5), corrupted="own")
+    ab = joined(a, b)
+    assert ab == joined(b, a) == replace(b, degrees=(0.0, 0.5, 1.0), matrix=True)
+    assert ab is not None and joined(ab, c) == replace(
+        ab, corruptions=("fog", "snow"), severities=(1, 3, 5), corrupted="both"
+    )
+    assert joined(a, replace(a, shift="pool")) is None  # one run has one kind of shift
+    assert joined(a, replace(a, draws=3)) is None  # and draws donors once
+    assert joined(b, replace(b, corruptions=("all",))) is None
+    assert joined(a, a) == a
+
+
+def test_an_average_is_over_the_degrees_of_its_own_table() -> None:
+    """0 and 100 % here, though the run has 50 % for another table."""
+    cells = {d: {"mean": m, "std": 0.0} for d, m in (("0.0", 0.8), ("0.5", 0.7), ("1.0", 0.4))}
+    made = target(columns=("average",), recipe={"algorithms": ["ditto"], "evaluation": {"degrees": [0.0, 1.0]}},
+                  methods={"ditto": "Ditto"})  # fmt: skip
+    summary = {"shift": {"degrees": cells}, "accuracy": {}}
+    found = Comparison(made, {("CIFAR-10, Dir(0.3)", "ditto"): [summary]})
+    assert found.cell("CIFAR-10, Dir(0.3)", "ditto", "average").mean == pytest.approx(60.0)
+    assert measures.measure("average", summary) == pytest.approx(100 * 1.9 / 3)
+
+
+def test_several_targets_are_run_in_one_folder(tmp_path: Path) -> None:
+    names = ["dmpfl-table4", "dmpfl-table2"]
+    found = personafl.reproduce_all(names, only=["ditto"], out=tmp_path / "o", **QUICK)
+    assert [f.target.name for f in found] == names and all(f.summaries for f in found)
+    for name in names:
+        assert (tmp_path / "o" / name / "page.md").is_file()
+    request = json.loads((tmp_path / "o" / "reproduction.json").read_text())
+    (ditto,) = (r for r in request["runs"] if ["dmpfl-table4", "CIFAR-10", "ditto"] in r["for"])
+    assert (tmp_path / "o" / ditto["home"] / "ditto" / "seed-0" / "summary.json").is_file()
+
+
+def test_a_setting_may_have_overrides_of_single_methods() -> None:
+    found = targets.load("dmpfl-table3")
+    rates = {
+        (s.name, label): found.recipe_of(s, label).training.lr
+        for s in found.settings
+        for label in ("lg-fedavg", "ditto")
+    }
+    assert rates == {
+        ("HAR", "lg-fedavg"): 0.05, ("HAR", "ditto"): 0.1, ("FEMNIST", "lg-fedavg"): 0.1, ("FEMNIST", "ditto"): 0.1,
+    }  # fmt: skip
+
+
 def test_what_is_asked_for_wrongly_is_said() -> None:
+    with pytest.raises(UserError, match="dmpfl: are 10 targets; reproduce_all takes several"):
+        personafl.reproduce("dmpfl", smoke=True, only=["fedavgg"])
     with pytest.raises(UserError, match="no such target; did you mean dmpfl-table1"):
         personafl.reproduce("dmpfl-tabel1")
     with pytest.raises(UserError, match="only fedavgg"):

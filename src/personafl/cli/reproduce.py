@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from personafl.cli.terminal import console, errors, seed_list, unique_folder
 from personafl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from personafl.experiment.shared_runs import SharedRun
 
 
 def reproduce(
@@ -44,8 +47,8 @@ def reproduce(
         return
     folder = out or unique_folder(f"{'-'.join(names)}{'-smoke' if smoke else ''}")
 
-    def told(setting: str, label: str, place: int, of: int) -> None:
-        console.print(f"{place}/{of}  {setting}  {label}")
+    def told(run: SharedRun, place: int, of: int) -> None:
+        console.print(f"{place}/{of}  {run.setting}  {run.label}  seed {run.seed}")
 
     try:
         found = reproduction.reproduce_all(

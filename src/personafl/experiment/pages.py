@@ -125,7 +125,13 @@ def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+    if abs(value) >= 1:
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"
+    return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.3f}"
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value >= 0 else ''}{_number(value)}"
 
 
 def _cell(cell: Cell, *, judged: bool) -> str:
@@ -152,9 +158,9 @@ def _claims(verdicts: Sequence[Verdict], *, several: bool, judged: bool) -> Tabl
                 told.append(f"{i.setting}: {i.ours} not run")
                 continue
             half = interval(i.ahead)
-            by = f"{'+' if i.mean >= 0 else ''}{_number(i.mean)}" + (f" ± {_number(half)}" if half is not None else "")
+            by = _signed(i.mean) + (f" ± {_number(half)}" if half is not None else "")
             than = f" against {i.other}" if i.other else f" from {v.claim.near:g}"
-            printed = "" if i.printed is None else f" (published {i.printed:+.2f})"
+            printed = "" if i.printed is None else f" (published {_signed(i.printed)})"
             told.append(f"{i.setting}: {i.ours} {by}{than}{printed}")
         rows.append([v.claim.says, f"**{v.status}**", "; ".join(told)])
     return Table(["claim", "verdict" if several else "verdict, of one seed", "by how much"], rows)
@@ -176,7 +182,8 @@ def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list
         "initial weights, by seed": _hashes(every, seeds, "init"),
     }
     rows = [[name, ", ".join(map(str, values))] for name, values in facts.items()]
-    rows.append(["training and evaluation", f"{sum(seconds):,.0f} s in all, {statistics.fmean(seconds):.1f} s a run"])
+    spent = f"{sum(seconds):,.0f} s added up, {statistics.fmean(seconds):.1f} s a run, some of them side by side"
+    rows.append(["training and evaluation", spent])
     options = " --smoke" if smoke else ""
     usual = found.target.seeds[:1] if smoke else found.target.seeds
     options += "" if tuple(seeds) == usual else f" --seeds {','.join(map(str, seeds))}"

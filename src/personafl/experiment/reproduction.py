@@ -36,15 +36,15 @@ from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import chosen_device
 
 REQUEST = "reproduction.json"
-Told = Callable[[str, str, int, int], None]
+Told = Callable[[SharedRun, int, int], None]
+"""Hears of a run that is finished, its place among them and how many there are."""
 
 
 def reproduce(target: str, **asked: Any) -> Reproduction:
     """Run a published table or figure with its paper's settings, and compare; arguments are `reproduce_all`'s."""
-    found = reproduce_all([target], **asked)
-    if len(found) > 1:
-        raise UserError(f"{target}: are {len(found)} targets; reproduce_all takes several")
-    return found[0]
+    if len(several := targets.expanded([target])) > 1:
+        raise UserError(f"{target}: are {len(several)} targets; reproduce_all takes several")
+    return reproduce_all([target], **asked)[0]
 
 
 def reproduce_all(
@@ -64,8 +64,8 @@ def reproduce_all(
     `names` are those of `personafl reproduce --list`, or what they begin with, such as dmpfl for all of that paper;
     `only` these methods are run, by label, though all that are in the folder are compared. `smoke` is a rehearsal: few
     rounds on the digits, which says nothing of the numbers. `jobs` runs go side by side, each in a process. `out` is
-    the folder; the same one is gone on with. `told` hears of every run that is there: its setting and label, its place
-    and how many there are. The other arguments are those of `personafl.run`.
+    the folder; the same one is gone on with. `told` hears of every run that is there (with `setting`, `label` and
+    `seed`), its place and how many there are. The other arguments are those of `personafl.run`.
     """
     asked = [targets.load(n) for n in targets.expanded(names)]
     labels = _labels(asked, [only] if isinstance(only, str) else only)
@@ -85,10 +85,7 @@ def reproduce_all(
             raise UserError(
                 f"{folder}: is of other targets, of other seeds or of another version; choose another folder"
             )
-        units = [
-            _Unit(r, folder / r.home, place, conditions) for r in runs if {label for *_, label in r.places} & labels
-        ]
-        _play(units, jobs, told)
+        finish([r for r in runs if r.labels & labels], folder, jobs, place, conditions, told)
         ended = []
         for t in asked:
             home = folder if len(asked) == 1 else folder / t.name
@@ -115,10 +112,19 @@ class _Unit:
             resume(self.home, quiet=True)
 
 
-def _play(units: Sequence[_Unit], jobs: int, told: Told | None) -> None:
+def finish(
+    runs: Sequence[SharedRun],
+    folder: Path,
+    jobs: int,
+    device: str,
+    conditions: Mapping[str, Any],
+    told: Told | None = None,
+) -> None:
+    """Run these, or go on with them, so many at a time."""
+    units = [_Unit(r, folder / r.home, device, conditions) for r in runs]
     for place, (i, _) in enumerate(side_by_side([unit.finish for unit in units], jobs), 1):
         if told is not None:
-            told(units[i].run.places[0][1], units[i].run.label, place, len(units))
+            told(runs[i], place, len(runs))
 
 
 def _labels(asked: Sequence[Target], only: Sequence[str]) -> set[str]:

@@ -33,7 +33,18 @@ class SharedRun:
 
     @property
     def label(self) -> str:
+        """What its own folder calls the method."""
         return self.recipe.algorithms[0].label
+
+    @property
+    def setting(self) -> str:
+        """The first one it is asked for in."""
+        return self.places[0][1]
+
+    @property
+    def labels(self) -> set[str]:
+        """What the method is called wherever it is asked for."""
+        return {label for *_, label in self.places}
 
 
 def plan(asked: Sequence[tuple[Target, Sequence[int]]], *, smoke: bool = False) -> list[SharedRun]:
