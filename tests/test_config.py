@@ -11,9 +11,10 @@ from personafl import DMPFL, Ditto, Robust, config
 from personafl.core.errors import UserError
 
 
-def test_the_demo_has_the_six_methods_of_the_first_screen() -> None:
+def test_the_demo_has_the_seven_methods_of_the_first_screen() -> None:
     recipe = config.load()
-    assert [m.label for m in recipe.algorithms] == ["local", "fedavg", "fedavg-ft", "ditto", "dm-pfl", "dm-pfl-plus"]
+    six = ["local", "fedavg", "fedavg-ft", "ditto", "dm-pfl", "dm-pfl-plus"]
+    assert [m.label for m in recipe.algorithms] == [*six, "fedavg-adaptive"]
     assert recipe.data.dataset == "digits"
     assert recipe.data.num_clients == 20
 

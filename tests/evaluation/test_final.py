@@ -107,5 +107,5 @@ def test_what_was_not_asked_for_is_not_there() -> None:
     sim = played(Ditto(), evaluation=Evaluation(shift="none", eval_every=100))
     found = sim.evaluations()
     assert found.keys() == {"ids", "edges", "rows", "scores"}
-    assert final.robustness(found, sim.evaluation) == {}
+    assert final.robustness(found, sim.evaluation, sim.task.metric) == {}
     assert sim.clients_table(found)[1] is None

@@ -17,6 +17,7 @@ from personafl import Algorithm, Ditto, Evaluation, FedAvg, Federation, LocalOnl
 from personafl.core import rng
 from personafl.data.corruptions import corrupt
 from personafl.evaluation import final, image_transforms, matrix, whole_set
+from personafl.evaluation.metrics import METRICS
 from personafl.experiment import Client
 from tests import kills
 from tests.evaluation.common import METHODS, SIZES, accuracy, federation, played
@@ -227,7 +228,8 @@ def test_nothing_is_scored_without_corruptions() -> None:
 def test_the_summary_has_means_over_clients() -> None:
     cells = np.array([[[0.1, 0.3]], [[0.5, 0.3]]])  # two clients, fog, severities 2 and 5
     found = {"kinds": np.array(["fog"]), "severities": np.array([2, 5]), "whole_corruption_accuracy": cells}
-    out = final.robustness(found | {"whole_accuracy": np.array([0.4, 0.8])}, WHOLE)
+    metric = METRICS["classification"]["accuracy"]
+    out = final.robustness(found | {"whole_accuracy": np.array([0.4, 0.8])}, WHOLE, metric)
     assert out.keys() == {"whole_corruptions", "whole_corruption_average", "whole_clean"}
     assert out["whole_corruptions"]["fog"]["2"] == pytest.approx({"mean": 0.3, "std": 0.2})
     assert out["whole_corruptions"]["fog"]["5"] == pytest.approx({"mean": 0.3, "std": 0.0})

@@ -211,8 +211,8 @@ def check_recipe(recipe: Recipe) -> None:
         raise UserError(f"evaluation.split={asked.split!r}: is for simulations; clients are judged by their test data")
     if asked.matrix:
         raise UserError("evaluation.matrix=true: no client sees another's test samples in a deployment")
-    if asked.corruptions or asked.rotations:
-        raise UserError("evaluation.corruptions and evaluation.rotations are for simulations")
+    if asked.corruptions or asked.rotations or asked.change:
+        raise UserError("evaluation.corruptions, evaluation.rotations and evaluation.change are for simulations")
     if faults.active:
         raise UserError("[faults]: a deployment has its own")
 

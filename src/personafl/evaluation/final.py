@@ -17,6 +17,8 @@ made of several numbers of each (`Metric.reduce`), scores have one more axis, th
 | `kinds`, `severities` | `[K]`, `[S]` | of corruption |
 | `corruption_scores` | `[N, K, S]` | of the clients' own test sets, corrupted; bytes where all are 0 or 1 |
 | `corruption_accuracy` | `[C, K, S]` | their means |
+| `shift_corruption_accuracy` | `[C, K, S]` | of the test sets at full shift, corrupted; mean over draws |
+| `change_scores` | `[C, draws, 3 I]` | of a stream that changes abruptly (`evaluation/stream_change.py`) |
 | `whole_rows` | `[W]` | the examples of the set that is the same for all clients (`evaluation/whole_set.py`) |
 | `whole_accuracy` | `[C]` | on this set, as it is |
 | `whole_corruption_accuracy` | `[C, K, S]` | on this set, corrupted |
@@ -50,7 +52,7 @@ from personafl.core.types import Metric
 from personafl.data import client_corruption
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift
-from personafl.evaluation import image_transforms, matrix
+from personafl.evaluation import image_transforms, matrix, stream_change
 from personafl.evaluation.evaluate import at_degree, shifted, with_shift
 from personafl.evaluation.matrix import Score
 from personafl.evaluation.settings import Evaluation
@@ -76,6 +78,7 @@ def measured(
     *,
     per_sample: bool,
     metric: Metric,
+    score_in_order: Score,
 ) -> list[Arrays]:
     """Everything asked for, of each client of a stack; `per_sample` where an answer does not depend on its batch."""
     data = federation.examples("test", ids)
@@ -95,6 +98,17 @@ def measured(
         shape = (len(names), len(evaluation.severities))
         cells = [score(image_transforms.corrupted(data, k, s, seed)) for k in names for s in evaluation.severities]
         more["corruption_accuracy"] = _kept(cells, shape, single, "corruption_scores", metric)
+    if names and evaluation.corrupt_shifted and shift is not None:
+        foreign = [at_degree(federation, shift, ids, d, 1.0) for d in range(shift.draws)]
+        both = [
+            [_means(score(image_transforms.corrupted(f, k, s, seed)), metric) for f in foreign]
+            for k in names
+            for s in evaluation.severities
+        ]
+        means = torch.stack([torch.stack(of).mean(0) for of in both], 1)
+        more["shift_corruption_accuracy"] = means.view(-1, len(names), len(evaluation.severities))
+    if evaluation.change and shift is not None:
+        more["change_scores"] = stream_change.scored(score_in_order, federation, shift, ids, evaluation, seed)
     if evaluation.rotations:
         turned = [score(image_transforms.rotated(data, a)) for a in evaluation.rotations]
         more["rotation_accuracy"] = _kept(turned, (len(turned),), single, "rotation_scores", metric)
@@ -119,8 +133,12 @@ def _kept(
     for i, mine in enumerate(single):
         scores = torch.stack([c[i] for c in cells], 1)
         mine[name] = _small(scores.view(-1, *shape, *scores.shape[2:]))
-    means = [torch.stack([metric.of_client(s) for s in c]) for c in cells]
-    return torch.stack(means, 1).view(-1, *shape)
+    return torch.stack([_means(c, metric) for c in cells], 1).view(-1, *shape)
+
+
+def _means(found: list[Tensor], metric: Metric) -> Tensor:
+    """Clients' numbers `[C]` from their scores."""
+    return torch.stack([metric.of_client(s) for s in found])
 
 
 def _small(scores: Tensor) -> Tensor:
@@ -215,16 +233,18 @@ def shift_summary(found: Arrays, evaluation: Evaluation) -> Row | None:
     return {"protocol": evaluation.shift, "degrees": cells, "average": average}
 
 
-def robustness(found: Arrays, evaluation: Evaluation) -> Row:
+def robustness(found: Arrays, evaluation: Evaluation, metric: Metric) -> Row:
     """Mean and deviation over clients of accuracy under corruption and rotation, and on others' test sets."""
     out: Row = {}
-    for which in ("", "whole_"):
+    for which in ("", "whole_", "shift_"):
         if (cells := found.get(f"{which}corruption_accuracy")) is not None:
             out[f"{which}corruptions"] = {
                 str(kind): {str(s): _cell(cells[:, k, j]) for j, s in enumerate(found["severities"])}
                 for k, kind in enumerate(found["kinds"])
             }
             out[f"{which}corruption_average"] = _cell(cells.mean((1, 2)))
+    if "change_scores" in found:
+        out["change"] = stream_change.summary(found["change_scores"], metric.better)
     if "whole_accuracy" in found:
         out["whole_clean"] = _cell(found["whole_accuracy"])
     if "rotation_accuracy" in found:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
-from personafl.evaluation import final
+from personafl.evaluation import final, stream_change
 from personafl.evaluation.final import Arrays
 from personafl.evaluation.metrics import METRICS
 from personafl.evaluation.shown import Shown
@@ -249,7 +249,7 @@ def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str
     ]
 
 
-_CORRUPTED = {"": "", "whole_": ", every model on the whole test set"}
+_CORRUPTED = {"": "", "shift_": ", at full shift", "whole_": ", every model on the whole test set"}
 """Fields of a summary's corruptions by what they begin with, and words for the images these are of."""
 
 
@@ -428,7 +428,7 @@ def html(
         concerns="".join(
             f'<p class="concern">{esc(c)}</p>' for c in (*alerts(summaries, missing), *concerns(summaries))
         ),
-        curves="".join(svg[what] for what in ("rounds", "shift", "rotations", "clients")),
+        curves="".join(svg[what] for what in ("rounds", "shift", "change", "rotations", "clients")),
         corruptions="".join(_corruptions(summaries, which) for which in _CORRUPTED),
         clients=f"{_MATRIX}{svg['matrix']}</div>" if svg["matrix"] else "",
     )
@@ -442,7 +442,7 @@ def html_table(summaries: Sequence[Summary], spread: str | None = None) -> str:
     return f'<table class="methods"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-FIGURES = ("rounds", "shift", "clients", "matrix", "rotations")
+FIGURES = ("rounds", "shift", "change", "clients", "matrix", "rotations")
 """What can be drawn of a comparison."""
 
 
@@ -490,6 +490,7 @@ def _of_clients(found: Arrays, shown: Shown) -> NDArray[np.float64] | None:
 _AXES = {
     "rounds": ("round", "{} without shift, over rounds"),
     "shift": ("degree of shift, %", "{} over the degree of shift"),
+    "change": ("input", "{} along a stream: own data, another's, own again"),
     "rotations": ("rotation, degrees", "{} on turned images"),
 }
 
@@ -501,6 +502,9 @@ def _curve(what: str, seeds: Sequence[Summary], curves: Mapping[Key, RoundRows])
     if what == "rounds":
         return _over_rounds(seeds, curves)
     robust = [s.get("robustness", {}) for s in seeds]
+    if what == "change":
+        along = [stream_change.smoothed(r["change"]) for r in robust if "change" in r]
+        return Curve.over_seeds(along) if len(along) == len(seeds) else None
     if what == "shift":
         cells = [(s["shift"] or {}).get("degrees") for s in seeds]
     elif what == "expected":

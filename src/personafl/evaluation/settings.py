@@ -34,6 +34,10 @@ class Evaluation(Section):
     matrix: bool = setting(False, "every client's model on every client's test set")
     batch: int = setting(0, "inputs that inference=batch or mixture sees at once; 0: all that are judged together")
     inputs_before: int = setting(0, "inputs of the same kind a client's stream has seen before those that are judged")
+    change: int = setting(
+        0, "inputs of each part of a stream that changes abruptly: own, shifted, own again; 0: there is none"
+    )
+    corrupt_shifted: bool = setting(False, "the corruptions also of clients' test sets at full shift")
     when: Literal["after_aggregation", "after_local"] = setting(
         "after_aggregation", "evaluate what clients hold after the server's step, or after their own training"
     )
@@ -72,6 +76,13 @@ class Evaluation(Section):
                 ("targets", self.metric != "accuracy" or all(0 < t <= 1 for t in self.targets), "shares in (0, 1]"),
                 ("batch", self.batch >= 0, "a number of inputs, 0 for all"),
                 ("inputs_before", 0 <= self.inputs_before <= 10_000, "at least 0 and at most 10000"),
+                ("change", 0 <= self.change <= 10_000, "at least 0 and at most 10000"),
+                ("change", not self.change or self.shift != "none", "0 without shift"),
+                (
+                    "corrupt_shifted",
+                    not self.corrupt_shifted or (self.shift != "none" and len(self.corruptions) > 0),
+                    "false without shift or without corruptions",
+                ),
                 ("clients", not isinstance(self.clients, int) or self.clients >= 1, "all, selected or at least 1"),
             ]
         )

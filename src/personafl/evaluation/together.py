@@ -27,14 +27,27 @@ def asked(algorithm: Algorithm) -> bool:
 
 
 def client_scores(
-    algorithm: Algorithm, task: TrainedTask, ready: Params, data: Examples, evaluation: Evaluation, activations: float
+    algorithm: Algorithm,
+    task: TrainedTask,
+    ready: Params,
+    data: Examples,
+    evaluation: Evaluation,
+    activations: float,
+    *,
+    in_order: bool = False,
 ) -> list[Tensor]:
-    """Per client the score of each of its examples, by whatever its method answers by; see `evaluate.scores`."""
+    """Per client the score of each of its examples, by whatever its method answers by; see `evaluate.scores`.
+
+    `in_order`: they come as they are, from what the client knew before the first.
+    """
     rule = algorithm.rule
     if rule is None or not rule.together:
         return evaluate.scores(algorithm.predict, task, ready, data, activations)
     both = functools.partial(evaluate.both_outputs, algorithm)
     given = evaluate.outputs(both, task, ready, data, activations)
+    if in_order:
+        as_they_are = torch.arange(data.rows.shape[1], device=data.rows.device).expand(data.rows.shape)
+        return scores(rule, task.metric, ready, given, data, as_they_are, evaluation.batch)
     order = shuffled(data, algorithm.setup.training.seed)
     return scores(rule, task.metric, ready, given, data, order, evaluation.batch, evaluation.inputs_before)
 

@@ -353,6 +353,7 @@ class Result(Displayed):
 NOT_DRAWN = {
     "rounds": "nothing was evaluated",
     "shift": "this run has no shift; evaluation.shift=donor gives some",
+    "change": "this run has no stream that changes; evaluation.change=50 gives one",
     "clients": "no client was evaluated",
     "matrix": "this run has no matrix; evaluation.matrix=true gives one",
     "rotations": "this run has none; evaluation.rotations=-15,0,15 gives some",

@@ -293,7 +293,7 @@ class _Seed:
         scored = sim.evaluations()
         clients, shift = sim.clients_table(scored)
         summary = _summary(self.recipe, method, sim, scored, shift, seconds)
-        if more := final.robustness(scored, self.recipe.evaluation):
+        if more := final.robustness(scored, self.recipe.evaluation, sim.task.metric):
             summary["robustness"] = more
         if alike := sim.masks():
             summary["masks"] = alike

@@ -88,8 +88,9 @@ class Evaluator:
         task = dataclasses.replace(self.task, model=model)
         return self._portable(self._scores(task, deployed, self.federation.examples("test", ids)))
 
-    def _scores(self, task: TrainedTask, deployed: Params, data: Examples) -> list[Tensor]:
-        return together.client_scores(self.algorithm, task, deployed, data, self.evaluation, self.activations)
+    def _scores(self, task: TrainedTask, deployed: Params, data: Examples, *, in_order: bool = False) -> list[Tensor]:
+        asked, most = self.evaluation, self.activations
+        return together.client_scores(self.algorithm, task, deployed, data, asked, most, in_order=in_order)
 
     def _own(self, ids: Tensor, models: Models) -> tuple[list[Tensor], list[Tensor]]:
         """Scores of each client's own model on its test set, and whether the model is finite."""
@@ -173,7 +174,7 @@ class Evaluator:
     def of_newcomers(self, models: Models) -> final.Arrays:
         """The scores of the clients held out, under all that was asked for but shift."""
         ids = torch.arange(self.federation.num_clients, self.federation.everybody)
-        asked = dataclasses.replace(self.evaluation, shift="none", matrix=False)
+        asked = dataclasses.replace(self.evaluation, shift="none", matrix=False, change=0, corrupt_shifted=False)
         return self._measured(largest_first(self.federation, ids), models, None, asked)
 
     def _measured(self, ids: Tensor, models: Models, shift: Shift | None, asked: Evaluation) -> final.Arrays:
@@ -184,8 +185,19 @@ class Evaluator:
             def score(data: Examples) -> list[Tensor]:
                 return on_host(self._scores(task, deployed, data))
 
+            def in_order(data: Examples) -> list[Tensor]:
+                return on_host(self._scores(task, deployed, data, in_order=True))
+
             return final.measured(
-                score, self.federation, part, shift, asked, seed, per_sample=self.per_sample, metric=self.task.metric
+                score,
+                self.federation,
+                part,
+                shift,
+                asked,
+                seed,
+                per_sample=self.per_sample,
+                metric=self.task.metric,
+                score_in_order=in_order,
             )
 
         with self.placement.clock("evaluation"):

@@ -42,7 +42,7 @@ from personafl.core.types import (
 )
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
-from personafl.evaluation import final, masks, metrics, rounds
+from personafl.evaluation import final, masks, metrics, rounds, stream_change
 from personafl.evaluation.evaluate import deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
@@ -107,6 +107,7 @@ class Simulation(Displayed):
             criterion or metrics.chosen(training.loss, metrics.LOSSES[kind], "training.loss"),
             judged if isinstance(judged, Metric) else Metric(judged),
         )
+        stream_change.check(self.evaluation, self.task.metric)
         examples = int(federation.sizes("train")[: federation.num_clients].sum())
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
