@@ -1,13 +1,15 @@
 """Rules of inference tried on trainings that were played once.
 
-    python benchmarks/frontier.py train RECIPE [KEY=VALUE ...] --seed 1000 --out outputs.npz
-    python benchmarks/frontier.py rules outputs.npz [--kind batch stream] [--batch 0 1 8 32] [--before 32]
-                                                    [--temperature 1 2] [--share 0 0.5 1] [--pull 1 2 4]
+    python benchmarks/frontier.py train RECIPE ... [--set KEY=VALUE ...] --seeds 1000 --out FOLDER [--jobs 12]
+    python benchmarks/frontier.py rules FOLDER/*.npz [--kind batch stream] [--batch 0 1 8 32] [--before 32]
+                                                     [--temperature 1 2] [--share 0 0.5 1] [--pull 1 2 4]
 
-`train` plays the methods of a recipe and keeps, for every client, the outputs of its own model and of the global one on
-its own test examples and on those of every draw of donor shift, with what its rule measured. `rules` then judges every
-rule on them: accuracy without shift, at full shift and in the mean over six degrees, over clients and draws. Choose on
-validation data (`evaluation.split=validation data.validation_share=0.2`), with other seeds than those reported.
+`train` plays every method of these recipes with every seed, each in a process, and keeps in `RECIPE-LABEL-SEED.npz`,
+for every client, the outputs of its own model and of the global one on its own test examples and on those of every draw
+of donor shift, with its label frequencies. `rules` then judges every rule on them, on a CPU: accuracy without shift, at
+full shift and in the mean over six degrees, over clients and draws; files that differ in the seed alone are one row.
+Choose on validation data (`evaluation.split=validation data.validation_share=0.2`), with other seeds than those
+reported. Methods must have `inference = "batch"`, so that label frequencies are taken.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-from dataclasses import replace
+import json
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,12 @@ import torch
 from torch import Tensor
 
 import personafl
+from personafl import config
 from personafl.core.types import Examples, Metric, Params
 from personafl.data.shift import mix_scores
 from personafl.evaluation import evaluate, together
 from personafl.evaluation.metrics import METRICS
+from personafl.experiment.jobs import side_by_side
 from personafl.sim.simulator import Simulation
 from personafl.slots import EstimatedPrior, RunningPrior
 
@@ -59,12 +65,49 @@ def kept(sim: Simulation) -> Kept:
     }
 
 
+@dataclass(frozen=True)
+class Training:
+    """One method of a recipe with one seed, as another process can be given it."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    label: str
+    seed: int
+    device: str
+    out: Path
+
+    def play(self) -> None:
+        path = self.out / f"{Path(self.recipe).stem}-{self.label}-{self.seed}.npz"
+        if path.is_file():
+            return
+        found = personafl.run(
+            self.recipe,
+            *self.overrides,
+            f"algorithms={self.label}",
+            seeds=[self.seed],
+            device=self.device,
+            threads=1,
+            quiet=True,
+        )
+        (one,) = found
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            np.savez_compressed(file, **kept(one.simulation), summary=np.array(json.dumps(one.summary)))
+        part.rename(path)
+
+
 def train(args: argparse.Namespace) -> None:
-    found = personafl.run(args.recipe, *args.overrides, seeds=[args.seed], device=args.device)
-    held: Kept = {}
-    for m in found:
-        held |= {f"{m.label}/{n}": a for n, a in kept(m.simulation).items()}
-    np.savez_compressed(args.out, **held)
+    args.out.mkdir(parents=True, exist_ok=True)
+    jobs = [
+        Training(recipe, tuple(args.set), m.label, seed, args.device, args.out)
+        for recipe in args.recipe
+        for m in config.load(recipe).algorithms
+        for seed in args.seeds
+    ]
+    begun = time.perf_counter()
+    for place, (i, _) in enumerate(side_by_side([job.play for job in jobs], args.jobs), 1):
+        told = f"{Path(jobs[i].recipe).stem} {jobs[i].label} {jobs[i].seed}"
+        print(f"{time.perf_counter() - begun:6.0f} s  {place}/{len(jobs)}  {told}", flush=True)
 
 
 class Outputs:
@@ -116,11 +159,11 @@ def judged(rule: Any, of: Outputs, metric: Metric, batch: int, before: int) -> l
 
 
 def rules(args: argparse.Namespace) -> None:
-    held = np.load(args.outputs)
-    labels = list(dict.fromkeys(n.rpartition("/")[0] for n in held.files))
     metric = METRICS["classification"]["accuracy"]
-    for label in labels:
-        of = Outputs({n.rpartition("/")[2]: held[n] for n in held.files if n.rpartition("/")[0] == label})
+    by_name: dict[str, list[Outputs]] = {}
+    for path in args.outputs:
+        by_name.setdefault(path.stem.rpartition("-")[0], []).append(Outputs(dict(np.load(path))))
+    for label, seeds in by_name.items():
         found = []
         for share, warm, pull in itertools.product(args.share, args.temperature, args.pull):
             base = EstimatedPrior(share=share, temperature=warm, pull=pull)
@@ -129,24 +172,26 @@ def rules(args: argparse.Namespace) -> None:
                 stream = kind == "stream"
                 tried = RunningPrior(**usual, forgetting=args.forgetting) if stream else replace(base)
                 for batch in [0] if stream else args.batch:
-                    curve = judged(tried, of, metric, batch, args.before if stream else 0)
+                    curves = [judged(tried, of, metric, batch, args.before if stream else 0) for of in seeds]
+                    curve = [sum(at) / len(at) for at in zip(*curves, strict=True)]
                     found.append((sum(curve) / len(curve), curve, f"{kind} {batch or 'all'} {usual}"))
         for mean, curve, words in sorted(found, key=lambda f: -f[0])[: args.best]:
-            print(f"{label:24} {100 * mean:5.2f}  {' '.join(f'{100 * c:5.2f}' for c in curve)}  {words}", flush=True)
+            print(f"{label:32} {100 * mean:5.2f}  {' '.join(f'{100 * c:5.2f}' for c in curve)}  {words}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(required=True)
     one = parts.add_parser("train")
-    one.add_argument("recipe")
-    one.add_argument("overrides", nargs="*")
-    one.add_argument("--seed", type=int, default=1000)
+    one.add_argument("recipe", nargs="+")
+    one.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    one.add_argument("--seeds", type=int, nargs="*", default=[1000])
+    one.add_argument("--jobs", type=int, default=1)
     one.add_argument("--device", default="auto")
     one.add_argument("--out", type=Path, required=True)
     one.set_defaults(work=train)
     two = parts.add_parser("rules")
-    two.add_argument("outputs", type=Path)
+    two.add_argument("outputs", type=Path, nargs="+")
     two.add_argument("--kind", nargs="*", default=["batch"], choices=["batch", "stream"])
     two.add_argument("--batch", nargs="*", type=int, default=[0])
     two.add_argument("--before", type=int, default=32)
