@@ -4,7 +4,7 @@
     python tools/results.py collect FOLDER ...   keep the finished runs of such folders or of `personafl reproduce`
     python tools/results.py                      write all pages anew
 
-`docs/results/runs/<setting>/<label>-<seed>.json` is a run's `summary.json`, as `personafl reproduce` names them when it
+`docs/results/summaries/<setting>/<label>-<seed>.json` is a run's `summary.json`, as `personafl reproduce` names them when it
 is given all targets of a paper. A page reports the seeds of which it has numbers, and settings and methods that have
 all of these seeds. `run` keeps no clients' models, which take gigabytes.
 """
@@ -30,7 +30,7 @@ from personafl.experiment.targets import Target
 from personafl.sim.machine import chosen_device
 
 PAGES = Path(__file__).parents[1] / "docs" / "results"
-RUNS = PAGES / "runs"
+RUNS = PAGES / "summaries"
 MARKS = "<!-- claims -->", "<!-- end of claims -->"
 Found = dict[tuple[str, str, int], dict[str, Any]]
 """Summaries by setting, label and seed."""
