@@ -4,9 +4,9 @@
     python tools/results.py collect FOLDER ...   keep the finished runs of such folders or of `personafl reproduce`
     python tools/results.py                      write all pages anew
 
-`docs/results/summaries/<setting>/<label>-<seed>.json` is a run's `summary.json`, as `personafl reproduce` names them when it
-is given all targets of a paper. A page reports the seeds of which it has numbers, and settings and methods that have
-all of these seeds. `run` keeps no clients' models, which take gigabytes.
+`docs/results/summaries/<setting>/<label>-<seed>.json` is a run's `summary.json`, as `personafl reproduce` names them
+when it is given all targets of a paper. A page reports the seeds of which it has numbers, and settings and methods that
+have all of these seeds. `run` keeps no clients' models, which take gigabytes.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def overview(made: list[Reproduction]) -> str:
 def written(folder: Path = PAGES, runs: Path = RUNS) -> list[Reproduction]:
     """All pages, written to a folder."""
     made = [one for n in targets.names() if (one := reproduction(n, folder / n, runs)) is not None]
+    if not made:
+        raise SystemExit(f"{runs}: there are no summaries; the pages are left as they are")
     for one in made:
         one.folder.mkdir(parents=True, exist_ok=True)
         one.write()

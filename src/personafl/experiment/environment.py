@@ -19,7 +19,7 @@ def environment(sim: Simulation) -> dict[str, Any]:
         "device": str(sim.device),
         "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{cpu()}, {sim.threads} threads",
         "threads": sim.threads,
-        "precision": sim.training.precision,
+        "precision": "float32" if sim.training.precision == "tf32" and not gpu else sim.training.precision,
         "torch": torch.__version__,
         "version": __version__,
         "commit": _commit(),

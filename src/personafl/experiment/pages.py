@@ -182,8 +182,8 @@ def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list
         "initial weights, by seed": _hashes(every, seeds, "init"),
     }
     rows = [[name, ", ".join(map(str, values))] for name, values in facts.items()]
-    spent = f"{sum(seconds):,.0f} s added up, {statistics.fmean(seconds):.1f} s a run, some of them side by side"
-    rows.append(["training and evaluation", spent])
+    spent = f"{sum(seconds):,.0f} s added up, {statistics.fmean(seconds):.1f} s a run"
+    rows.append(["training and evaluation", f"{spent}; runs side by side slow each other"])
     options = " --smoke" if smoke else ""
     usual = found.target.seeds[:1] if smoke else found.target.seeds
     options += "" if tuple(seeds) == usual else f" --seeds {','.join(map(str, seeds))}"
@@ -200,7 +200,8 @@ def _distinct(values: Any) -> list[Any]:
 
 
 def _commit(summary: Mapping[str, Any]) -> str:
-    return str(summary["environment"].get("commit") or "no commit")[:7]
+    commit = summary["environment"].get("commit")
+    return str(commit)[:7] if commit else "no commit"
 
 
 def _hashes(every: Sequence[Mapping[str, Any]], seeds: Sequence[int], name: str) -> list[str]:

@@ -67,7 +67,11 @@ def reproduce_all(
     the folder; the same one is gone on with. `told` hears of every run that is there (with `setting`, `label` and
     `seed`), its place and how many there are. The other arguments are those of `personafl.run`.
     """
-    asked = [targets.load(n) for n in targets.expanded(names)]
+    if not names:
+        raise UserError("reproduce: needs a target; personafl reproduce --list names them")
+    if clash := {"quiet", "watch", "out", "seeds", "recipe"} & conditions.keys():
+        raise UserError(f"{', '.join(sorted(clash))}: reproduce sees to that itself; progress is what `told` hears")
+    asked = [targets.load(n) for n in targets.expanded([names] if isinstance(names, str) else names)]
     labels = _labels(asked, [only] if isinstance(only, str) else only)
     given = checked_seeds(seeds)
     numbers = {t.name: given or t.seeds[: 1 if smoke else None] for t in asked}
@@ -83,7 +87,8 @@ def reproduce_all(
             files.write(folder / REQUEST, request)
         elif run_folder.text_of(folder / REQUEST) != request:
             raise UserError(
-                f"{folder}: is of other targets, of other seeds or of another version; choose another folder"
+                f"{folder}: is of other targets, of other seeds or of another version, or one is a rehearsal and the "
+                "other is not; a folder takes one request, so choose another"
             )
         finish([r for r in runs if r.labels & labels], folder, jobs, place, conditions, told)
         ended = []

@@ -133,7 +133,8 @@ def expanded(asked: Sequence[str]) -> list[str]:
 def load(name: str) -> Target:
     """A target by its name."""
     if not isinstance(name, str) or name not in names():
-        raise UserError(f"{unknown('target', str(name), names())}; personafl reproduce --list tells what they are")
+        known = unknown("target", str(name), names())
+        raise UserError(f"{name}: {known}; personafl reproduce --list tells what they are")
     told = _told(name)
     return Target(
         name=name,
