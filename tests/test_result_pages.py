@@ -10,6 +10,7 @@ import pytest
 from tools import results
 
 from personafl.experiment import targets
+from personafl.experiment.shared_runs import SharedRun
 
 
 def test_the_pages_are_what_the_summaries_give() -> None:
@@ -37,24 +38,61 @@ def test_methods_of_a_setting_and_seed_saw_the_same_data() -> None:
     assert seen and all(len(kinds) == 1 for kinds in seen.values())
 
 
-def test_what_is_missing_is_run_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Figure 6 in small, one of six runs being there, and one that was judged by less."""
-    small = targets.load("dmpfl-fig6")
-    smaller = dict(small.recipe) | {"data": dict(small.recipe["data"]) | {"dataset": "digits"}}
-    smaller |= {"model": {"name": "small-cnn"}, "training": {"num_rounds": 8, "local_epochs": 1, "join_ratio": 0.5}}
-    target = replace(small, recipe=smaller, seeds=(0,))
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Figure 6 in small as the only target, and a folder for its summaries."""
+    whole = targets.load("dmpfl-fig6")
+    recipe = dict(whole.recipe) | {"data": dict(whole.recipe["data"]) | {"dataset": "digits"}}
+    recipe |= {"model": {"name": "small-cnn"}, "training": {"num_rounds": 8, "local_epochs": 1, "join_ratio": 0.5}}
+    target = replace(whole, recipe=recipe, seeds=(0,))
     monkeypatch.setattr(targets, "load", lambda _: target)
-    monkeypatch.setattr(results, "RUNS", tmp_path / "runs")
-    assert [r.home.parent.name for r in results.missing(["dmpfl-fig6"], tmp_path)] == [
-        "five-groups-of-four", "fifteen-and-five",
-    ]  # fmt: skip
-    monkeypatch.setattr(results, "missing", lambda names, of=results.missing: of(names, tmp_path))
-    results.played(["dmpfl-fig6"], tmp_path / "out", 1, "cpu")
-    assert not list((tmp_path / "out").rglob("*.safetensors"))
-    assert results.collect(tmp_path / "out", tmp_path) == 2
-    assert results.missing(["dmpfl-fig6"]) == []
-    one = tmp_path / "fifteen-and-five" / "dm-pfl-0.json"
+    monkeypatch.setattr(targets, "names", lambda: ["dmpfl-fig6"])
+    monkeypatch.setattr(results, "RUNS", tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def settings_of(runs: list[SharedRun]) -> list[str]:
+    return [r.home.parent.name for r in runs]
+
+
+def test_what_is_missing_is_run_and_kept(small: Path, tmp_path: Path) -> None:
+    names, out = ["dmpfl-fig6"], tmp_path / "out"
+    assert settings_of(results.missing(names)) == ["five-groups-of-four", "fifteen-and-five"]
+    results.played(names, out, 1, "cpu")
+    assert not list(out.rglob("*.safetensors"))
+    assert results.collect(out, small) == 2
+    assert results.missing(names) == []
+    results.played(names, out, 2, "cpu")  # nothing is left to run
+    one = small / "fifteen-and-five" / "dm-pfl-0.json"
     told = json.loads(one.read_text())
-    del told["masks"]
-    one.write_text(json.dumps(told))
-    assert [r.home.parent.name for r in results.missing(["dmpfl-fig6"])] == ["fifteen-and-five"]
+    one.write_text(json.dumps(told | {"masks": {}}))
+    assert settings_of(results.missing(names)) == ["fifteen-and-five"]  # it was judged by less
+    one.write_text(json.dumps(told | {"robustness": {"expected": {}, "more": {}}}))
+    with pytest.raises(SystemExit, match=r"has no .*more.*, and .* has"):
+        results.collect(out, small)
+    one.unlink()
+    path = next(out.rglob("dm-pfl/seed-0/summary.json"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": 4}))
+    with pytest.raises(SystemExit, match="of other seeds or rounds"):
+        results.collect(out, small)
+    (out / "runs" / "fifteen-and-five").rename(out / "runs" / "other")
+    path.unlink()
+    with pytest.raises(SystemExit, match="no target has such a run"):
+        results.collect(out, small)
+
+
+def test_runs_are_called_as_when_all_targets_are_run() -> None:
+    """Table 4 has no runs of its own, and Figure 4's are judged as Table 1's, too."""
+    whole = {r.home for r in results.planned()}
+    for names in (["dmpfl-table4"], ["dmpfl-fig4", "dmpfl-fig5"]):
+        assert {r.home for r in results.missing(names)} <= whole
+    assert results.missing(["dmpfl-table4"]) == []
+    assert all(r.recipe.evaluation.matrix for r in results.missing(["dmpfl-fig4"]))
+
+
+def test_a_seed_with_few_numbers_is_not_reported() -> None:
+    target = targets.load("dmpfl-table1")
+    found = results.summaries(target)
+    assert results.reported(target, found) == (0, 1, 2)
+    few = {key: told for key, told in found.items() if key[2] != 1 or key[1] == "fedavg"}
+    assert results.reported(target, few) == (0, 2)

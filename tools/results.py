@@ -16,7 +16,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ def planned() -> list[SharedRun]:
     return shared_runs.plan([(t, t.seeds) for t in map(targets.load, targets.names())])
 
 
-def kept_at(home: Path, runs: Path = RUNS) -> Path:
+def kept_at(home: Path, runs: Path | None = None) -> Path:
     """Where the summary of a run is kept."""
-    return runs / home.parent.name / f"{home.name}.json"
+    return (runs or RUNS) / home.parent.name / f"{home.name}.json"
 
 
 def summaries(target: Target, runs: Path = RUNS) -> Found:
@@ -56,34 +56,41 @@ def summaries(target: Target, runs: Path = RUNS) -> Found:
     return found
 
 
-def missing(names: Sequence[str], runs: Path = RUNS) -> list[SharedRun]:
-    """Runs that these targets need and that are not there, or were judged by less; those of the first target first."""
-    asked = [targets.load(n) for n in names]
-    plan = shared_runs.plan([(t, t.seeds) for t in asked])
-    return [run for run in plan if not _whole(run, {t.name: t for t in asked}, runs)]
+def missing(names: Sequence[str], runs: Path | None = None) -> list[SharedRun]:
+    """Runs that these targets need and that are not there, or were judged by less; those of the first target first.
+
+    A run is judged by all that any target asks of it, as it is called when all targets are run.
+    """
+    place = {name: i for i, name in enumerate(names)}
+    needed = [r for r in planned() if any(of[0] in place for of in r.places)]
+    needed.sort(key=lambda r: min(place[of[0]] for of in r.places if of[0] in place))
+    return [r for r in needed if not _whole(r, kept_at(r.home, runs), names)]
 
 
-def _whole(run: SharedRun, asked: Mapping[str, Target], runs: Path) -> bool:
-    path = kept_at(run.home, runs)
+def _whole(run: SharedRun, path: Path, names: Sequence[str]) -> bool:
+    """Whether a summary has all that these targets ask of its run."""
     if not path.is_file():
         return False
     told = json.loads(path.read_text())
     for name, setting, label in run.places:
-        columns = [c for c in asked[name].columns if not c.endswith(RELATIVE)]
-        alone = Comparison(asked[name], {(setting, label): [told]})
-        if not all(alone.cell(setting, label, c).values for c in columns):
-            return False
+        if name in names:
+            target = targets.load(name)
+            alone = Comparison(target, {(setting, label): [told]})
+            columns = [c for c in target.columns if not c.endswith(RELATIVE)]
+            if not all(alone.cell(setting, label, c).values for c in columns):
+                return False
     return True
 
 
 def reported(target: Target, found: Found) -> tuple[int, ...]:
-    """The seeds of which the target's columns are measured."""
+    """The seeds of which at least half as many numbers are there as of the seed that has the most."""
 
-    def measured(seed: int) -> bool:
+    def measured(seed: int) -> int:
         alone = Comparison(target, {(s, label): [told] for (s, label, of), told in found.items() if of == seed})
-        return any(cell.values for *_, cell in alone.cells())
+        return sum(bool(cell.values) for *_, cell in alone.cells())
 
-    return tuple(seed for seed in target.seeds if measured(seed))
+    cells = {seed: measured(seed) for seed in target.seeds}
+    return tuple(seed for seed, many in cells.items() if many and 2 * many >= max(cells.values()))
 
 
 def reproduction(name: str, folder: Path, runs: Path = RUNS) -> Reproduction | None:
@@ -129,13 +136,24 @@ def written(folder: Path = PAGES, runs: Path = RUNS) -> list[Reproduction]:
 
 def collect(folder: Path, runs: Path = RUNS) -> int:
     """Keep the summaries of a reproduction's finished runs; how many."""
-    kept = 0
+    plan = {r.home: r for r in planned()}
+    found = {}
     for path in sorted((folder / "runs").glob("*/*/*/seed-*/summary.json")):
-        to = kept_at(path.parents[2], runs)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_text(json.dumps(json.loads(path.read_text()), separators=(",", ":"), ensure_ascii=False) + "\n")
-        kept += 1
-    return kept
+        told, home = json.loads(path.read_text()), path.parents[2].relative_to(folder)
+        run = plan.get(home)
+        if run is None:
+            raise SystemExit(f"{path}: no target has such a run when all of a paper are run; use `run`")
+        if (told["seed"], told["rounds"]) != (run.seed, run.recipe.training.num_rounds):
+            raise SystemExit(f"{path}: is of other seeds or rounds than {home}, or a rehearsal")
+        there = kept_at(home, runs)
+        before = json.loads(there.read_text()).get("robustness", {}) if there.is_file() else {}
+        if gone := before.keys() - told.get("robustness", {}).keys():
+            raise SystemExit(f"{path}: has no {', '.join(sorted(gone))}, and {there} has")
+        found[there] = told
+    for there, told in found.items():
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_text(json.dumps(told, separators=(",", ":"), ensure_ascii=False) + "\n")
+    return len(found)
 
 
 def played(names: Sequence[str], folder: Path, jobs: int, device: str) -> None:
@@ -147,7 +165,13 @@ def played(names: Sequence[str], folder: Path, jobs: int, device: str) -> None:
             path.unlink()
 
     begun = time.perf_counter()
-    runs = [r for r in missing(names) if not (folder / r.home / r.label / f"seed-{r.seed}" / "summary.json").is_file()]
+    runs = []
+    for run in missing(names):
+        there = folder / run.home / run.label / f"seed-{run.seed}" / "summary.json"
+        if not there.is_file():
+            runs.append(run)
+        elif not _whole(run, there, names):
+            raise SystemExit(f"{there}: was judged by less than is needed; choose another folder")
     finish(runs, folder, jobs, chosen_device(device), {"threads": 1}, told)
 
 
@@ -158,7 +182,9 @@ def differences() -> list[str]:
         shutil.copy(PAGES / "index.md", folder)
         made = written(folder)
         files = ["index.md", *(f"{one.target.name}/{f}" for one in made for f in ("page.md", "comparison.csv"))]
-        return [f for f in files if not (PAGES / f).is_file() or (folder / f).read_text() != (PAGES / f).read_text()]
+        wrong = [f for f in files if not (PAGES / f).is_file() or (folder / f).read_text() != (PAGES / f).read_text()]
+        there = {p.parent.name for p in PAGES.glob("*/page.*")}
+        return wrong + sorted(there ^ {one.target.name for one in made})
 
 
 def main() -> None:
@@ -168,7 +194,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="auto")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.do == "run":
         if args.out is None:
             parser.error("run: needs --out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -286,6 +287,61 @@ def test_one_run_is_judged_by_all_that_is_asked_of_it() -> None:
     assert joined(a, a) == a
 
 
+def test_other_trainings_are_other_runs() -> None:
+    """Whatever part of the recipe differs, and however alike settings are called."""
+    base = {"algorithms": ["ditto"], "training": {"num_rounds": 4}}
+    changes: list[dict[str, Any]] = [
+        {"model": {"name": "mlp"}}, {"data": {"alpha": 0.7}}, {"training": {"num_rounds": 5}},
+        {"faults": {"drop_rate": 0.5}}, {"algorithms": [{"name": "ditto", "proximal_weight": 0.3}]},
+    ]  # fmt: skip
+    made = [target(name=f"t{i}", methods={"ditto": "Ditto"}, recipe=base | c) for i, c in enumerate([{}, *changes])]
+    runs = plan([(t, [0]) for t in made])
+    assert len(runs) == len({r.home for r in runs}) == 6
+    other = target(
+        name="t", methods={"mine": "Ditto"}, recipe=base | {"algorithms": [{"name": "ditto", "label": "mine"}]}
+    )
+    (one,) = plan([(made[0], [0]), (other, [0])])
+    assert one.labels == {"ditto", "mine"} and one.label == "ditto"
+
+
+def test_the_overrides_of_a_method_in_a_setting_come_last() -> None:
+    setting = Setting("s", ("training.lr=0.2",), {"ditto": ("training.lr=0.3",)})
+    made = target(settings=(setting,), by_method={"ditto": ("training.lr=0.1",), "dm-pfl": ("training.lr=0.1",)})
+    assert [made.recipe_of(setting, label).training.lr for label in made.methods] == [0.2, 0.3, 0.2]
+    assert targets.expanded(["dmpfl-table1", "dmpfl", "dmpfl-table1"])[0] == "dmpfl-table1"
+    assert sorted(targets.expanded(["dmpfl-table1", "dmpfl"])) == targets.names()
+
+
+def test_numbers_are_those_of_each_seed() -> None:
+    """Relative to FedAvg of the same seed; near by the mean; behind by more than a margin; diverged is undecided."""
+    methods = {"fedavg": "FedAvg", "ditto": "Ditto", "dm-pfl": "DM-PFL"}
+    made = target(columns=("communication relative to FedAvg",), methods=methods, recipe={"algorithms": list(methods)})
+    seeds = {
+        "fedavg": [{"communication": {"paper_mib_per_client": m}} for m in (10.0, 20.0)],
+        "ditto": [{"communication": {"paper_mib_per_client": m}} for m in (5.0, 5.0)],
+    }
+    name = made.settings[0].name
+    found = Comparison(made, {(name, label): [told(0.5, 0.5) | s for s in of] for label, of in seeds.items()})
+    assert found.cell(name, "ditto", "communication relative to FedAvg").values == (50.0, 25.0)
+    near = Claim("near", "w/o shift", ("dm-pfl",), near=80.0, within=1.0)
+    behind = Claim("behind", "w/o shift", ("dm-pfl",), ("ditto",), margin=-3.0)
+    by = {"dm_pfl": [(0.8, 0.5), (0.9, 0.5), (0.9, 0.5)], "ditto": [(0.801, 0.5), (0.901, 0.5), (0.901, 0.5)]}
+    far = compared([near, behind], **by)
+    assert [v.status for v in far.verdicts()] == ["does not hold", "holds"]
+    far.summaries["CIFAR-10, Dir(0.3)", "dm-pfl"][2]["diverged"] = {"final": 1}  # type: ignore[index]
+    assert far.verdicts()[1].status == "undecided"
+
+
+def test_the_expectation_over_donors_is_for_the_table_that_asks_for_it() -> None:
+    drawn = told(0.5, 0.25) | {"robustness": {"expected": {"0.0": {"mean": 0.5}, "1.0": {"mean": 0.3}}}}
+    assert measures.measure("100% shift", drawn, expected=False) == pytest.approx(25.0)
+    assert measures.measure("average", drawn, degrees=(0.0, 0.5)) is None
+    recipe = {"algorithms": ["ditto"], "evaluation": {"degrees": [0.0, 1.0]}}
+    plain = target(methods={"ditto": "Ditto"}, recipe=recipe)
+    found = Comparison(plain, {(plain.settings[0].name, "ditto"): [drawn]})
+    assert found.cell(plain.settings[0].name, "ditto", "100% shift").mean == pytest.approx(25.0)
+
+
 def test_an_average_is_over_the_degrees_of_its_own_table() -> None:
     """0 and 100 % here, though the run has 50 % for another table."""
     cells = {d: {"mean": m, "std": 0.0} for d, m in (("0.0", 0.8), ("0.5", 0.7), ("1.0", 0.4))}
@@ -295,6 +351,29 @@ def test_an_average_is_over_the_degrees_of_its_own_table() -> None:
     found = Comparison(made, {("CIFAR-10, Dir(0.3)", "ditto"): [summary]})
     assert found.cell("CIFAR-10, Dir(0.3)", "ditto", "average").mean == pytest.approx(60.0)
     assert measures.measure("average", summary) == pytest.approx(100 * 1.9 / 3)
+
+
+def test_a_run_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
+    """In the middle, or before it had said what it is; one that somebody went on with is not of the table."""
+    out = tmp_path / "o"
+    asked: dict[str, Any] = {"only": ["fedavg"], "out": out, **QUICK}
+    whole = personafl.reproduce("dmpfl-table4", **asked)
+    home = out / "runs" / "cifar-10" / "fedavg-0"
+    path = home / "fedavg" / "seed-0" / "summary.json"
+    first = {k: v for k, v in json.loads(path.read_text()).items() if k != "time"}
+    (home / "run.json").unlink()
+    again = personafl.reproduce("dmpfl-table4", **asked)
+    assert {k: v for k, v in json.loads(path.read_text()).items() if k != "time"} == first
+    path.unlink()
+    (path.parent / "checkpoint" / "manifest.json").unlink()
+    personafl.reproduce("dmpfl-table4", **asked)
+    assert {k: v for k, v in json.loads(path.read_text()).items() if k != "time"} == first
+    assert list(again.summaries) == list(whole.summaries)
+    shutil.rmtree(home)
+    personafl.reproduce("dmpfl-table4", **asked)
+    personafl.resume(home, "training.num_rounds=6", quiet=True)
+    with pytest.raises(UserError, match=r"is not of seed 0 and 4 rounds; remove .* to run it anew"):
+        personafl.reproduce("dmpfl-table4", **asked)
 
 
 def test_several_targets_are_run_in_one_folder(tmp_path: Path) -> None:
@@ -327,6 +406,14 @@ def test_what_is_asked_for_wrongly_is_said() -> None:
         personafl.reproduce("dmpfl-tabel1")
     with pytest.raises(UserError, match="only fedavgg"):
         personafl.reproduce("dmpfl-table1", only=["fedavgg"])
+    for names in ([], ["dmpfl-tabel1"], [5], 5, None):
+        with pytest.raises(UserError, match=r"needs a target|no such target|is no name"):
+            personafl.reproduce_all(names, jobs=2)  # type: ignore[arg-type]
+    for only in (5, [5], None):
+        with pytest.raises(UserError, match=r"only: .* is no name"):
+            personafl.reproduce("dmpfl-table1", only=only)
+    with pytest.raises(UserError, match="quiet: reproduce takes no such argument"):
+        personafl.reproduce("dmpfl-table1", quiet=True)
     with pytest.raises(UserError, match="jobs 0"):
         personafl.reproduce("dmpfl-table1", jobs=0)
     with pytest.raises(UserError, match=r"seeds=\[1, 1\]"):

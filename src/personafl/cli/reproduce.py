@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,7 +65,7 @@ def reproduce(
             threads=threads,
         )
     except KeyboardInterrupt as e:
-        errors.print(f"stopped; the same command with --out {folder} goes on", soft_wrap=True)
+        errors.print(f"stopped; the same command with --out {shlex.quote(str(folder))} goes on", soft_wrap=True)
         sys.exit(getattr(e, "code", 130))
     for one in found:
         print(one.markdown().partition("\n## How it was run")[0].rstrip() + "\n")

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any, Self
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -156,7 +156,8 @@ def beside_published(panels: Mapping[str, Mapping[str, Mapping[float, tuple[floa
     for axes, (across, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for label, at in lines.items():
             place = labels.index(label)
-            style = {"color": f"C{place % 10}", "marker": MARKERS[place // 10 % len(MARKERS)], "markersize": 4}
+            colour = colormaps["tab20"](place % 20) if len(labels) > 10 else f"C{place}"
+            style = {"color": colour, "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
             measured = [(x, y) for x, (y, _) in at.items() if y is not None]
             printed = [(x, p.value) for x, (_, p) in at.items() if p is not None]
             axes.plot(*zip(*measured, strict=True), **style, label=label) if measured else None

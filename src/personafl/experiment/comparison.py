@@ -125,7 +125,8 @@ class Comparison:
         found = []
         for place, summary in enumerate(own):
             beside = base[place] if place < len(base) else None
-            value = measures.measure(column, summary, beside, groups, recipe.evaluation.degrees)
+            asked = recipe.evaluation
+            value = measures.measure(column, summary, beside, groups, asked.degrees, expected=asked.matrix)
             if value is None:
                 return ()
             found.append(value)

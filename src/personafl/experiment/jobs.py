@@ -40,7 +40,7 @@ def side_by_side(calls: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[
     Where one fails, or the process is asked to stop, those that wait are not begun, and those at work are asked too.
     """
     with StopAtOnce(told=False) as stop:
-        if jobs > 1:
+        if jobs > 1 and calls:
             yield from _elsewhere(calls, jobs)
             return
         for i, call in enumerate(calls):

@@ -33,10 +33,13 @@ def measure(
     reference: Summary | None = None,
     groups: Sequence[int] = (),
     degrees: Sequence[float] | None = None,
+    *,
+    expected: bool = True,
 ) -> float | None:
     """A column's number of a run; None where the run does not have it.
 
-    `groups`: how many clients are of each. `degrees` are those averaged over, by default all that the run has.
+    `groups`: how many clients are of each. `degrees` are those averaged over, by default all that the run has. Without
+    `expected` the expectation over all donors is not looked at, where a run has it for another table.
     """
     if column.endswith(RELATIVE):
         if reference is None:
@@ -56,10 +59,11 @@ def measure(
     if column.startswith(("similarity ", "shared weights")):
         return _of_masks(column, of.get("masks", {}), groups)
     if column == "average":
-        cells = _degrees(of)
+        cells = _degrees(of, expected=expected)
         wanted = list(cells) if degrees is None else [str(float(d)) for d in degrees]
-        return 100 * statistics.fmean(cells[d]["mean"] for d in wanted) if cells else None
-    cell = _cell(column, of)
+        known = cells and all(d in cells for d in wanted)
+        return 100 * statistics.fmean(cells[d]["mean"] for d in wanted) if known else None
+    cell = _cell(column, of, expected=expected)
     return None if cell is None else 100 * float(cell["mean"])
 
 
@@ -81,14 +85,14 @@ def _degree(column: str) -> float | None:
     return int(found[1]) / 100 if found else None
 
 
-def _degrees(of: Summary) -> Mapping[str, Any]:
-    expected = of.get("robustness", {}).get("expected")
-    return expected or (of["shift"]["degrees"] if of["shift"] else {})
+def _degrees(of: Summary, *, expected: bool) -> Mapping[str, Any]:
+    found = of.get("robustness", {}).get("expected") if expected else None
+    return found or (of["shift"]["degrees"] if of["shift"] else {})
 
 
-def _cell(column: str, of: Summary) -> Mapping[str, Any] | None:
+def _cell(column: str, of: Summary, *, expected: bool = True) -> Mapping[str, Any] | None:
     if (degree := _degree(column)) is not None:
-        return _degrees(of).get(str(degree))
+        return _degrees(of, expected=expected).get(str(degree))
     found = re.fullmatch(r"(own )?(.+) ([1-5])", column)
     if found is None:
         raise UserError(f"column {column!r}: nothing is known to measure it by")

@@ -214,7 +214,7 @@ def _picture(found: Comparison) -> Figure | None:
 
     target = found.target
     alike = {
-        s.name: pairs
+        f"{s.name}, seed {of[0]['seed']}": pairs
         for s in target.settings
         for of in [found.summaries.get((s.name, next(iter(target.methods))), ())]
         if of and (pairs := of[0].get("masks", {}).get("pairs"))
@@ -244,4 +244,5 @@ def _picture(found: Comparison) -> Figure | None:
                 cell = found.cell(setting.name, row, column)
                 name = f"{target.shown(row)}, {column}"
                 panels.setdefault(symbol, {}).setdefault(name, {})[at] = (cell.mean, cell.printed)
-    return figures.beside_published(panels, "accuracy, %") if panels else None
+    drawn = {symbol: lines for symbol, lines in panels.items() if max(map(len, lines.values())) > 1}
+    return figures.beside_published(drawn, "accuracy, %") if drawn else None

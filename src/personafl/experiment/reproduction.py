@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
 from personafl.core.settings import unknown
+from personafl.evaluation import run_records
 from personafl.experiment import jobs as processes
 from personafl.experiment import pages, run_folder, shared_runs, targets
 from personafl.experiment.comparison import Comparison, Summaries, Summary
@@ -36,15 +37,17 @@ from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import chosen_device
 
 REQUEST = "reproduction.json"
+CONDITIONS = ("memory", "threads", "threads_per_client", "chunk", "store", "checkpoint_every")
+"""Arguments of `personafl.run` that are passed on to every run."""
 Told = Callable[[SharedRun, int, int], None]
 """Hears of a run that is finished, its place among them and how many there are."""
 
 
 def reproduce(target: str, **asked: Any) -> Reproduction:
     """Run a published table or figure with its paper's settings, and compare; arguments are `reproduce_all`'s."""
-    if len(several := targets.expanded([target])) > 1:
+    if len(several := targets.expanded(_texts("target", target))) > 1:
         raise UserError(f"{target}: are {len(several)} targets; reproduce_all takes several")
-    return reproduce_all([target], **asked)[0]
+    return reproduce_all(several, **asked)[0]
 
 
 def reproduce_all(
@@ -65,14 +68,15 @@ def reproduce_all(
     `only` these methods are run, by label, though all that are in the folder are compared. `smoke` is a rehearsal: few
     rounds on the digits, which says nothing of the numbers. `jobs` runs go side by side, each in a process. `out` is
     the folder; the same one is gone on with. `told` hears of every run that is there (with `setting`, `label` and
-    `seed`), its place and how many there are. The other arguments are those of `personafl.run`.
+    `seed`), its place and how many there are. `memory`, `threads`, `threads_per_client`, `chunk`, `store` and
+    `checkpoint_every` are those of `personafl.run`.
     """
-    if not names:
+    asked = [targets.load(n) for n in targets.expanded(_texts("names", names))]
+    if not asked:
         raise UserError("reproduce: needs a target; personafl reproduce --list names them")
-    if clash := {"quiet", "watch", "out", "seeds", "recipe"} & conditions.keys():
-        raise UserError(f"{', '.join(sorted(clash))}: reproduce sees to that itself; progress is what `told` hears")
-    asked = [targets.load(n) for n in targets.expanded([names] if isinstance(names, str) else names)]
-    labels = _labels(asked, [only] if isinstance(only, str) else only)
+    if strange := conditions.keys() - CONDITIONS:
+        raise UserError(f"{min(strange)}: reproduce takes no such argument; possible are {', '.join(CONDITIONS)}")
+    labels = _labels(asked, _texts("only", only))
     given = checked_seeds(seeds)
     numbers = {t.name: given or t.seeds[: 1 if smoke else None] for t in asked}
     processes.share_threads(conditions, processes.checked(jobs))
@@ -111,6 +115,7 @@ class _Unit:
     def finish(self) -> None:
         """Run it, go on with it, or leave it as it is where it is finished."""
         if not (self.home / run_folder.RUN).is_file():
+            files.remove(self.home)  # begun, and killed before it said what it is
             recipe, seeds = self.run.recipe, [self.run.seed]
             run(recipe, seeds=seeds, out=self.home, device=self.device, quiet=True, **self.conditions)
         elif run_folder.missing(self.home):
@@ -130,6 +135,15 @@ def finish(
     for place, (i, _) in enumerate(side_by_side([unit.finish for unit in units], jobs), 1):
         if told is not None:
             told(runs[i], place, len(runs))
+
+
+def _texts(name: str, given: Any) -> list[str]:
+    """A text, or several, as a list."""
+    found = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    for value in found:
+        if not isinstance(value, str):
+            raise UserError(f"{name}: {value!r:.60} is no name; give a list of texts")
+    return found
 
 
 def _labels(asked: Sequence[Target], only: Sequence[str]) -> set[str]:
@@ -164,7 +178,6 @@ def _read(
             of = [whose[target.name, s.name, label, seed] for seed in seeds]
             if all(_finished(folder / r.home) for r in of):
                 found[s.name, label] = [_summary(r, folder / r.home) for r in of]
-    _check_rounds(found)
     return found
 
 
@@ -175,20 +188,15 @@ def _finished(home: Path) -> bool:
 def _summary(run: SharedRun, home: Path) -> Summary:
     path = run_folder.home(home, run.label, run.seed) / "summary.json"
     try:
-        found: Summary = json.loads(files.read_text(path))
-        for name in ("label", "seed", "rounds", "settings", "environment", "time", "hashes", "accuracy", "shift"):
-            found[name]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = run_records.read_summary(path)
+        for name in ("settings", "environment"):
+            found[name].items()
+    except (UserError, OSError, KeyError, AttributeError):
         raise UserError(f"{path}: cannot be read; remove {home} to run it anew") from None
+    planned = run.seed, run.recipe.training.num_rounds
+    if (found["seed"], found["rounds"]) != planned:
+        raise UserError(f"{path}: is not of seed {planned[0]} and {planned[1]} rounds; remove {home} to run it anew")
     return found
-
-
-def _check_rounds(found: Summaries) -> None:
-    """Refuse runs that somebody went on with beyond their end."""
-    rounds = {s["rounds"]: f"{setting}, {label}" for (setting, label), of in found.items() for s in of}
-    if len(rounds) > 1:
-        told = "; ".join(f"{n} rounds of {who}" for n, who in rounds.items())
-        raise UserError(f"these runs are not of one table: {told}")
 
 
 @dataclass(frozen=True, repr=False)
