@@ -584,7 +584,7 @@ def test_a_sweep_chooses_and_writes_a_recipe_that_runs(call, tmp_path: Path) -> 
     assert "| fedavg | 2 | training.lr=0." in said.out and "what was chosen: best.toml" in said.out
     assert call("sweep", *words, "--out", "s", "--quiet").out.startswith("# Sweep")  # goes on, and has nothing to do
     assert call("run", "s/best.toml", "--json").code == 0
-    said = call("sweep", "training.lr=0.1", "--out", "t")
+    said = call("sweep", *quick("fedavg", "ditto"), "training.lr=0.1", "--out", "t")
     assert (said.code, "nothing to choose from" in said.err) == (2, True)
     assert not (tmp_path / "t").exists()
 

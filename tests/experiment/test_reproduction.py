@@ -18,7 +18,7 @@ from personafl.evaluation.settings import Evaluation
 from personafl.experiment import measures, reproduction, targets
 from personafl.experiment.comparison import Comparison, interval
 from personafl.experiment.pages import Page, Table
-from personafl.experiment.shared_runs import SharedRun, joined, plan
+from personafl.experiment.shared_runs import SharedRun, merged, plan
 from personafl.experiment.targets import Claim, Setting, Target
 
 QUICK: dict[str, Any] = {"device": "cpu", "smoke": True}
@@ -276,15 +276,15 @@ def test_one_run_is_judged_by_all_that_is_asked_of_it() -> None:
     a = Evaluation(degrees=(0.0, 1.0), matrix=True)
     b = Evaluation(degrees=(0.0, 0.5), corruptions=("fog",), severities=(1, 3), corrupted="whole")
     c = Evaluation(degrees=(0.0,), shift="none", corruptions=("snow",), severities=(3, 5), corrupted="own")
-    ab = joined(a, b)
-    assert ab == joined(b, a) == replace(b, degrees=(0.0, 0.5, 1.0), matrix=True)
-    assert ab is not None and joined(ab, c) == replace(
+    ab = merged(a, b)
+    assert ab == merged(b, a) == replace(b, degrees=(0.0, 0.5, 1.0), matrix=True)
+    assert ab is not None and merged(ab, c) == replace(
         ab, corruptions=("fog", "snow"), severities=(1, 3, 5), corrupted="both"
     )
-    assert joined(a, replace(a, shift="pool")) is None  # one run has one kind of shift
-    assert joined(a, replace(a, draws=3)) is None  # and draws donors once
-    assert joined(b, replace(b, corruptions=("all",))) is None
-    assert joined(a, a) == a
+    assert merged(a, replace(a, shift="pool")) is None  # one run has one kind of shift
+    assert merged(a, replace(a, draws=3)) is None  # and draws donors once
+    assert merged(b, replace(b, corruptions=("all",))) is None
+    assert merged(a, a) == a
 
 
 def test_other_trainings_are_other_runs() -> None:

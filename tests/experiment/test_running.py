@@ -178,7 +178,7 @@ def test_settings_left_open_go_by_the_data_and_are_told() -> None:
 
 
 def test_what_the_user_sets_for_all_wins_over_a_shipped_recipe() -> None:
-    assert [m.algorithm.lr for m in config.load("demo").algorithms] == [0.3, None, 0.2, 0.3, None, None]
+    assert [m.algorithm.lr for m in config.load("demo").algorithms] == [0.3, 0.3, None, None, 0.7, 0.7, None]
     assert {m.algorithm.lr for m in config.load("demo", ["training.lr=0.1"]).algorithms} == {None}
     own = config.load("demo", ["training.lr=0.1", "ditto.lr=0.7"]).algorithms
     assert [m.algorithm.lr for m in own if m.label == "ditto"] == [0.7]

@@ -108,7 +108,7 @@ def measured(
         means = torch.stack([torch.stack(of).mean(0) for of in both], 1)
         more["shift_corruption_accuracy"] = means.view(-1, len(names), len(evaluation.severities))
     if evaluation.change and shift is not None:
-        more["change_scores"] = stream_change.scored(score_in_order, federation, shift, ids, evaluation, seed)
+        more["change_scores"] = stream_change.stream_scores(score_in_order, federation, shift, ids, evaluation, seed)
     if evaluation.rotations:
         turned = [score(image_transforms.rotated(data, a)) for a in evaluation.rotations]
         more["rotation_accuracy"] = _kept(turned, (len(turned),), single, "rotation_scores", metric)

@@ -48,7 +48,7 @@ def stream(federation: Federation, shift: Shift, ids: Tensor, draw: int, inputs:
     return dataclasses.replace(data, rows=rows, count=(data.count > 0) * rows.shape[1])
 
 
-def scored(
+def stream_scores(
     score_in_order: Score, federation: Federation, shift: Shift, ids: Tensor, evaluation: Evaluation, seed: int
 ) -> Tensor:
     """The scores of these clients' streams, `[C, draws, 3 * inputs]`; NaN where there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ def cpu() -> str:
         return platform.processor() or platform.machine()
 
 
+@functools.cache
 def _commit() -> str | None:
-    """The commit this code stands at, if it runs from a checkout."""
+    """The commit this code stood at when it was first asked for, if it runs from a checkout."""
     git = Path(__file__).parents[3] / ".git"
     try:
         head = (git / "HEAD").read_text().strip()

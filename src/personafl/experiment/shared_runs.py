@@ -59,7 +59,7 @@ def plan(asked: Sequence[tuple[Target, Sequence[int]]], *, smoke: bool = False) 
                 for seed in seeds:
                     alike = runs.setdefault((training, seed), [])
                     for i, run in enumerate(alike):
-                        if (judged := joined(run.recipe.evaluation, recipe.evaluation)) is not None:
+                        if (judged := merged(run.recipe.evaluation, recipe.evaluation)) is not None:
                             more = replace(run.recipe, evaluation=judged)
                             alike[i] = replace(run, recipe=more, places=(*run.places, place))
                             break
@@ -85,7 +85,7 @@ def _training(recipe: Recipe) -> str:
     return config.dump(replace(recipe, evaluation=Evaluation(), algorithms=methods))
 
 
-def joined(a: Evaluation, b: Evaluation) -> Evaluation | None:
+def merged(a: Evaluation, b: Evaluation) -> Evaluation | None:
     """All that two evaluations ask for; None where one cannot have both."""
     if not b.corruptions:  # severities and whose images are corrupted are open then
         b = replace(b, severities=a.severities, corrupted=a.corrupted)
