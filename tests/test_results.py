@@ -55,6 +55,7 @@ def settings_of(runs: list[SharedRun]) -> list[str]:
     return [r.home.parent.name for r in runs]
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_run_and_kept(small: Path, tmp_path: Path) -> None:
     names, out = ["dmpfl-fig6"], tmp_path / "out"
     assert settings_of(results.missing(names)) == ["five-groups-of-four", "fifteen-and-five"]
@@ -81,6 +82,7 @@ def test_what_is_missing_is_run_and_kept(small: Path, tmp_path: Path) -> None:
         results.collect(out, small)
 
 
+@pytest.mark.slow
 def test_runs_are_called_as_when_all_targets_are_run() -> None:
     """Table 4 has no runs of its own, and Figure 4's are judged as Table 1's, too."""
     whole = {r.home for r in results.planned()}
