@@ -60,7 +60,7 @@ class LabelPrior:
         return self.share < 1
 
     def _who(self, own: str) -> str:
-        return f"the global model and {own}" if self.asks_global else own
+        return f"the global model and {own}" if self.asks_global and own != "the global model" else own
 
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
         return measured_frequencies(sweep)
