@@ -2,7 +2,7 @@
 
     python benchmarks/demo_grid.py [RECIPE] [--methods a,b] [--workers N]
 
-Every method of the recipe (default: the demo) runs with every rate on seeds the recipe does not use, with a fifth of
+Every method of the recipe (default: all-methods) runs with every rate on seeds the recipe does not use, with a fifth of
 each client's data set aside for validation. The rate with the best mean validation accuracy is the one in
 `src/personafl/recipes/`; the test data play no part.
 """
@@ -34,7 +34,7 @@ def validation(job: tuple[str, str, float, int]) -> float:
 
 def main() -> None:
     ask = argparse.ArgumentParser()
-    ask.add_argument("recipe", nargs="?", default="demo")
+    ask.add_argument("recipe", nargs="?", default="all-methods")
     ask.add_argument("--methods", default="")
     ask.add_argument("--workers", type=int, default=2)
     asked = ask.parse_args()

@@ -330,7 +330,9 @@ def test_masks_are_compared_on_a_gpu_as_on_a_cpu() -> None:
 @pytest.mark.parametrize("corrupted", ["own", "both"])
 def test_a_gpu_finds_the_same(corrupted: Any) -> None:
     """Of these two corruptions no bit depends on the device."""
-    asked = dataclasses.replace(ASKED, corruptions=("contrast", "pixelate"), corrupted=corrupted)
+    asked = dataclasses.replace(
+        ASKED, corruptions=("contrast", "pixelate"), corrupted=corrupted, corrupt_shifted=True, change=5
+    )
     training, model = worlds.training(num_rounds=4), StackedModel(Flat(), torch.rand(2, 1, 8, 8))
     cpu, gpu = (
         Simulation(federation(), model, Ditto(), training, asked, machine=Machine(device=d)) for d in ("cpu", "cuda")

@@ -64,13 +64,13 @@ def plan(asked: Sequence[tuple[Target, Sequence[int]]], *, smoke: bool = False) 
                             alike[i] = replace(run, recipe=more, places=(*run.places, place))
                             break
                     else:
-                        home = _free(slug(setting.name), f"{label}-{seed}", taken)
+                        home = _free(_slug(setting.name), f"{label}-{seed}", taken)
                         taken.add(home)
                         alike.append(SharedRun(recipe, seed, home, (place,)))
     return [run for alike in runs.values() for run in alike]
 
 
-def slug(name: str) -> str:
+def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
