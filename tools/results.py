@@ -1,6 +1,7 @@
 """The pages of docs/results, from the summaries of the runs made for them.
 
-    python tools/results.py run --out FOLDER [--jobs N] TARGET ...   run what is missing of these targets, in this order
+    python tools/results.py run --out FOLDER [--jobs N] [--seeds 0 1] TARGET ...   run what is missing of these targets,
+                                                 in this order
     python tools/results.py collect FOLDER ...   keep the finished runs of such folders or of `personafl reproduce`
     python tools/results.py                      write all pages anew
 
@@ -156,8 +157,8 @@ def collect(folder: Path, runs: Path = RUNS) -> int:
     return len(found)
 
 
-def played(names: Sequence[str], folder: Path, jobs: int, device: str) -> None:
-    """Run what is missing of these targets."""
+def played(names: Sequence[str], folder: Path, jobs: int, device: str, seeds: Sequence[int] | None = None) -> None:
+    """Run what is missing of these targets, of some seeds or of all."""
 
     def told(run: SharedRun, place: int, of: int) -> None:
         print(f"{time.perf_counter() - begun:6.0f} s  {place}/{of}  {run.home}", flush=True)
@@ -167,6 +168,8 @@ def played(names: Sequence[str], folder: Path, jobs: int, device: str) -> None:
     begun = time.perf_counter()
     runs = []
     for run in missing(names):
+        if seeds is not None and run.seed not in seeds:
+            continue
         there = folder / run.home / run.label / f"seed-{run.seed}" / "summary.json"
         if not there.is_file():
             runs.append(run)
@@ -194,11 +197,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--seeds", type=int, nargs="*")
     args = parser.parse_intermixed_args()
     if args.do == "run":
         if args.out is None:
             parser.error("run: needs --out")
-        played(targets.expanded(args.what), args.out.absolute(), args.jobs, args.device)
+        played(targets.expanded(args.what), args.out.absolute(), args.jobs, args.device, args.seeds)
         return
     for folder in args.what:
         print(folder, collect(Path(folder)))

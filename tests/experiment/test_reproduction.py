@@ -69,9 +69,12 @@ def test_a_target_names_what_there_is(name: str) -> None:
     found = targets.load(name)
     printed = found.printed()
     rows, settings = {*found.methods, *found.best}, {s.name for s in found.settings}
-    assert {s for s, _, _ in printed} == settings
-    assert {r for _, r, _ in printed} == rows if not found.best else {r for _, r, _ in printed} <= rows
-    assert {c for _, _, c in printed} >= set(found.columns) - {"global model"} or name in ("dmpfl-fig4", "dmpfl-fig6")
+    assert {r for _, r, _ in printed} <= rows
+    if not name.startswith("frontier"):  # what no paper has
+        assert {s for s, _, _ in printed} == settings
+        assert {r for _, r, _ in printed} == rows or found.best
+        others = ("dmpfl-fig4", "dmpfl-fig6")
+        assert {c for _, _, c in printed} >= set(found.columns) - {"global model"} or name in others
     for setting in found.settings:
         for label in found.methods:
             recipe = found.recipe_of(setting, label)

@@ -150,6 +150,11 @@ class Comparison:
             ahead = tuple(v - claim.near for v in own.values)
             printed = None if own.printed is None else own.printed.value - claim.near
             return Item(setting, label, "", ahead, printed, _near(ahead, claim.within))
+        if (bound := claim.least if claim.most is None else claim.most) is not None:
+            away = tuple(v - bound for v in own.values)
+            printed = None if own.printed is None else own.printed.value - bound
+            status = self._kept(setting, label, away if claim.most is None else tuple(-a for a in away))
+            return Item(setting, label, "", away, printed, status)
         rows = [r for row in claim.than or (label,) for r in self.target.best.get(row, (row,))]
         others = {
             claim.against or claim.than_column or row: self.cell(
@@ -170,6 +175,14 @@ class Comparison:
             status = "undecided"
         nearest = min(by, key=lambda n: statistics.fmean(by[n]))
         return Item(setting, label, nearest, by[nearest], printed, status)
+
+    def _kept(self, setting: str, label: str, ahead: Sequence[float]) -> Status:
+        """Whether a bound is kept in the mean over seeds; undecided where models diverged."""
+        if not ahead:
+            return "not run"
+        if statistics.fmean(ahead) < 0:
+            return "does not hold"
+        return "undecided" if self.diverged(setting, label) else "holds"
 
     def _diverged(self, setting: str, labels: Sequence[str]) -> bool:
         return any(self.diverged(setting, label) for label in labels)

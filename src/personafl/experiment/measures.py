@@ -8,6 +8,7 @@
 | the same `relative to FedAvg` | in % of the run labelled fedavg |
 | `computation relative to dense` | in % of the same training without masks |
 | `snow 3`, `own snow 3` | accuracy under a corruption and its severity, on the whole test set and on clients' own |
+| `all corruptions 3`, `own all corruptions 3` | the mean of these over all corruptions of the run |
 | `similarity within groups`, `similarity across groups` | share of equal mask entries, mean over pairs of clients of one group or of two |
 | `shared weights, client 3`, `shared weights, clients 0 to 14` | positions of linear layers that a client's mask and the server's have in common; of several clients the mean |
 """  # noqa: E501
@@ -97,6 +98,10 @@ def _cell(column: str, of: Summary, *, expected: bool = True) -> Mapping[str, An
     if found is None:
         raise UserError(f"column {column!r}: nothing is known to measure it by")
     told = of.get("robustness", {}).get("corruptions" if found[1] else "whole_corruptions", {})
+    if found[2] == "all corruptions":
+        each = [severities.get(found[3]) for severities in told.values()]
+        known = [cell for cell in each if cell is not None]
+        return {n: statistics.fmean(c[n] for c in known) for n in ("mean", "std")} if known else None
     cell: Mapping[str, Any] | None = told.get(found[2].replace(" ", "_"), {}).get(found[3])
     return cell
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from personafl.core.plain_text import markdown_table
 from personafl.experiment.comparison import FAR, Cell, Comparison, Verdict, interval
+from personafl.experiment.targets import Claim
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,11 +160,16 @@ def _claims(verdicts: Sequence[Verdict], *, several: bool, judged: bool) -> Tabl
                 continue
             half = interval(i.ahead)
             by = _signed(i.mean) + (f" ± {_number(half)}" if half is not None else "")
-            than = f" against {i.other}" if i.other else f" from {v.claim.near:g}"
+            than = f" against {i.other}" if i.other else f" from {_number_of(v.claim):g}"
             printed = "" if i.printed is None else f" (published {_signed(i.printed)})"
             told.append(f"{i.setting}: {i.ours} {by}{than}{printed}")
         rows.append([v.claim.says, f"**{v.status}**", "; ".join(told)])
     return Table(["claim", "verdict" if several else "verdict, of one seed", "by how much"], rows)
+
+
+def _number_of(claim: Claim) -> float:
+    """The number a claim is held to."""
+    return next(n for n in (claim.near, claim.least, claim.most) if n is not None)
 
 
 def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list[str | Table]:

@@ -58,7 +58,8 @@ class Claim:
 
     Every method of `ours` is ahead of every one of `than` by more than `margin` (a negative one: is at least so
     near), in each of `settings`, all by default; with `against` it is ahead of its own number in that other setting,
-    with `than_column` of its own in that other column. With `near`, its number is within `within` of that one instead.
+    with `than_column` of its own in that other column. Or it is held to a given number: with `near` it is within
+    `within` of it, with `least` not below and with `most` not above it.
     """
 
     says: str
@@ -72,6 +73,8 @@ class Claim:
     margin: float = 0.0
     near: float | None = None
     within: float = 0.0
+    least: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True)
