@@ -49,7 +49,7 @@ def kept(sim: Simulation) -> Kept:
         data = evaluate.with_shift(sim.federation, sim.shift, part)
         both = functools.partial(evaluate.both_outputs, sim.algorithm)
         (ready,) = sim.each(part, lambda model, ids: [sim.deployed_models(model, ids)])
-        out = evaluate.outputs(both, sim.task, ready[0], data, 2**30)
+        out = evaluate.outputs(both, sim.task, ready[0], data, 2**27)
         parts += [
             (out[i, :n].half().cpu().numpy(), data.y[data.rows[i, :n]].cpu().numpy(), ready[0]["labels/own"][i].cpu())
             for i, n in enumerate(data.count.tolist())
