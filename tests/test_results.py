@@ -98,3 +98,7 @@ def test_a_seed_with_few_numbers_is_not_reported() -> None:
     assert results.reported(target, found) == (0, 1, 2)
     few = {key: told for key, told in found.items() if key[2] != 1 or key[1] == "fedavg"}
     assert results.reported(target, few) == (0, 2)
+    without_two = {key: told for key, told in found.items() if key[2] != 1 or key[1] not in ("ditto", "apfl")}
+    assert results.reported(target, without_two) == (0, 2)  # of 14 methods
+    without_one = {key: told for key, told in found.items() if key[2] != 1 or key[1] != "ditto"}
+    assert results.reported(target, without_one) == (0, 1, 2)
