@@ -127,9 +127,15 @@ class Outputs:
         flat = iter(np.split(held["places"], np.cumsum(np.tile(sizes, self.draws))[:-1]))
         self.places = [[torch.from_numpy(next(flat)).long() for _ in sizes] for _ in range(self.draws)]
         self.own = torch.from_numpy(held["own"])
+        self.shifted: dict[tuple[int, float], tuple[Tensor, Examples]] = {}
 
     def at(self, draw: int, degree: float) -> tuple[Tensor, Examples]:
         """Outputs and examples of the clients' shifted test sets."""
+        if (draw, degree) not in self.shifted:
+            self.shifted[draw, degree] = self._at(draw, degree)
+        return self.shifted[draw, degree]
+
+    def _at(self, draw: int, degree: float) -> tuple[Tensor, Examples]:
         mixed = [
             tuple(mix_scores(t[0], t[1 + draw], self.places[draw][c], degree) for t in both)
             for c, both in enumerate(zip(self.outputs, self.labels, strict=True))

@@ -214,6 +214,7 @@ def users(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def method_of_table(name: str, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """One method of D, and its record by itself."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // args.jobs))
     fed = cifar_dirichlet(args.seed)
     model = network("cifar-cnn", fed)
     training = Training(

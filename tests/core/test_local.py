@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, DataPass, GradientPass, LocalWork, StateUpdate, Turn, whole
+from personafl.core.algorithm import (
+    Algorithm,
+    ClientState,
+    DataPass,
+    GradientPass,
+    LocalWork,
+    Pull,
+    StateUpdate,
+    Turn,
+    own_loss,
+    whole,
+)
 from personafl.core.errors import UserError
 from personafl.core.local import run_local_work
 from personafl.core.optim import SGD, Adam
@@ -309,6 +320,50 @@ def test_without_training_a_change_is_still_made() -> None:
 
 
 # What a method's author may get wrong
+
+
+# Proximal terms
+
+
+def anchored(**more: Tensor) -> ClientState:
+    """Two models away from their anchors, a tenth and a fifth at every position."""
+    second = {f"second/{n}": t + 0.2 for n, t in tree.stack(MODEL.initial, len(IDS)).items()}
+    state = begin(**tree.prefixed({n: t - 0.1 for n, t in begin().params.items()}, "anchor"), **more)
+    return dataclasses.replace(state, params=state.params | second)
+
+
+@pytest.mark.parametrize("rule", [SGD(), SGD(momentum=0.9, grad_clip=0.5), Adam(weight_decay=0.1)])
+@pytest.mark.parametrize("of", ["", "second"])
+def test_a_pull_is_its_term_of_the_loss(of: str, rule: SGD | Adam) -> None:
+    """Of one model or of the other one beside it, under masks and on a shrinking stack; and so is the loss told."""
+    names = [f"{of}/{n}" if of else n for n in NAMES]
+    masks = {n: anchored().params[n] > 0 if n.endswith("weight") else None for n in names}
+
+    def usual(task: Task, local: ClientState, batch: Batch) -> Tensor:
+        return task.loss(tree.under(local.params, of) if of else local.params, batch)
+
+    def written_out(task: Task, local: ClientState, batch: Batch) -> Tensor:
+        mine = tree.under(local.params, of) if of else tree.select(local.params, NAMES)
+        anchor = tree.select(tree.under(local.fixed, "anchor"), NAMES)
+        return usual(task, local, batch) + 0.7 / 2 * tree.squared_distance(tree.select(mine, NAMES), anchor)
+
+    training = worlds.training()
+    closed = Turn(masks, usual if of else own_loss, epochs=2, optimizer=rule, pulls=(Pull("anchor", 0.7, of=of),))
+    both = [
+        run_local_work(TASK, anchored(), [turn], DATA, training, RND)
+        for turn in (closed, Turn(masks, written_out, epochs=2, optimizer=rule))
+    ]
+    (pulled, work), (true, expected) = both
+    for n in (*names, *NAMES):
+        torch.testing.assert_close(pulled.params[n], true.params[n], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(work.loss, expected.loss, rtol=1e-10, atol=1e-12)
+    unpulled = run_local_work(TASK, anchored(), [dataclasses.replace(closed, pulls=())], DATA, training, RND)[0]
+    assert not torch.allclose(unpulled.params[names[0]], true.params[names[0]])
+
+
+def test_a_pull_to_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match=r"no elsewhere/\.\.\. in `fixed` for anything that the turn moves"):
+        go([Turn(whole(NAMES), epochs=1, pulls=(Pull("elsewhere", 0.1),))], anchored())
 
 
 def test_a_loss_that_is_a_mean_over_clients_is_refused() -> None:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor
 
 from personafl import DMPFL, Algorithm, Ditto, FedAvg, FedPeWS, FedProx, FedRep, Inherit
 from personafl.core import tree
-from personafl.core.types import Masked
+from personafl.core.algorithm import ClientState, LocalWork, Pull, whole
+from personafl.core.types import Batch, Masked, Round, Task
 from tests import checks, worlds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(FedAvg):
+    """FedAvg with a loss of its own."""
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        def loss(task: Task, local: ClientState, batch: Batch) -> Tensor:
+            return 2 * task.loss(local.params, batch)
+
+        return [self.usual_turn(whole(self.info.parameters), loss=loss)]
+
 
 BASES = {
     "fedrep": FedRep,
@@ -96,12 +112,23 @@ def test_fedrep_learns_of_its_own_head_by_the_inherited_one() -> None:
 @pytest.mark.parametrize(("transfer", "passes"), [("mmd", (1, 4)), ("kd", (1, 4)), ("l2", (1, 4)), ("prox", (0, 0))])
 def test_teaching_costs_the_teachers_forward_pass(transfer: str, passes: tuple[int, int]) -> None:
     """Of 407 FLOP; beside a loss that is not the usual one the student is trained once more. Two epochs of 85 rows."""
-    for method, more in zip((FedAvg, FedProx), passes, strict=True):
+    for method, more in zip((FedAvg, Twice), passes, strict=True):
         taught, plain = (
             checks.played(method(inherit=inherit), num_rounds=1, join_ratio=1.0)
             for inherit in (Inherit(transfer=transfer), None)
         )
         assert taught.totals.flops - plain.totals.flops == 2 * 85 * more * 407
+
+
+def test_what_teaches_takes_its_share_of_a_pull() -> None:
+    """FedProx's loss, its pull included, has the weight 1 - 0.2 beside the teacher."""
+    method = worlds.simulation(FedProx(proximal_weight=0.5, inherit=Inherit(transfer="kd", weight=0.2)), num_rounds=1)
+    method.step()
+    rnd, ids = Round(method.schedule[0], 0.1), torch.arange(2)
+    kept = method.store.gather(ids)
+    local = method.algorithm.start(kept, tree.received(method.algorithm.download(method.server, {}, rnd), 2), rnd)
+    (turn,) = method.algorithm.turns(local, rnd)
+    assert turn.pulls == (Pull("anchor", 0.4),)
 
 
 def test_a_hand_over_is_no_session() -> None:

@@ -7,14 +7,14 @@ model received this round. Choice: the global model is the FedAvg mean by exampl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from personafl.algorithms.two_models import TwoModels
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, LocalWork, setting
+from personafl.core.algorithm import ClientState, LocalWork, Pull, setting
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task
 
@@ -38,10 +38,8 @@ class Ditto(TwoModels):
         )
 
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        return [self.both(self._losses)]
+        return [replace(self.both(self._losses), pulls=(Pull("anchor", self.proximal_weight, of="personal"),))]
 
     def _losses(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
-        """The global solver's loss, and the personal solver's with its pull."""
-        personal, anchor = tree.under(local.params, "personal"), tree.under(local.fixed, "anchor")
-        pull = tree.squared_distance(tree.select(personal, anchor), anchor)
-        return task.loss(local.params, batch) + task.loss(personal, batch) + self.proximal_weight / 2 * pull
+        """The global solver's loss, and the personal solver's."""
+        return task.loss(local.params, batch) + task.loss(tree.under(local.params, "personal"), batch)

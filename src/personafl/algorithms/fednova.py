@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, own_loss, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Pull, setting, whole
 from personafl.core.errors import UserError
-from personafl.core.types import Batch, Download, Params, Payload, Round, Task
+from personafl.core.types import Download, Params, Payload, Round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,8 @@ class FedNova(Algorithm):
         return ClientState(params=sent | kept, fixed=tree.prefixed(tree.select(sent, self.info.parameters), "received"))
 
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        return [self.usual_turn(whole(self.info.parameters), loss=self._near if self.proximal_weight else own_loss)]
-
-    def _near(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
-        received = tree.under(local.fixed, "received")
-        pull = tree.squared_distance(tree.select(local.params, received), received)
-        return task.loss(local.params, batch) + self.proximal_weight / 2 * pull
+        pulls = (Pull("received", self.proximal_weight),) if self.proximal_weight else ()
+        return [self.usual_turn(whole(self.info.parameters), pulls=pulls)]
 
     def _length(self, steps: Tensor, pull: float) -> Tensor:
         """||a||_1 of each number of steps, `[C]` float64, for the momentum rho and a pull of eta mu.

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Pull, setting, whole
 from personafl.core.errors import UserError
-from personafl.core.types import Batch, Params, Payload, Round, Task
+from personafl.core.types import Params, Payload, Round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +32,4 @@ class FedProx(Algorithm):
         return ClientState(params=tree.values(down) | kept, fixed=tree.prefixed(received, "anchor"))
 
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        return [self.usual_turn(whole(self.info.parameters), loss=self._near)]
-
-    def _near(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
-        anchor = tree.under(local.fixed, "anchor")
-        pull = tree.squared_distance(tree.select(local.params, anchor), anchor)
-        return task.loss(local.params, batch) + self.proximal_weight / 2 * pull
+        return [self.usual_turn(whole(self.info.parameters), pulls=(Pull("anchor", self.proximal_weight),))]

@@ -103,9 +103,19 @@ class Turn:
     teachers: int = 0  # further models the loss only runs forward, for its cost
     flops: float = 0.0  # of one example outside the model, for its cost
     added: str = ""  # where in `fixed` the numbers `[C, K]` are that are added to outputs in the loss
+    pulls: tuple[Pull, ...] = ()  # added to the loss
     stream: str = "batches"
     memory: str = ""  # where in `fixed` the optimiser's state is found and left; empty: it lasts for the session
     then: Turn | None = None  # a second update on each of the same minibatches; its length is this turn's
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A proximal term of a turn's loss, weight / 2 ||w - anchor||^2 of every client; its gradient needs no autograd."""
+
+    toward: str  # the prefix of the anchors in `fixed`
+    weight: float
+    of: str = ""  # the prefix of what is pulled in `params`
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from personafl.core.algorithm import (
     GradientPass,
     LocalWork,
     Loss,
+    Pull,
     StateUpdate,
     Turn,
     own_loss,
@@ -207,6 +208,7 @@ class _Session:
                 self._moments(part, names),
                 self.rnd.lr if part.lr is None else part.lr,
                 part.added,
+                part.pulls,
             )
             for part, names in zip(parts, moves, strict=True)
             if names
@@ -288,7 +290,9 @@ class _Session:
     def _key(self, stack: _Stack) -> Hashable:
         """What tells the recordings of a turn from another's."""
         local, parts, plan = stack.local, stack.parts, stack.plan
-        rules = tuple((same(p.loss), p.added, p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts)
+        rules = tuple(
+            (same(p.loss), p.added, p.pulls, p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts
+        )
         held = tuple(shapes(t) for t in (local.params, local.fixed, *(p.state for p in parts)))
         sizes = (len(plan.rows), stack.room, plan.rows.shape[2], self.data.x.data_ptr())
         return (self.task.model, self.task.criterion, rules, held, sizes)
@@ -428,6 +432,7 @@ class _MinibatchUpdate:
     state: Params
     lr: float | Tensor
     added: str = ""
+    pulls: tuple[Pull, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -482,6 +487,7 @@ class _Steps:
         self.masks = {n: m if m is None else m[:k] for n, m in self.part.moves.items()}
         self.slots = tree.take(self.part.state, slice(k))
         self.seen_task = _with_added(self.task, self.now, self.part.added)
+        self.anchors = {pull: _anchors(pull, self.now.fixed, self.leaves) for pull in self.part.pulls}
 
     def step(self, batch: Batch, k: int) -> Tensor:
         """One step of the first `k` clients; their losses `[k]`."""
@@ -489,6 +495,8 @@ class _Steps:
             self._shrink(k)
         loss, grads = self._in_closed_form(batch) or self._by_autograd(batch)
         with torch.no_grad():
+            for pull in self.part.pulls:
+                loss, grads = self._pulled(loss, grads, pull)
             self.part.rule.step(self.now.params, grads, self.slots, self.masks, self.part.lr)
         return loss
 
@@ -503,12 +511,29 @@ class _Steps:
         assert self.slope is not None
         return self.slope(out if not self.part.added else out + self.now.fixed[self.part.added].unsqueeze(1), batch)
 
+    def _pulled(self, loss: Tensor, grads: Params, pull: Pull) -> tuple[Tensor, Params]:
+        """A loss and its gradients with a proximal term."""
+        held = self.anchors[pull]
+        away = torch._foreach_sub([self.now.params[n] for n in held], list(held.values()))
+        steeper = torch._foreach_add([grads[n] for n in held], away, alpha=pull.weight)
+        far = torch.stack([torch.linalg.vector_norm(tree.flat(d), dim=1) for d in away]).square().sum(0)
+        return loss + pull.weight / 2 * far, grads | dict(zip(held, steeper, strict=True))
+
     def _by_autograd(self, batch: Batch) -> tuple[Tensor, Params]:
         loss = _each(self.part.loss(self.seen_task, self.seen, batch), self.active, self.part.loss)
         found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
         if batch.x.is_cuda:
             found = tuple(_laid_as(g, w) for g, w in zip(found, self.leaves.values(), strict=True))
         return loss.detach(), dict(zip(self.leaves, found, strict=True))
+
+
+def _anchors(pull: Pull, fixed: Params, moving: Params) -> Params:
+    """What a proximal term pulls these parameters to, under their names."""
+    to = f"{pull.of}/" if pull.of else ""
+    held = {f"{to}{n}": t for n, t in tree.under(fixed, pull.toward).items() if f"{to}{n}" in moving}
+    if not held:
+        raise UserError(f"{pull}: there is no {pull.toward}/... in `fixed` for anything that the turn moves")
+    return held
 
 
 class _Added(ModelAround):

@@ -114,7 +114,9 @@ class Inherited(MethodWrapper):
         if self.slot.transfer != "prox":
             extra = cost.forward_pass(self.info) * (1 if turn.loss is own_loss else 4)  # the HPM; the student once more
         then = None if turn.then is None else self._taught(turn.then)
-        return replace(turn, loss=partial(self._loss, turn.loss), flops=turn.flops + extra, then=then)
+        pulls = tuple(replace(p, weight=(1 - self.slot.weight) * p.weight) for p in turn.pulls)
+        taught = partial(self._loss, turn.loss)
+        return replace(turn, loss=taught, pulls=pulls, flops=turn.flops + extra, then=then)
 
     def _loss(self, loss: Loss, task: Task, local: ClientState, batch: Batch) -> Tensor:
         share, transfer = self.slot.weight, self.slot.transfer
