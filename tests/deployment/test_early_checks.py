@@ -10,14 +10,14 @@ import pytest
 from personafl import ALGORITHMS, DMPFL, config
 from personafl.core.errors import UserError
 from personafl.core.types import Setup
-from personafl.deployment.early_checks import check_early_stopping
+from personafl.deployment.early_checks import check_before_clients
 from tests.deployment import worlds
 
 
 def checked(method: str | dict[str, Any], **training: Any) -> None:
     text = {"training": training, "data": {"validation_share": 0.2}}
     entry = {"name": method} if isinstance(method, str) else method
-    check_early_stopping(config.load(worlds.RECIPE | text | {"algorithms": [entry]}), 4)
+    check_before_clients(config.load(worlds.RECIPE | text | {"algorithms": [entry]}), 4)
 
 
 BOUND = {
@@ -45,7 +45,14 @@ def test_a_method_that_needs_all_rounds_is_refused_at_once(method: str) -> None:
 def test_patience_without_validation_data_is_refused_at_once() -> None:
     recipe = config.load(worlds.RECIPE | {"training": {"patience": 2}, "algorithms": ["fedavg"]})
     with pytest.raises(UserError, match=r"training\.patience=2: needs validation data"):
-        check_early_stopping(recipe, 4)
+        check_before_clients(recipe, 4)
+
+
+def test_calibration_without_validation_data_is_refused_at_once() -> None:
+    method = {"name": "ditto", "inference": {"name": "batch", "calibrate": True}}
+    checked(method)
+    with pytest.raises(UserError, match=r"calibrate=true: needs validation data"):
+        check_before_clients(config.load(worlds.RECIPE | {"algorithms": [method]}), 4)
 
 
 def test_a_target_out_of_reach_is_refused_where_the_metric_is_known() -> None:

@@ -66,6 +66,16 @@ def test_a_method_gives_the_simulator_s_numbers(
     assert {m.acknowledged for m in server.roster.members} != {-1}
 
 
+@pytest.mark.parametrize("rule", ["batch", "stream"])
+def test_clients_fit_their_temperatures_as_in_the_simulator(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"name": "ditto", "prior_free": True, "inference": {"name": rule, "calibrate": True}}
+    text = worlds.recipe(method, data={"validation_share": 0.2})
+    server = through_flower(text, tmp_path, monkeypatch)
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
+
+
 def test_bytes_are_those_of_our_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted is what stands in Flower's arrays, up and down."""
     seen = {"up": 0, "down": 0}

@@ -227,6 +227,77 @@ def test_a_clients_module_answers_as_the_simulation_and_keeps_what_it_learns(nam
         assert torch.equal(once, again) != case.rule.in_turn  # a stream has seen these inputs the second time
 
 
+# Fitted to validation data
+
+
+def held_out() -> Federation:
+    """Clients with validation data."""
+    parts = np.split(np.arange(sum(worlds.SIZES)), np.cumsum(worlds.SIZES)[:-1])
+    return Federation.build(worlds.federation().source, parts, 0, validation_share=0.3)
+
+
+def test_a_temperature_is_the_one_that_makes_validation_labels_likeliest() -> None:
+    """Client by client, from its own models and the formula; a normal of log T around the given one stands for few."""
+    rule = EstimatedPrior(share=0.3, temperature=1.5, calibrate=True)
+    sim = worlds.simulation(Ditto(inference=rule), fed=held_out(), num_rounds=6, lr=0.5)
+    sim.run()
+    have, fed = sim.deployed_models(sim.model, sim.everybody), sim.federation
+    data, grid = fed.examples("validation", sim.everybody), 2.0 ** (np.arange(-8, 17) / 4)
+    fitted = []
+    for c in range(6):
+        rows = data.rows[c, : data.count[c]]
+        x, y = fed.source.x[rows].double(), fed.source.y[rows].numpy()
+        alone = {n: t[c : c + 1] for n, t in have.items()}
+        own, common = (z[0].numpy() for z in sim.algorithm.both_answers(sim.model, alone, x.unsqueeze(0)))
+        train = fed.source.y[fed.examples("train", torch.tensor([c])).rows[0]]
+        pi = (np.bincount(train.numpy(), minlength=3) + 1) / (len(train) + 3)
+        costs = []
+        for t in grid:
+            z = (0.3 * own + 0.7 * common) / t + np.log(pi)
+            right = z[np.arange(len(y)), y]
+            costs.append((np.log(np.exp(z).sum(1)) - right).sum() + math.log(t / 1.5) ** 2 / (2 * 0.5**2))
+        fitted.append(grid[int(np.argmin(costs))])
+    np.testing.assert_allclose(have["labels/temperature"].numpy(), fitted, rtol=1e-12)
+    assert len(set(fitted)) > 1
+    mine, theirs = outputs(clients=6, classes=3)
+    found, _ = rule.decide(have, mine, theirs)
+    plain = [
+        EstimatedPrior(share=0.3, temperature=t).decide({n: v[[c]] for n, v in have.items()}, mine[[c]], theirs[[c]])[0]
+        for c, t in enumerate(fitted)
+    ]
+    torch.testing.assert_close(found, torch.cat(plain), rtol=0, atol=1e-12)
+
+
+def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:
+    rule = EstimatedPrior(temperature=2.0, calibrate=True)
+    counts = {"examples": torch.ones(3, 4, dtype=torch.float64)}
+    found = rule.measure(None, {}, lambda _, split="train": counts if split == "train" else {})  # type: ignore[arg-type]
+    assert found["labels/temperature"].tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "rule", [EstimatedPrior(calibrate=True), RunningPrior(calibrate=True)], ids=["batch", "stream"]
+)
+def test_a_module_has_the_fitted_temperature(rule: EstimatedPrior | RunningPrior) -> None:
+    sim = worlds.simulation(Ditto(inference=rule), fed=held_out(), num_rounds=2)
+    sim.run()
+    (have,) = sim.each(torch.tensor([4]), sim.deployed_models)
+    module = ClientModule(sim.model, sim.algorithm, have, sim.federation.source.normalization)
+    x = sim.federation.source.x[:11]
+    torch.testing.assert_close(module(x), Client(4, sim, dict(have)).predict(x), rtol=0, atol=1e-12)
+
+
+def test_calibration_needs_validation_data_that_judge_nothing() -> None:
+    method = Ditto(inference=EstimatedPrior(calibrate=True))
+    with pytest.raises(UserError, match=r"calibrate=true: needs validation data.*data.validation_share, such as 0.1"):
+        worlds.simulation(method)
+    with pytest.raises(UserError, match=r"evaluation.split='validation' would judge them; give a temperature"):
+        worlds.simulation(method, fed=held_out(), evaluation=Evaluation(split="validation"))
+
+
+# In a run
+
+
 def played(rule: Inference, asked: Evaluation) -> tuple[Simulation, list[Tensor], Examples, Tensor]:
     """A run, the scores of its clients' test sets, these, and the order in which they were met."""
     sim = worlds.simulation(Ditto(inference=rule), num_rounds=2, evaluation=asked)

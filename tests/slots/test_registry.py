@@ -55,6 +55,10 @@ class Mean:
     def asks_global(self) -> bool:
         return True
 
+    @property
+    def asks_validation(self) -> bool:
+        return False
+
     def words(self, own: str) -> str:
         return f"the mean of the global model and {own}"
 

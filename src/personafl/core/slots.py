@@ -50,12 +50,17 @@ class Inference(Protocol):
         """Whether it looks at the global model's outputs; else it is given the own model's in their place."""
         ...
 
+    @property
+    def asks_validation(self) -> bool:
+        """Whether `measure` looks at validation data."""
+        ...
+
     def words(self, own: str) -> str:
         """What answers, where the client's own model is called this."""
         ...
 
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
-        """Per-client numbers `[C, ...]` the rule needs, taken from the training data, under names of its own."""
+        """Per-client numbers `[C, ...]` the rule needs, taken from the client's data, under names of its own."""
         ...
 
     def decide(

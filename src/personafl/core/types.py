@@ -233,8 +233,12 @@ class TrainedModel(Model, Protocol):
         ...
 
 
-Sweep = Callable[[Callable[[Model, Batch], Params]], Params]
-"""A pass over the clients' training data without training: per-client sums of what is measured on each batch."""
+class Sweep(Protocol):
+    """A pass over the clients' data without training: per-client sums of what is measured on each batch."""
+
+    def __call__(
+        self, measure: Callable[[Model, Batch], Params], split: Literal["train", "validation"] = "train"
+    ) -> Params: ...
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from personafl.deployment.talk import Talk
 from personafl.deployment.world import MOST_CLASSES, VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
 from personafl.evaluation import metrics, rounds
 from personafl.sim.accounting import Totals, finite_mean
-from personafl.sim.checks import check_augmentation, check_stopping
+from personafl.sim.checks import check_augmentation, check_calibration, check_stopping
 from personafl.sim.execution_plan import products
 
 log = logging.getLogger("personafl")
@@ -259,6 +259,7 @@ class Coordinator:
         parts = build_parts(world)
         validation = sum(m.sizes["validation"] for m in first)
         check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
+        check_calibration(validation, parts.algorithm, parts.recipe.evaluation)
         check_augmentation("what the clients hold", form.shape, parts.training)
         self.world = dataclasses.replace(world, init=init_hash(parts.initial))
         self._build()

@@ -10,13 +10,19 @@ from personafl.config import Recipe
 from personafl.core.errors import UserError
 from personafl.core.types import Setup
 from personafl.models import MODELS, StackedModel
-from personafl.sim.checks import check_stopping
+from personafl.sim.checks import check_calibration, check_stopping
 from personafl.slots.assemble import assembled, require_all_rounds
 
 SHAPE, CLASSES = (1, 8, 8), 2  # of examples a stand-in for the model is made for
 
 
-def check_early_stopping(recipe: Recipe, clients: int) -> None:
+def check_before_clients(recipe: Recipe, clients: int) -> None:
+    """Refuse what is known to be impossible before any client is there."""
+    check_calibration(int(recipe.data.validation_share > 0), recipe.algorithms[0].algorithm, recipe.evaluation)
+    _check_stopping(recipe, clients)
+
+
+def _check_stopping(recipe: Recipe, clients: int) -> None:
     """Refuse `training.patience` and `training.target` where the method or the data's division rules them out."""
     training, kind = recipe.training, recipe.training.task
     if not training.stops_early:

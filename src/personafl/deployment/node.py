@@ -223,9 +223,9 @@ class _Session:
     def _train(self) -> Examples:
         return self.data.examples("train", self.number, augment=self.augment)
 
-    def _unchanged(self) -> Examples:
-        """The training data without augmentation."""
-        return self.data.examples("train", self.number)
+    def _unchanged(self, split: Split) -> Examples:
+        """The client's data without augmentation."""
+        return self.data.examples(split, self.number)
 
     # Scores
 

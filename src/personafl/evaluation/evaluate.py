@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,16 +18,18 @@ from personafl.core.types import Batch, Examples, Model, Params, Payload, Task, 
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, mix_scores
 
+Held = Callable[[Literal["train", "validation"]], Examples]
+"""A split of the clients' data."""
 Predict = Callable[[Model, Params, Tensor], Tensor]
 """Outputs `[C, B, K]` of a stack of clients, from a model, what they hold and inputs."""
 
 
 @torch.no_grad()
-def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, train: Callable[[], Examples]) -> Params:
-    """A stack of clients ready to predict with these models of their own; few methods ask for training data."""
+def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, held: Held) -> Params:
+    """A stack of clients ready to predict with these models of their own; few methods ask for data they hold."""
 
-    def sweep(measure: Callable[[Model, Batch], Params]) -> Params:
-        return batches.sums(train(), batches.SWEEP, dtype, functools.partial(measure, task.model))
+    def sweep(measure: Callable[[Model, Batch], Params], split: Literal["train", "validation"] = "train") -> Params:
+        return batches.sums(held(split), batches.SWEEP, dtype, functools.partial(measure, task.model))
 
     ready = algorithm.deploy(own, down)
     dtype = floating(ready)

@@ -12,7 +12,7 @@ from personafl import config
 from personafl.config import Recipe
 from personafl.core.errors import UserError
 from personafl.core.plain_text import is_text
-from personafl.deployment.early_checks import check_early_stopping
+from personafl.deployment.early_checks import check_before_clients
 from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.deployment.world import check_recipe
 from personafl.flower import proxy, units
@@ -151,7 +151,7 @@ def init(
         raise UserError("--clients: the recipe does not say how many clients there are")
     if number < 1:
         raise UserError(f"--clients {number}: must be at least 1")
-    check_early_stopping(chosen, number)
+    check_before_clients(chosen, number)
     given: dict[str, Any] = {"address": address, "port": port}
     link = ServerLink(**{n: v for n, v in given.items() if v is not None})
     folder = Folder(root.absolute())

@@ -49,6 +49,22 @@ def check_stopping(validation: int, task: TaskName, training: Training, evaluati
         raise UserError(f"training.target={training.target:g}: must be a share in (0, 1]")
 
 
+def check_calibration(validation: int, algorithm: Algorithm, evaluation: Evaluation) -> None:
+    """Refuse answers that are fitted to validation data where there are none, or where these are to judge them."""
+    if algorithm.rule is None or not algorithm.rule.asks_validation:
+        return
+    if evaluation.split == "validation":
+        raise UserError(
+            "inference.calibrate=true: it fits answers to the validation data, by which evaluation.split='validation' "
+            "would judge them; give a temperature instead"
+        )
+    if not validation:
+        raise UserError(
+            "inference.calibrate=true: needs validation data, and there are none; set data.validation_share, such as "
+            "0.1, or give a temperature"
+        )
+
+
 def checked_parts(
     federation: object, model: object, algorithm: object, training: object, evaluation: object, faults: object
 ) -> tuple[StackedModel, Algorithm]:

@@ -43,12 +43,12 @@ from personafl.core.types import (
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
 from personafl.evaluation import final, masks, metrics, rounds, stream_change
-from personafl.evaluation.evaluate import deployed
+from personafl.evaluation.evaluate import Held, deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim import execution_plan, faulty_clients, wire_transfer
 from personafl.sim.accounting import Refused, Spent, Stack, Totals, finite_mean
-from personafl.sim.checks import check_data, checked_parts
+from personafl.sim.checks import check_calibration, check_data, checked_parts
 from personafl.sim.evaluator import Evaluator, since_left
 from personafl.sim.late_results import LateResults, joined_results
 from personafl.sim.machine import Machine, chosen_device, with_precision
@@ -91,6 +91,7 @@ class Simulation(Displayed):
         self.evaluation = evaluation or Evaluation()
         self.faults = faults or Faults()
         check_data(federation, training, self.evaluation)
+        check_calibration(int(federation.splits["validation"].offsets[-1]), algorithm, self.evaluation)
         self.device = torch.device(chosen_device(self.machine.device))
         training = with_precision(training, self.device)
         dtype = torch.float64 if training.precision == "float64" else torch.float32
@@ -543,10 +544,10 @@ class Simulation(Displayed):
         if self._evaluated_next():
             with clock("evaluation"):
                 payload = tree.received(received, len(ids))
-                came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, lambda: data)
+                came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, self._held(ids))
                 before = self.evaluator.on_test(model, came, ids)
                 own = self.algorithm.after_training(done.kept, done.local, payload, rnd)
-                trained = deployed(self.algorithm, task, own, payload, lambda: data)
+                trained = deployed(self.algorithm, task, own, payload, self._held(ids))
                 if rows is not None:  # whose session does not count has what it came with
                     trained |= choose(self._among(ids, rows), tree.select(trained, came), tree.select(came, trained))
         return Stack(ids, traffic, done.work, senders, upload, refused, late, before, trained)
@@ -650,7 +651,7 @@ class Simulation(Displayed):
         task = dataclasses.replace(self.task, model=model)
         down = tree.received(self.download(ids, self.now), len(ids))
         own = self.algorithm.personal(self.store.gather(ids), down)
-        return deployed(self.algorithm, task, own, down, lambda: self.federation.examples("train", ids))
+        return deployed(self.algorithm, task, own, down, self._held(ids))
 
     def newcomer_models(self, model: StackedModel, ids: Tensor) -> Params:
         """What newcomers predict with: what they are given, after the session their method has for them."""
@@ -667,7 +668,11 @@ class Simulation(Displayed):
             if broken := admission.not_finite(done.work.loss, {}, kept):  # then it has what it was given
                 kept = choose(~self._among(ids, torch.tensor(list(broken), device=self.device)), kept, before)
         received = tree.received(down, len(ids))
-        return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, lambda: data)
+        return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, self._held(ids))
+
+    def _held(self, ids: Tensor) -> Held:
+        """What these clients may be asked for before they predict."""
+        return lambda split: self.federation.examples(split, ids)
 
     def evaluated_models(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients are scored with: what they predict with, or what their last training gave."""

@@ -13,6 +13,10 @@ in turn, from q = pi; the answer is z_i + log q. `pull` are inputs' worth of tru
 inputs say little, many outvote it. A batch has w_i = 1. A stream remembers the outputs of the last `window` inputs,
 each counting a share `forgetting` less for every one that came after it; the input to be answered is one of them.
 
+With `calibrate` each client takes the T, from a quarter to 16, under which the labels of its validation data are the
+likeliest given softmax(z + log pi), with a normal distribution of log T around that of `temperature` as what was known
+before. How far `pull` should go its own data cannot tell, which are never shifted.
+
 What a deployment has suffices: counts of training labels, both models, unlabelled inputs. Outputs of a personal model
 trained without `prior_free` contain log pi; `contains_prior` takes it out of them.
 """
@@ -26,12 +30,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from personafl.core import tree
+from personafl.core.criteria import cross_entropy
 from personafl.core.errors import UserError
 from personafl.core.labels import label_counts, log_frequencies
 from personafl.core.slots import Answers
-from personafl.core.types import Batch, Model, Params, Sweep
+from personafl.core.types import Batch, Model, Params, Sweep, per_example
 
 PRIOR = "labels/own"  # log pi, [C, K]
+WARMTH = "labels/temperature"  # of each client that fits its own, [C]
+TRUST = 0.5  # in `temperature`: a normal distribution of its logarithm, which few examples do not outvote
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,10 @@ class LabelPrior:
         default=False, metadata={"help": "whether the own model's outputs contain the client's label frequencies"}
     )
 
+    calibrate: bool = field(
+        default=False, metadata={"help": "whether each client fits its temperature to its validation data"}
+    )
+
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise UserError(f"share={self.share}: must be in [0, 1]")
@@ -59,11 +71,33 @@ class LabelPrior:
     def asks_global(self) -> bool:
         return self.share < 1
 
+    @property
+    def asks_validation(self) -> bool:
+        return self.calibrate
+
     def _who(self, own: str) -> str:
         return f"the global model and {own}" if self.asks_global and own != "the global model" else own
 
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
-        return measured_frequencies(sweep)
+        prior = measured_frequencies(sweep)
+        return prior | {WARMTH: self._fitted(method, deployed | prior, sweep)} if self.calibrate else prior
+
+    def _fitted(self, method: Answers, deployed: Params, sweep: Sweep) -> Tensor:
+        """The temperature under which each client's validation labels are the likeliest, `[C]`."""
+        prior = deployed[PRIOR]
+        tried = prior.new_tensor([2 ** (i / 4) for i in range(-8, 17)])
+
+        def losses(model: Model, batch: Batch) -> Params:
+            k = len(batch.x)
+            mine = tree.take(deployed, slice(k))
+            z = self._mixed(mine, *method.both_answers(model, mine, batch.x)).double()
+            each = [z / t + mine[PRIOR].double().unsqueeze(1) for t in tried]
+            nll = [per_example(cross_entropy, out, batch.y) for out in each]
+            return {"nll": torch.stack([(n if batch.valid is None else n * batch.valid).sum(1) for n in nll], 1)}
+
+        away = (tried / self.temperature).log().square() / (2 * TRUST**2)
+        found = sweep(losses, "validation").get("nll", prior.new_zeros(len(prior), 1))
+        return tried[(found + away).argmin(1)]
 
     def _prior(self, deployed: Params, like: Tensor) -> Tensor:
         """log pi as `[C, K]`."""
@@ -71,9 +105,14 @@ class LabelPrior:
 
     def _fit(self, deployed: Params, own: Tensor, common: Tensor) -> Tensor:
         """z, how well inputs fit each class: `[C, B, K]`."""
+        warmth = deployed[WARMTH].to(own.dtype).view(-1, 1, 1) if self.calibrate else self.temperature
+        return self._mixed(deployed, own, common) / warmth
+
+    def _mixed(self, deployed: Params, own: Tensor, common: Tensor) -> Tensor:
+        """z before it is divided by the temperature."""
         if self.contains_prior:
             own = own - self._prior(deployed, own).unsqueeze(1)
-        return (self.share * own + (1 - self.share) * common) / self.temperature
+        return self.share * own + (1 - self.share) * common
 
 
 @dataclass(frozen=True)

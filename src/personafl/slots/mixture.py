@@ -48,6 +48,10 @@ class Mixture:
     def asks_global(self) -> bool:
         return True
 
+    @property
+    def asks_validation(self) -> bool:
+        return False
+
     def words(self, own: str) -> str:
         return f"the global model and {own}, mixed by how likely the batch is the client's own"
 

@@ -32,6 +32,10 @@ class PerSample:
     def asks_global(self) -> bool:
         return True
 
+    @property
+    def asks_validation(self) -> bool:
+        return False
+
     def words(self, own: str) -> str:
         return f"per sample the surer of the global model and {own}"
 
