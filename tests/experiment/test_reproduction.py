@@ -17,7 +17,7 @@ from personafl.core.errors import UserError
 from personafl.evaluation.settings import Evaluation
 from personafl.experiment import measures, reproduction, targets
 from personafl.experiment.comparison import Comparison, interval
-from personafl.experiment.pages import Page, Table
+from personafl.experiment.pages import Page, Table, reproduced
 from personafl.experiment.shared_runs import SharedRun, merged, plan
 from personafl.experiment.targets import Claim, Setting, Target
 
@@ -149,6 +149,48 @@ def test_other_kinds_of_claims() -> None:
     found = compared([level, behind, near, far, columns, gone], **seeds)
     statuses = [v.status for v in found.verdicts()]
     assert statuses == ["holds", "does not hold", "holds", "does not hold", "holds", "not run"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "statuses"),
+    [
+        ({"least": 79.0}, ["holds", "does not hold"]),  # means are 79.0 and 50.0
+        ({"least": 79.5}, ["does not hold", "does not hold"]),
+        ({"most": 79.0}, ["holds", "holds"]),
+        ({"most": 78.5}, ["does not hold", "holds"]),
+    ],
+)
+def test_a_claim_may_be_held_to_a_number(bound: dict[str, float], statuses: list[str]) -> None:
+    """In the mean over seeds: 78.5, 79 and 79.5; where models diverged nothing is kept."""
+    seeds = {"dm_pfl": [(0.785, 0.5), (0.79, 0.5), (0.795, 0.5)]}
+    claims = [Claim("own", "w/o shift", ("dm-pfl",), **bound), Claim("shift", "100% shift", ("dm-pfl",), **bound)]
+    found = compared([*claims, Claim("gone", "w/o shift", ("ditto",), **bound)], **seeds)
+    assert [v.status for v in found.verdicts()] == [*statuses, "not run"]
+    (item,) = found.verdicts()[0].items
+    number = next(iter(bound.values()))
+    assert item.mean == pytest.approx(79.0 - number) and item.printed == pytest.approx(79.93 - number)
+    where = dict.fromkeys(("hardware", "precision", "torch", "version"), "x")
+    for seed, one in enumerate(found.summaries["CIFAR-10, Dir(0.3)", "dm-pfl"]):
+        one |= {"time": {"seconds": 1}, "environment": where, "rounds": 1, "settings": {}, "seed": seed}  # type: ignore[operator]
+        one["hashes"] = {"split": "s", "init": "i"}  # type: ignore[index]
+    assert f"from {number:g} (published" in reproduced(found, (0, 1, 2), smoke=False).markdown()
+    found.summaries["CIFAR-10, Dir(0.3)", "dm-pfl"][1]["diverged"] = {"final": 1}  # type: ignore[index]
+    after = ["undecided" if s == "holds" else s for s in statuses]
+    assert [v.status for v in found.verdicts()] == [*after, "not run"]
+
+
+def test_means_over_corruptions_and_other_numbers_of_inputs_are_columns() -> None:
+    cell = {"mean": 0.6, "std": 0.1}
+    kinds = {"snow": {"3": {"mean": 0.5, "std": 0.2}}, "fog": {"3": {"mean": 0.7, "std": 0.1}, "4": cell}}
+    by_count = {"8": {"0.0": {"mean": 0.9}, "1.0": {"mean": 0.4}}}
+    one = told(0.5, 0.25) | {"robustness": {"corruptions": kinds, "whole_corruptions": kinds, "inputs": by_count}}
+    columns = {
+        "own all corruptions 3": 60.0, "all corruptions 3": 60.0, "own all corruptions 5": None,
+        "w/o shift, 8 inputs": 90.0, "100% shift, 8 inputs": 40.0, "average, 8 inputs": 65.0, "average, 1 input": None,
+    }  # fmt: skip
+    assert {c: measures.measure(c, one) for c in columns} == pytest.approx(columns)
+    assert measures.spread("own all corruptions 3", one) == pytest.approx(15.0)
+    assert measures.spread("w/o shift, 8 inputs", one) is None
 
 
 def test_best_of_several_is_chosen_column_by_column() -> None:

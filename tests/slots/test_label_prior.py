@@ -28,7 +28,7 @@ from personafl import (
 from personafl.core.errors import UserError
 from personafl.core.slots import Inference
 from personafl.core.types import Examples, Params
-from personafl.evaluation import together
+from personafl.evaluation import final, together
 from personafl.experiment.results import Client
 from personafl.models.client_module import ClientModule
 from personafl.slots import EstimatedPrior, Mixture, RunningPrior
@@ -339,6 +339,38 @@ def test_a_stream_may_have_seen_inputs_before_those_that_are_judged() -> None:
             assert torch.equal(found[i][places[before:]], right)
 
 
+@pytest.mark.parametrize(
+    ("rule", "key"),
+    [(EstimatedPrior(pull=0.5, temperature=1.0), "batch"), (RunningPrior(pull=0.5, window=8), "inputs_before")],
+    ids=["batch", "stream"],
+)
+def test_one_training_is_judged_with_several_numbers_of_inputs(rule: Inference, key: str) -> None:
+    """Each number has what a run of its own has that is judged with it alone."""
+    usual = {"eval_every": 10_000, "draws": 2, "degrees": (0.0, 0.5, 1.0)}
+
+    def told(**asked: object) -> dict[str, object]:
+        sim = worlds.simulation(Ditto(inference=rule), num_rounds=2, lr=0.5, evaluation=Evaluation(**usual, **asked))
+        sim.run()
+        found = sim.evaluations()
+        return final.robustness(found, sim.evaluation, sim.task.metric) | {
+            "shift": final.shift_summary(found, sim.evaluation)
+        }
+
+    several = told(input_counts=(1, 3))
+    means = []
+    for count in (1, 3):
+        alone = told(**{key: count})
+        cells = several["inputs"][str(count)]
+        assert cells.keys() == alone["shift"]["degrees"].keys() == {"0.0", "0.5", "1.0"}
+        for degree, cell in cells.items():
+            assert cell["mean"] == pytest.approx(alone["shift"]["degrees"][degree]["mean"], abs=1e-7)
+        means.append([c["mean"] for c in cells.values()])
+    assert means[0] != means[1] and several["shift"] == told()["shift"]
+    plain = worlds.simulation(Ditto(), num_rounds=1, evaluation=Evaluation(**usual, input_counts=(1,)))
+    plain.run()
+    assert "count_accuracy" not in plain.evaluations()
+
+
 def test_label_shift_costs_less_where_clients_estimate_the_mix() -> None:
     """Three overlapping classes, one of them frequent at each client: at full shift the estimate pays."""
     draw = np.random.default_rng(0)
@@ -380,6 +412,8 @@ def test_label_shift_costs_less_where_clients_estimate_the_mix() -> None:
         (lambda: Mixture(strength=-1.0), "strength=-1.0: must be positive"),
         (lambda: Evaluation(batch=-1), "evaluation.batch"),
         (lambda: Evaluation(inputs_before=-1), "evaluation.inputs_before"),
+        (lambda: Evaluation(input_counts=(4, -1)), "evaluation.input_counts"),
+        (lambda: Evaluation(input_counts=(4, 4)), "evaluation.input_counts"),
     ],
 )
 def test_impossible_settings_are_refused(made: object, why: str) -> None:

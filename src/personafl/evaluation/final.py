@@ -19,6 +19,8 @@ made of several numbers of each (`Metric.reduce`), scores have one more axis, th
 | `corruption_accuracy` | `[C, K, S]` | their means |
 | `shift_corruption_accuracy` | `[C, K, S]` | of the test sets at full shift, corrupted; mean over draws |
 | `change_scores` | `[C, draws, 3 I]` | of a stream that changes abruptly (`evaluation/stream_change.py`) |
+| `input_counts` | `[M]` | of inputs at once or before, of rules that go by several |
+| `count_accuracy` | `[C, M, D]` | with each of these, at each degree of shift; mean over draws |
 | `whole_rows` | `[W]` | the examples of the set that is the same for all clients (`evaluation/whole_set.py`) |
 | `whole_accuracy` | `[C]` | on this set, as it is |
 | `whole_corruption_accuracy` | `[C, K, S]` | on this set, corrupted |
@@ -37,7 +39,7 @@ of shift or of others' test sets.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,6 +81,7 @@ def measured(
     per_sample: bool,
     metric: Metric,
     score_in_order: Score,
+    score_with: Callable[[int], Score],
 ) -> list[Arrays]:
     """Everything asked for, of each client of a stack; `per_sample` where an answer does not depend on its batch."""
     data = federation.examples("test", ids)
@@ -109,6 +112,9 @@ def measured(
         more["shift_corruption_accuracy"] = means.view(-1, len(names), len(evaluation.severities))
     if evaluation.change and shift is not None:
         more["change_scores"] = stream_change.stream_scores(score_in_order, federation, shift, ids, evaluation, seed)
+    if evaluation.input_counts and not per_sample:
+        by_count = [_curve(score_with(n), federation, shift, ids, evaluation, metric) for n in evaluation.input_counts]
+        more["count_accuracy"] = torch.stack(by_count, 1)
     if evaluation.rotations:
         turned = [score(image_transforms.rotated(data, a)) for a in evaluation.rotations]
         more["rotation_accuracy"] = _kept(turned, (len(turned),), single, "rotation_scores", metric)
@@ -124,6 +130,19 @@ def measured(
         }
         for i in range(len(ids))
     ]
+
+
+def _curve(
+    score: Score, federation: Federation, shift: Shift | None, ids: Tensor, evaluation: Evaluation, metric: Metric
+) -> Tensor:
+    """Clients' numbers at each degree of shift, mean over draws: `[C, D]`."""
+    if shift is None:
+        return _means(score(federation.examples("test", ids)), metric).unsqueeze(1)
+    at = [
+        [_means(score(at_degree(federation, shift, ids, d, p)), metric) for d in range(shift.draws)]
+        for p in degrees(evaluation)
+    ]
+    return torch.stack([torch.stack(of).mean(0) for of in at], 1)
 
 
 def _kept(
@@ -164,6 +183,8 @@ def concatenated(
         }
     if names := image_transforms.kinds(evaluation):
         out |= {"kinds": np.array(names), "severities": np.array(evaluation.severities)}
+    if "count_accuracy" in out:
+        out["input_counts"] = np.array(evaluation.input_counts)
     if "rotation_accuracy" in out:
         out["angles"] = np.array(evaluation.rotations)
     linear = per_sample and metric.reduce is None
@@ -243,6 +264,13 @@ def robustness(found: Arrays, evaluation: Evaluation, metric: Metric) -> Row:
                 for k, kind in enumerate(found["kinds"])
             }
             out[f"{which}corruption_average"] = _cell(cells.mean((1, 2)))
+    if "count_accuracy" in found:
+        known = found["degrees"].tolist() if "degrees" in found else [0.0]
+        asked = [d for d in evaluation.degrees if d in known]
+        out["inputs"] = {
+            str(n): {str(float(d)): _cell(found["count_accuracy"][:, j, known.index(d)]) for d in asked}
+            for j, n in enumerate(found["input_counts"].tolist())
+        }
     if "change_scores" in found:
         out["change"] = stream_change.summary(found["change_scores"], metric.better)
     if "whole_accuracy" in found:

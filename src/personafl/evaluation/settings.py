@@ -34,6 +34,9 @@ class Evaluation(Section):
     matrix: bool = setting(False, "every client's model on every client's test set")
     batch: int = setting(0, "inputs that inference=batch or mixture sees at once; 0: all that are judged together")
     inputs_before: int = setting(0, "inputs of the same kind a client's stream has seen before those that are judged")
+    input_counts: tuple[int, ...] = setting(
+        (), "more numbers of inputs to judge by: at once with inference=batch or mixture, before with stream"
+    )
     change: int = setting(
         0, "inputs of each part of a stream that changes abruptly: own, shifted, own again; 0: there is none"
     )
@@ -76,6 +79,11 @@ class Evaluation(Section):
                 ("targets", self.metric != "accuracy" or all(0 < t <= 1 for t in self.targets), "shares in (0, 1]"),
                 ("batch", self.batch >= 0, "a number of inputs, 0 for all"),
                 ("inputs_before", 0 <= self.inputs_before <= 10_000, "at least 0 and at most 10000"),
+                (
+                    "input_counts",
+                    all(0 <= n <= 10_000 for n in self.input_counts),
+                    "numbers of inputs, at least 0 and at most 10000",
+                ),
                 ("change", 0 <= self.change <= 10_000, "at least 0 and at most 10000"),
                 ("change", not self.change or self.shift != "none", "0 without shift"),
                 (
@@ -95,7 +103,7 @@ class Evaluation(Section):
             object.__setattr__(self, "clients", "selected")
 
 
-_LISTS = ("degrees", "corruptions", "severities", "rotations", "targets")
+_LISTS = ("degrees", "corruptions", "severities", "rotations", "targets", "input_counts")
 
 
 def _distinct(values: tuple[object, ...]) -> bool:

@@ -3,6 +3,7 @@
 | column | what |
 |---|---|
 | `w/o shift`, `40% shift`, `average` | accuracy in %, mean over clients; the expectation over all donors where the run has the matrix of every model on every test set, else over the donors drawn |
+| `100% shift, 8 inputs` | the same where answers go by so many inputs at once, or before (`evaluation.input_counts`) |
 | `global model` | accuracy of the server's model on clients' own data, in % |
 | `communication`, `computation` | MiB as papers count them (float32 up, masks as bits) and 1e12 FLOP, per client |
 | the same `relative to FedAvg` | in % of the run labelled fedavg |
@@ -59,6 +60,9 @@ def measure(
         return None if common is None else 100 * float(common["mean"])
     if column.startswith(("similarity ", "shared weights")):
         return _of_masks(column, of.get("masks", {}), groups)
+    if found := re.fullmatch(r"(.+), (\d+) inputs?", column):
+        cells = of.get("robustness", {}).get("inputs", {}).get(found[2])
+        return None if cells is None else measure(found[1], {**of, "robustness": {"expected": cells}}, degrees=degrees)
     if column == "average":
         cells = _degrees(of, expected=expected)
         wanted = list(cells) if degrees is None else [str(float(d)) for d in degrees]
@@ -70,6 +74,8 @@ def measure(
 
 def spread(column: str, of: Summary) -> float | None:
     """The deviation over clients behind an accuracy, of single draws of donors, in points."""
+    if re.search(r", \d+ inputs?$", column):
+        return None
     if (degree := _degree(column)) is not None and of["shift"]:
         cell = of["shift"]["degrees"].get(str(degree))
     elif degree is None and not column.startswith(("comm", "comp", "sim", "shared", "average", "global")):

@@ -96,6 +96,7 @@ def merged(a: Evaluation, b: Evaluation) -> Evaluation | None:
         "corruptions": tuple(dict.fromkeys((*a.corruptions, *b.corruptions))),
         "severities": tuple(sorted({*a.severities, *b.severities})),
         "corrupted": a.corrupted if a.corrupted == b.corrupted else "both",
+        "input_counts": tuple(dict.fromkeys((*a.input_counts, *b.input_counts))),
         "rotations": tuple(dict.fromkeys((*a.rotations, *b.rotations))),
         "matrix": a.matrix or b.matrix,
         "shift": b.shift if a.shift == "none" else a.shift,

@@ -21,6 +21,7 @@ from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
 from personafl.evaluation import final, metrics, together, whole_set
 from personafl.evaluation.evaluate import finite, on_host, scores
+from personafl.evaluation.matrix import Score
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim.execution_plan import products
@@ -88,9 +89,18 @@ class Evaluator:
         task = dataclasses.replace(self.task, model=model)
         return self._portable(self._scores(task, deployed, self.federation.examples("test", ids)))
 
-    def _scores(self, task: TrainedTask, deployed: Params, data: Examples, *, in_order: bool = False) -> list[Tensor]:
-        asked, most = self.evaluation, self.activations
-        return together.client_scores(self.algorithm, task, deployed, data, asked, most, in_order=in_order)
+    def _scores(
+        self,
+        task: TrainedTask,
+        deployed: Params,
+        data: Examples,
+        *,
+        in_order: bool = False,
+        asked: Evaluation | None = None,
+    ) -> list[Tensor]:
+        return together.client_scores(
+            self.algorithm, task, deployed, data, asked or self.evaluation, self.activations, in_order=in_order
+        )
 
     def _own(self, ids: Tensor, models: Models) -> tuple[list[Tensor], list[Tensor]]:
         """Scores of each client's own model on its test set, and whether the model is finite."""
@@ -188,6 +198,10 @@ class Evaluator:
             def in_order(data: Examples) -> list[Tensor]:
                 return on_host(self._scores(task, deployed, data, in_order=True))
 
+            def with_inputs(count: int) -> Score:
+                other = dataclasses.replace(self.evaluation, batch=count, inputs_before=count)
+                return lambda data: on_host(self._scores(task, deployed, data, asked=other))
+
             return final.measured(
                 score,
                 self.federation,
@@ -198,6 +212,7 @@ class Evaluator:
                 per_sample=self.per_sample,
                 metric=self.task.metric,
                 score_in_order=in_order,
+                score_with=with_inputs,
             )
 
         with self.placement.clock("evaluation"):
