@@ -29,7 +29,7 @@ from personafl import (
 from personafl.core import batches, rng
 from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Turn
 from personafl.core.normalization import Normalization
-from personafl.core.types import Batch, Round, Task
+from personafl.core.types import Batch, Examples, Round, Task
 from personafl.evaluation import report
 from personafl.models import MODELS, ResNet18
 from personafl.sim.state import Row
@@ -125,6 +125,30 @@ def test_examples_on_the_host_give_the_same_numbers(name: str, kind: str, monkey
     (device, table), (host, same) = runs
     assert table == same
     assert all(torch.equal(device.server[n], t) for n, t in host.server.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 7, 5)])
+@pytest.mark.parametrize("by_channel", [True, False])
+def test_minibatches_of_bytes_are_fetched_and_augmented_in_one_launch(
+    shape: tuple[int, ...], dtype: torch.dtype, by_channel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit what the slow way gives on the same GPU; on a CPU, which rounds twice, the same but for that."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (50, *shape), dtype=torch.uint8, generator=draw)
+    rows, real = torch.randint(50, (3, 9), generator=draw), torch.tensor([9, 9, 4])
+    mean = tuple(0.1 * (c + 1) for c in range(shape[0]))
+    normalization = Normalization(mean, mean, 3) if by_channel else None
+    host = Examples(x, torch.arange(50), rows, real, torch.arange(3), True, normalization)
+    there = dataclasses.replace(host, x=x.cuda(), y=host.y.cuda(), rows=rows.cuda())
+    keys = rng.key(7, "noise", 3, torch.tensor([5, 6, 2**40]))
+    asked = there, there.rows, real, False, keys.cuda(), dtype
+    fast = batches.gather(*asked)
+    monkeypatch.setattr(batches, "image_kernels", None)
+    slow, on_host = batches.gather(*asked), batches.gather(host, rows, real, False, keys, dtype)
+    for a, b in ((fast.x, slow.x), (fast.y, slow.y), (fast.valid, slow.valid), (fast.count, slow.count)):
+        assert torch.equal(a, b) and a.dtype == b.dtype
+    torch.testing.assert_close(fast.x.cpu(), on_host.x, rtol=1e-6, atol=1e-6)
 
 
 def test_augmented_images_are_the_same_on_a_gpu() -> None:

@@ -17,6 +17,11 @@ from personafl.core import rng, tree
 from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Examples, Params
 
+try:
+    from personafl.core import image_kernels
+except ImportError:  # no Triton, so no GPU it would run on
+    image_kernels = None  # type: ignore[assignment]
+
 SWEEP = 256  # examples of a client at a time in passes without training
 BLOCK = 2**20  # bytes of minibatches fetched at a time on a CPU
 PADDING = 4  # pixels on each side, of augmented images
@@ -144,6 +149,10 @@ def gather(
 
     `there` are the same rows where the data are.
     """
+    if data.augment and image_kernels is not None and _lies_on(data.x, rows.device) and _are_bytes(data.x):
+        table = _byte_table(data.normalization, data.x.shape[1], dtype, data.x.device)
+        x = image_kernels.augmented(data.x, rows, keys, table, PADDING)
+        return Batch(x, data.y[rows], _places(rows, real, full), tree.sent(real, rows.device), keys)
     batch = _picked(data, rows, real, full, keys, there)
     return _ready(augmented(batch) if data.augment else batch, data, dtype)
 
@@ -156,9 +165,31 @@ def _ready(batch: Batch, data: Examples, dtype: torch.dtype) -> Batch:
 def _picked(data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, there: Tensor | None) -> Batch:
     """Examples as the data have them."""
     x = _taken(data.x, rows, there)
-    real = tree.sent(real, rows.device)
-    valid = None if full else torch.arange(rows.shape[1], device=rows.device) < real.unsqueeze(1)
-    return Batch(x, data.y[rows], valid, real, keys)
+    return Batch(x, data.y[rows], _places(rows, real, full), tree.sent(real, rows.device), keys)
+
+
+def _places(rows: Tensor, real: Tensor, full: bool) -> Tensor | None:
+    """Which places of minibatches are filled; None: all."""
+    if full:
+        return None
+    return torch.arange(rows.shape[1], device=rows.device) < tree.sent(real, rows.device).unsqueeze(1)
+
+
+def _are_bytes(x: Tensor) -> bool:
+    """Whether these are images in bytes on a GPU, which a kernel fetches, augments and normalises at once."""
+    return x.is_cuda and x.dtype == torch.uint8 and x.dim() == 4 and x.is_contiguous()
+
+
+_tables: dict[tuple[Normalization | None, int, torch.dtype, torch.device], Tensor] = {}
+
+
+def _byte_table(normalization: Normalization | None, channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What each byte of each channel is for a model: `[c, 256]`."""
+    key = normalization, channels, dtype, device
+    if key not in _tables:  # kept: a CUDA graph must find it where it was
+        every = torch.arange(256, dtype=torch.uint8, device=device).view(256, 1, 1, 1).expand(256, channels, 1, 1)
+        _tables[key] = inputs(every, dtype, normalization).view(256, channels).T.contiguous()
+    return _tables[key]
 
 
 def _taken(x: Tensor, rows: Tensor, there: Tensor | None) -> Tensor:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX2 = 0x94D049BB133111EB - (1 << 64)
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+MIX2 = 0x94D049BB133111EB - (1 << 64)
 _WORD = (1 << 64) - 1
 _SHARED = threading.RLock()
 
@@ -32,8 +32,8 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * _MIX1
-    z = (z ^ _shift(z, 27)) * _MIX2
+    z = (z ^ _shift(z, 30)) * MIX1
+    z = (z ^ _shift(z, 27)) * MIX2
     return z ^ _shift(z, 31)
 
 
@@ -51,35 +51,36 @@ def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
 
 def _word(purpose: str, parts: Sequence[int]) -> int:
     """A key of numbers alone."""
-    word = _purpose(purpose)
+    word = purpose_key(purpose)
     for part in parts:
-        word = _mix_int((word ^ int(part)) + _GOLDEN)
+        word = _mix_int((word ^ int(part)) + GOLDEN)
     return word
 
 
 @functools.cache
-def _purpose(name: str) -> int:
+def purpose_key(name: str) -> int:
+    """What a purpose adds to a key."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def _mix_int(z: int) -> int:
     """`_mix` of one number."""
     z &= _WORD
-    z = ((z ^ (z >> 30)) * _MIX1) & _WORD
-    z = ((z ^ (z >> 27)) * _MIX2) & _WORD
+    z = ((z ^ (z >> 30)) * MIX1) & _WORD
+    z = ((z ^ (z >> 27)) * MIX2) & _WORD
     z ^= z >> 31
     return z - (1 << 64) if z >> 63 else z
 
 
 def extend(keys: Tensor, part: int | str | Tensor) -> Tensor:
     """The keys of the streams one level below."""
-    return _mix((keys ^ (_purpose(part) if isinstance(part, str) else part)) + _GOLDEN)
+    return _mix((keys ^ (purpose_key(part) if isinstance(part, str) else part)) + GOLDEN)
 
 
 def bits(keys: Tensor, count: int) -> Tensor:
     """The first `count` words of each stream: `[..., count]` int64."""
     place = torch.arange(1, count + 1, device=keys.device)
-    return _mix(keys.unsqueeze(-1) + place * _GOLDEN)
+    return _mix(keys.unsqueeze(-1) + place * GOLDEN)
 
 
 def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
