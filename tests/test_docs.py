@@ -153,7 +153,8 @@ def named() -> dict[str, list[object]]:
     """What the pages may name: modules of the package by their last name, and what is defined in them."""
     found: dict[str, list[object]] = {}
     for info in pkgutil.walk_packages(personafl.__path__, "personafl."):
-        if info.name.split(".")[1] in ("algorithms", "core", "slots", "sparse", "sim"):
+        needs_triton = info.name.endswith("kernels")
+        if info.name.split(".")[1] in ("algorithms", "core", "slots", "sparse", "sim") and not needs_triton:
             module = importlib.import_module(info.name)
             found.setdefault(info.name.rpartition(".")[2], []).append(module)
             for name, thing in vars(module).items():

@@ -59,7 +59,9 @@ def settings_of(runs: list[SharedRun]) -> list[str]:
 def test_what_is_missing_is_run_and_kept(small: Path, tmp_path: Path) -> None:
     names, out = ["dmpfl-fig6"], tmp_path / "out"
     assert settings_of(results.missing(names)) == ["five-groups-of-four", "fifteen-and-five"]
-    results.played(names, out, 1, "cpu")
+    results.played(names, out, 1, "cpu", [1])  # of a seed that is not asked for
+    assert not out.exists()
+    results.played(names, out, 1, "cpu", [0])
     assert not list(out.rglob("*.safetensors"))
     assert results.collect(out, small) == 2
     assert results.missing(names) == []

@@ -1,6 +1,6 @@
 """The pages of docs/results, from the summaries of the runs made for them.
 
-    python tools/results.py run --out FOLDER [--jobs N] [--seeds 0 1] TARGET ...   run what is missing of these targets,
+    python tools/results.py run --out FOLDER [--jobs N] [--seeds 0,1] TARGET ...   run what is missing of these targets,
                                                  in this order
     python tools/results.py collect FOLDER ...   keep the finished runs of such folders or of `personafl reproduce`
     python tools/results.py                      write all pages anew
@@ -181,6 +181,8 @@ def played(names: Sequence[str], folder: Path, jobs: int, device: str, seeds: Se
             runs.append(run)
         elif not _whole(run, there, names):
             raise SystemExit(f"{there}: was judged by less than is needed; choose another folder")
+    if not runs:
+        print("nothing is missing")
     finish(runs, folder, jobs, chosen_device(device), {"threads": 1}, told)
 
 
@@ -203,12 +205,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seeds", type=int, nargs="*")
+    parser.add_argument("--seeds", help="some of them, separated by commas")
     args = parser.parse_intermixed_args()
     if args.do == "run":
         if args.out is None:
             parser.error("run: needs --out")
-        played(targets.expanded(args.what), args.out.absolute(), args.jobs, args.device, args.seeds)
+        seeds = None if args.seeds is None else [int(s) for s in args.seeds.split(",")]
+        played(targets.expanded(args.what), args.out.absolute(), args.jobs, args.device, seeds)
         return
     for folder in args.what:
         print(folder, collect(Path(folder)))

@@ -27,8 +27,8 @@ from personafl import (
 )
 from personafl.algorithms.warmup import Gated
 from personafl.core import batches, tree
-from personafl.core.algorithm import ClientState
-from personafl.core.types import Batch, Masked, Round
+from personafl.core.algorithm import ClientState, LocalWork, whole
+from personafl.core.types import Batch, Masked, Round, Task
 from personafl.sim.dry_run import estimate_cost
 from personafl.sparse import masks
 from tests import checks, worlds
@@ -189,6 +189,30 @@ def test_with_all_units_on_the_warm_up_of_fedprox_is_fedprox() -> None:
         checks.played(prox, num_rounds=4),
     )
     checks.assert_close(b.server, a.server)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WrittenOut(FedProx):
+    """FedProx whose pull is part of its loss."""
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        def near(task: Task, local: ClientState, batch: Batch) -> Tensor:
+            anchor = tree.under(local.fixed, "anchor")
+            far = tree.squared_distance(tree.select(local.params, anchor), anchor)
+            return task.loss(local.params, batch) + self.proximal_weight / 2 * far
+
+        return [self.usual_turn(whole(self.info.parameters), loss=near)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.9, "weight_decay": 0.05}, {"grad_clip": 0.3}], ids=str)
+def test_a_pull_moves_the_subnetwork_that_is_on_and_nothing_else(changes: dict[str, float]) -> None:
+    """Units are on with probability a half, so most of the model stands still in a step, and is not pulled."""
+    options = {"num_rounds": 4, "join_ratio": 1.0, **changes}
+    made = [
+        checks.played(FedPeWS(base=kind(proximal_weight=0.7), warmup_share=0.7, score_init=0.0), **options)
+        for kind in (FedProx, WrittenOut)
+    ]
+    checks.assert_close(made[1].server, made[0].server)
 
 
 def test_a_server_rate_of_a_half_goes_half_way() -> None:

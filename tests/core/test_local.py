@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+from personafl import FedAvg
 from personafl.core import tree
 from personafl.core.algorithm import (
     Algorithm,
@@ -361,9 +363,58 @@ def test_a_pull_is_its_term_of_the_loss(of: str, rule: SGD | Adam) -> None:
     assert not torch.allclose(unpulled.params[names[0]], true.params[names[0]])
 
 
+def test_pulls_add_up_and_leave_what_does_not_move() -> None:
+    """A pull of 0.3 and one of 0.4 are one of 0.7; of a turn that moves the head alone, the head's term is told."""
+    head = [n for n in NAMES if n.startswith("head")]
+    ends = [
+        run_local_work(TASK, anchored(), [Turn(whole(head), epochs=1, pulls=p)], DATA, worlds.training(), RND)
+        for p in ((Pull("anchor", 0.7),), (Pull("anchor", 0.3), Pull("anchor", 0.4)), ())
+    ]
+    (one, told), (two, same), (none, _) = ends
+    for n in head:
+        torch.testing.assert_close(one.params[n], two.params[n], rtol=1e-12, atol=1e-14)
+        assert not torch.allclose(one.params[n], none.params[n])
+    torch.testing.assert_close(told.loss, same.loss, rtol=1e-12, atol=1e-14)
+    far = 0.7 / 2 * 0.01 * sum(MODEL.initial[n].numel() for n in head)  # of the first step, a tenth everywhere
+    first = run_local_work(
+        TASK, anchored(), [Turn(whole(head), steps=1, pulls=(Pull("anchor", 0.7),))], DATA, worlds.training(), RND
+    )[1].loss
+    plain = run_local_work(TASK, anchored(), [Turn(whole(head), steps=1)], DATA, worlds.training(), RND)[1].loss
+    torch.testing.assert_close(first - plain, torch.full_like(plain, far), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: Pull("anchor", -0.5), "the weight must be a number, not negative"),
+        (lambda: Pull("anchor", float("nan")), "the weight must be a number"),
+        (lambda: Pull("anchor", True), "the weight must be a number"),
+        (lambda: Pull("anchor", "1"), "the weight must be a number"),
+        (lambda: Pull("", 1.0), "prefixes are texts"),
+        (lambda: Pull("anchor", 1.0, of=None), "prefixes are texts"),
+    ],
+)
+def test_an_impossible_pull_is_refused(made: Callable[[], Pull], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        made()
+
+
+@pytest.mark.parametrize("pulls", [Pull("anchor", 0.1), None, [Pull("anchor", 0.1)], (("anchor", 0.1),)])
+def test_pulls_that_are_no_tuple_of_them_are_refused(pulls: object) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(FedAvg):
+        def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+            return [self.usual_turn(whole(self.info.parameters), pulls=pulls)]
+
+    with pytest.raises(UserError, match=r"pulls=.*: must be a tuple of Pull, such as"):
+        worlds.simulation(Mine()).run()
+
+
 def test_a_pull_to_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match=r"no elsewhere/\.\.\. in `fixed` for anything that the turn moves"):
+    with pytest.raises(UserError, match=r"nothing to pull, the turn moves no X for which `fixed` has elsewhere/X"):
         go([Turn(whole(NAMES), epochs=1, pulls=(Pull("elsewhere", 0.1),))], anchored())
+    with pytest.raises(UserError, match=r"moves no second/X for which `fixed` has anchor/X"):  # without training, too
+        go([Turn(whole(NAMES), epochs=1, pulls=(Pull("anchor", 0.1, of="second"),))], anchored(), train=False)
 
 
 def test_a_loss_that_is_a_mean_over_clients_is_refused() -> None:

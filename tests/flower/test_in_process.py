@@ -71,9 +71,14 @@ def test_clients_fit_their_temperatures_as_in_the_simulator(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = {"name": "ditto", "prior_free": True, "inference": {"name": rule, "calibrate": True}}
-    text = worlds.recipe(method, data={"validation_share": 0.2})
+    text = worlds.recipe(method, data={"validation_share": 0.3}, training={"local_epochs": 10, "lr": 0.3})
     server = through_flower(text, tmp_path, monkeypatch)
-    worlds.same_run(server, tmp_path, worlds.simulated(text))
+    sim = worlds.simulated(text)
+    worlds.same_run(server, tmp_path, sim)
+    fitted = sim.deployed_models(sim.model, sim.everybody)["labels/temperature"]
+    sim._held = lambda ids: lambda split: sim.federation.examples("train", ids)  # type: ignore[method-assign]
+    on_training_data = sim.deployed_models(sim.model, sim.everybody)["labels/temperature"]
+    assert (fitted != on_training_data).any()  # so a client that took these would be seen
 
 
 def test_bytes_are_those_of_our_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

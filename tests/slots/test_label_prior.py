@@ -19,6 +19,7 @@ from personafl import (
     FedAvg,
     Federation,
     FedFu,
+    FedPeWS,
     FedRep,
     Inherit,
     LocalOnly,
@@ -231,19 +232,45 @@ def test_a_clients_module_answers_as_the_simulation_and_keeps_what_it_learns(nam
 
 
 def held_out() -> Federation:
-    """Clients with validation data."""
-    parts = np.split(np.arange(sum(worlds.SIZES)), np.cumsum(worlds.SIZES)[:-1])
-    return Federation.build(worlds.federation().source, parts, 0, validation_share=0.3)
+    """Six clients with validation data of three classes that overlap, one of them frequent at each."""
+    draw = np.random.default_rng(0)
+    mixes = [np.where(np.arange(3) == c % 3, 0.9, 0.05) for c in range(6)]
+    y = np.concatenate([draw.choice(3, 60, p=mix) for mix in mixes])
+    x = torch.tensor(draw.normal(size=(360, 6)) + 0.5 * y[:, None])
+    return Federation.build(
+        Source("overlapping", x, torch.tensor(y), 3), np.split(np.arange(360), 6), 0, validation_share=0.3
+    )
 
 
-def test_a_temperature_is_the_one_that_makes_validation_labels_likeliest() -> None:
+@pytest.mark.parametrize("contained", [False, True])
+def test_a_temperature_is_the_one_that_makes_validation_labels_likeliest(contained: bool) -> None:
     """Client by client, from its own models and the formula; a normal of log T around the given one stands for few."""
-    rule = EstimatedPrior(share=0.3, temperature=1.5, calibrate=True)
+    rule = EstimatedPrior(share=0.3, temperature=1.5, calibrate=True, contains_prior=contained)
     sim = worlds.simulation(Ditto(inference=rule), fed=held_out(), num_rounds=6, lr=0.5)
     sim.run()
-    have, fed = sim.deployed_models(sim.model, sim.everybody), sim.federation
-    data, grid = fed.examples("validation", sim.everybody), 2.0 ** (np.arange(-8, 17) / 4)
-    fitted = []
+    have = sim.deployed_models(sim.model, sim.everybody)
+    grid = 1.5 * 2.0 ** (np.arange(-12, 13) / 4)
+    fitted = _fitted_by_hand(sim, have, grid, "validation", contained=contained)
+    np.testing.assert_allclose(have["labels/temperature"].numpy(), fitted, rtol=1e-12)
+    others = [("train", 1.0, contained), ("validation", 0.0, contained), ("validation", 1.0, not contained)]
+    for split, prior, inside in others:  # each of these is seen
+        assert _fitted_by_hand(sim, have, grid, split, prior, contained=inside) != fitted
+    mine, theirs = outputs(clients=6, classes=3)
+    found, _ = rule.decide(have, mine, theirs)
+    alone = [
+        dataclasses.replace(rule, temperature=t, calibrate=False).decide(
+            {n: v[[c]] for n, v in have.items()}, mine[[c]], theirs[[c]]
+        )[0]
+        for c, t in enumerate(fitted)
+    ]
+    torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-12)
+
+
+def _fitted_by_hand(
+    sim: Simulation, have: Params, grid: np.ndarray, split: str, prior: float = 1.0, *, contained: bool
+) -> list[float]:
+    fed = sim.federation
+    data, fitted = fed.examples(split, sim.everybody), []  # type: ignore[arg-type]
     for c in range(6):
         rows = data.rows[c, : data.count[c]]
         x, y = fed.source.x[rows].double(), fed.source.y[rows].numpy()
@@ -253,26 +280,18 @@ def test_a_temperature_is_the_one_that_makes_validation_labels_likeliest() -> No
         pi = (np.bincount(train.numpy(), minlength=3) + 1) / (len(train) + 3)
         costs = []
         for t in grid:
-            z = (0.3 * own + 0.7 * common) / t + np.log(pi)
+            z = (0.3 * (own - np.log(pi) * contained) + 0.7 * common) / t + prior * np.log(pi)
             right = z[np.arange(len(y)), y]
             costs.append((np.log(np.exp(z).sum(1)) - right).sum() + math.log(t / 1.5) ** 2 / (2 * 0.5**2))
-        fitted.append(grid[int(np.argmin(costs))])
-    np.testing.assert_allclose(have["labels/temperature"].numpy(), fitted, rtol=1e-12)
-    assert len(set(fitted)) > 1
-    mine, theirs = outputs(clients=6, classes=3)
-    found, _ = rule.decide(have, mine, theirs)
-    plain = [
-        EstimatedPrior(share=0.3, temperature=t).decide({n: v[[c]] for n, v in have.items()}, mine[[c]], theirs[[c]])[0]
-        for c, t in enumerate(fitted)
-    ]
-    torch.testing.assert_close(found, torch.cat(plain), rtol=0, atol=1e-12)
+        fitted.append(float(grid[int(np.argmin(costs))]))
+    return fitted
 
 
 def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:
-    rule = EstimatedPrior(temperature=2.0, calibrate=True)
+    rule = EstimatedPrior(temperature=2.3, calibrate=True)
     counts = {"examples": torch.ones(3, 4, dtype=torch.float64)}
     found = rule.measure(None, {}, lambda _, split="train": counts if split == "train" else {})  # type: ignore[arg-type]
-    assert found["labels/temperature"].tolist() == [2.0, 2.0, 2.0]
+    assert found["labels/temperature"].tolist() == [2.3, 2.3, 2.3]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +310,12 @@ def test_calibration_needs_validation_data_that_judge_nothing() -> None:
     method = Ditto(inference=EstimatedPrior(calibrate=True))
     with pytest.raises(UserError, match=r"calibrate=true: needs validation data.*data.validation_share, such as 0.1"):
         worlds.simulation(method)
-    with pytest.raises(UserError, match=r"evaluation.split='validation' would judge them; give a temperature"):
+    warmed = FedPeWS(base=method)
+    with pytest.raises(UserError, match="calibrate=true: needs validation data"):
+        worlds.simulation(warmed)
+    with pytest.raises(UserError, match="calibrate=true: needs validation data"):
+        worlds.simulation(Ditto(inference=RunningPrior(calibrate=True)))
+    with pytest.raises(UserError, match=r"evaluation.split='validation', as of a sweep, would judge them"):
         worlds.simulation(method, fed=held_out(), evaluation=Evaluation(split="validation"))
 
 

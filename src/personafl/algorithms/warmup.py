@@ -17,9 +17,10 @@ from torch import Tensor
 
 from personafl.algorithms.fedavg import FedAvg
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Turn, own_loss, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Pull, Turn, own_loss, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.model_around import ModelAround
+from personafl.core.slots import Inference
 from personafl.core.types import (
     Batch,
     Download,
@@ -79,6 +80,10 @@ class WarmUp(MethodWrapper):
         bound = replace(mine, base=base, inference=base.inference if mine.inference == "own" else mine.inference)
         require_common(base, bound)
         return bound
+
+    @property
+    def rule(self) -> Inference | None:
+        return super().rule if self.inference != "own" else self.base.rule
 
     @property
     def warmup(self) -> int:
@@ -181,7 +186,8 @@ class WarmUp(MethodWrapper):
 
     def _turn(self, usual: Turn) -> Turn:
         """The usual turn on the subnetwork that is on in each step."""
-        return replace(usual, loss=partial(self._gated, usual.loss), active=self._active)
+        loss = partial(_with_pulls, usual.loss, usual.pulls) if usual.pulls else usual.loss
+        return replace(usual, loss=partial(self._gated, loss), pulls=(), active=self._active)
 
     def _active(self, local: ClientState) -> Params:
         """How much of each tensor is on, for its cost."""
@@ -297,3 +303,8 @@ class Gated(ModelAround):
 
     def weights(self, params: Params) -> Params:
         return units.scaled(params, self.layers, self.on, inputs_only=self.inputs_only)
+
+
+def _with_pulls(loss: Loss, pulls: tuple[Pull, ...], task: Task, local: ClientState, batch: Batch) -> Tensor:
+    """A loss with a turn's proximal terms in it, so that what is still is not pulled."""
+    return loss(task, local, batch) + torch.stack([pull.term(local) for pull in pulls]).sum(0)

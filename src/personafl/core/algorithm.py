@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, get_args
 
@@ -116,6 +117,25 @@ class Pull:
     toward: str  # the prefix of the anchors in `fixed`
     weight: float
     of: str = ""  # the prefix of what is pulled in `params`
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(name, str) for name in (self.toward, self.of)) or not self.toward:
+            raise UserError(f"Pull({self.toward!r}, of={self.of!r}): prefixes are texts, such as 'anchor'")
+        if isinstance(self.weight, bool) or not isinstance(self.weight, int | float) or not 0 <= self.weight < math.inf:
+            raise UserError(f"Pull({self.toward!r}, {self.weight!r}): the weight must be a number, not negative")
+
+    def anchors(self, fixed: Params, moving: Collection[str]) -> Params:
+        """What it pulls these parameters to, under their names."""
+        to = f"{self.of}/" if self.of else ""
+        held = {f"{to}{n}": t for n, t in tree.under(fixed, self.toward).items() if f"{to}{n}" in moving}
+        if not held:
+            raise UserError(f"{self}: nothing to pull, the turn moves no {to}X for which `fixed` has {self.toward}/X")
+        return held
+
+    def term(self, local: ClientState) -> Tensor:
+        """The term of each client, `[C]`, for a loss that must contain it."""
+        held = self.anchors(local.fixed, local.params)
+        return self.weight / 2 * tree.squared_distance(tree.select(local.params, held), held)
 
 
 @dataclass(frozen=True)

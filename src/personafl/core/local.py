@@ -115,6 +115,9 @@ def _listed(algorithm: Algorithm, turns: object) -> Sequence[LocalWork]:
         if not isinstance(turn, LocalWork):
             kinds = ", ".join(c.__name__ for c in get_args(LocalWork))
             raise UserError(f"{name}.turns gave {turn!r}; each must be one of {kinds}")
+        for part in _chain(turn) if isinstance(turn, Turn) else ():
+            if not isinstance(part.pulls, tuple) or not all(isinstance(p, Pull) for p in part.pulls):
+                raise UserError(f"{name}.turns: pulls={part.pulls!r}: must be a tuple of Pull, such as (Pull(...),)")
     return turns
 
 
@@ -196,6 +199,8 @@ class _Session:
         moves = [part.moves(self.local) if callable(part.moves) else part.moves for part in parts]
         for part, names in zip(parts, moves, strict=True):
             self._charge(part, list(names), plan, regrow=False)
+            for pull in part.pulls if names else ():
+                pull.anchors(self.local.fixed, names)  # refused before anything is trained
         if not self.really or not any(moves):
             return []
         moving = {n for names in moves for n in names}
@@ -487,7 +492,7 @@ class _Steps:
         self.masks = {n: m if m is None else m[:k] for n, m in self.part.moves.items()}
         self.slots = tree.take(self.part.state, slice(k))
         self.seen_task = _with_added(self.task, self.now, self.part.added)
-        self.anchors = {pull: _anchors(pull, self.now.fixed, self.leaves) for pull in self.part.pulls}
+        self.anchors = {pull: pull.anchors(self.now.fixed, self.leaves) for pull in self.part.pulls}
 
     def step(self, batch: Batch, k: int) -> Tensor:
         """One step of the first `k` clients; their losses `[k]`."""
@@ -525,15 +530,6 @@ class _Steps:
         if batch.x.is_cuda:
             found = tuple(_laid_as(g, w) for g, w in zip(found, self.leaves.values(), strict=True))
         return loss.detach(), dict(zip(self.leaves, found, strict=True))
-
-
-def _anchors(pull: Pull, fixed: Params, moving: Params) -> Params:
-    """What a proximal term pulls these parameters to, under their names."""
-    to = f"{pull.of}/" if pull.of else ""
-    held = {f"{to}{n}": t for n, t in tree.under(fixed, pull.toward).items() if f"{to}{n}" in moving}
-    if not held:
-        raise UserError(f"{pull}: there is no {pull.toward}/... in `fixed` for anything that the turn moves")
-    return held
 
 
 class _Added(ModelAround):

@@ -167,6 +167,24 @@ def beside_published(panels: Mapping[str, Mapping[str, Mapping[float, tuple[floa
     return _titled(figure, "measured, and dashed what was published")
 
 
+@rc_context(IN_FIGURES)
+def frontier(points: Mapping[str, tuple[float, float, float]], printed: Mapping[str, tuple[float, float]]) -> Figure:
+    """Own accuracy against that at full shift, each method a disc as large as its traffic; crosses were published."""
+    figure = NotebookFigure(figsize=(8.2, 6.4), layout="constrained")
+    axes = figure.subplots()
+    for place, (name, (own, shifted, traffic)) in enumerate(points.items()):
+        colour = colormaps["tab20"](place % 20)
+        axes.scatter(own, shifted, s=12 + 1.2 * traffic, color=colour, alpha=0.85, label=name)
+        axes.annotate(name, (own, shifted), fontsize=6.5, xytext=(5, 3), textcoords="offset points")
+        if name in printed:
+            axes.plot(*zip((own, shifted), printed[name], strict=True), color=colour, linewidth=0.6, linestyle=":")
+            axes.scatter(*printed[name], marker="x", s=28, color=colour)
+    axes.set(xlabel="accuracy on own data, %", ylabel="accuracy at full shift, %")
+    axes.grid(alpha=0.3)
+    figure.suptitle("discs: measured, as large as their traffic; crosses: published", fontsize=11)
+    return figure
+
+
 def _titled(figure: Figure, title: str) -> Figure:
     """With a title, and one legend for the lines of all panels."""
     figure.suptitle(title, fontsize=11)

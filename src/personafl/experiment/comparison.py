@@ -17,6 +17,7 @@ Summary = Mapping[str, Any]
 Summaries = Mapping[tuple[str, str], Sequence[Summary]]
 """Of each setting and label, one for every seed, in the order of the seeds."""
 Status = Literal["holds", "does not hold", "undecided", "not run"]
+ROUNDING = 1e-9
 FAR = 2.0  # points between a published and a measured accuracy that are worth a word
 
 
@@ -180,7 +181,7 @@ class Comparison:
         """Whether a bound is kept in the mean over seeds; undecided where models diverged."""
         if not ahead:
             return "not run"
-        if statistics.fmean(ahead) < 0:
+        if not statistics.fmean(ahead) >= -ROUNDING:
             return "does not hold"
         return "undecided" if self.diverged(setting, label) else "holds"
 

@@ -214,11 +214,31 @@ def _hashes(every: Sequence[Mapping[str, Any]], seeds: Sequence[int], name: str)
     return [" ".join(_distinct(s["hashes"][name] for s in every if s["seed"] == seed)) for seed in seeds]
 
 
+def _frontier(found: Comparison) -> Figure | None:
+    """Of the first setting that ran."""
+    from personafl.evaluation import figures
+
+    target = found.target
+    setting = next((s.name for s in target.settings if found.rows(s)), None)
+    points, printed = {}, {}
+    for row in target.methods if setting is not None else ():
+        own, shifted, traffic = (
+            found.cell(setting or "", row, c) for c in ("w/o shift", "100% shift", "communication relative to FedAvg")
+        )
+        if own.mean is not None and shifted.mean is not None:
+            points[target.shown(row)] = own.mean, shifted.mean, traffic.mean or 0.0
+            if own.printed is not None and shifted.printed is not None:
+                printed[target.shown(row)] = own.printed.value, shifted.printed.value
+    return figures.frontier(points, printed) if points else None
+
+
 def _picture(found: Comparison) -> Figure | None:
     """Over degrees of shift, over the settings of a sweep, or of pairs of clients; None where there is nothing such."""
     from personafl.evaluation import figures
 
     target = found.target
+    if target.picture == "frontier":
+        return _frontier(found)
     alike = {
         f"{s.name}, seed {of[0]['seed']}": pairs
         for s in target.settings

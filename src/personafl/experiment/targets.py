@@ -13,6 +13,7 @@ A target is a TOML file of `personafl/targets`, the numbers printed in its paper
     [[settings]]          name (as published), overrides of the recipe, and by_method as above, for this setting alone
     [[claims]]            says, and who is compared with whom: `Claim`
     [recipe]              a recipe
+    picture               "frontier": own accuracy against that at full shift, a point for each method
     base                  another target whose keys hold where they are not given, its recipe's settings one by one
 """
 
@@ -95,6 +96,7 @@ class Target:
     by_method: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # overrides of single labels
     notes: tuple[str, ...] = ()
     smoke: tuple[str, ...] = ()
+    picture: str = ""
 
     def recipe_of(self, setting: Setting, label: str, more: Sequence[str] = ()) -> Recipe:
         """One method's recipe in a setting."""
@@ -154,6 +156,7 @@ def load(name: str) -> Target:
         recipe=told["recipe"],
         notes=tuple(told.get("notes", ())),
         smoke=tuple(told["smoke"]),
+        picture=told.get("picture", ""),
     )
 
 
@@ -179,6 +182,7 @@ def _by_method(told: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 def _claim(told: Mapping[str, Any]) -> Claim:
     made: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items()}
+    assert len({"near", "least", "most"} & made.keys()) < 2, told  # one number at most
     return Claim(**made)
 
 

@@ -55,8 +55,8 @@ def check_calibration(validation: int, algorithm: Algorithm, evaluation: Evaluat
         return
     if evaluation.split == "validation":
         raise UserError(
-            "inference.calibrate=true: it fits answers to the validation data, by which evaluation.split='validation' "
-            "would judge them; give a temperature instead"
+            "inference.calibrate=true: it fits answers to the validation data, by which evaluation.split='validation', "
+            "as of a sweep, would judge them; give a temperature here, and calibrate in the run that follows"
         )
     if not validation:
         raise UserError(

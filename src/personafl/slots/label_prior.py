@@ -13,9 +13,9 @@ in turn, from q = pi; the answer is z_i + log q. `pull` are inputs' worth of tru
 inputs say little, many outvote it. A batch has w_i = 1. A stream remembers the outputs of the last `window` inputs,
 each counting a share `forgetting` less for every one that came after it; the input to be answered is one of them.
 
-With `calibrate` each client takes the T, from a quarter to 16, under which the labels of its validation data are the
-likeliest given softmax(z + log pi), with a normal distribution of log T around that of `temperature` as what was known
-before. How far `pull` should go its own data cannot tell, which are never shifted.
+With `calibrate` each client takes the T, from an eighth to eight times `temperature`, under which the labels of its
+validation data are the likeliest given softmax(z + log pi), with a normal distribution of log T around that of
+`temperature` as what was known before. How far `pull` should go its own data cannot tell, which are never shifted.
 
 What a deployment has suffices: counts of training labels, both models, unlabelled inputs. Outputs of a personal model
 trained without `prior_free` contain log pi; `contains_prior` takes it out of them.
@@ -85,7 +85,7 @@ class LabelPrior:
     def _fitted(self, method: Answers, deployed: Params, sweep: Sweep) -> Tensor:
         """The temperature under which each client's validation labels are the likeliest, `[C]`."""
         prior = deployed[PRIOR]
-        tried = prior.new_tensor([2 ** (i / 4) for i in range(-8, 17)])
+        tried = prior.new_tensor([self.temperature * 2 ** (i / 4) for i in range(-12, 13)])
 
         def losses(model: Model, batch: Batch) -> Params:
             k = len(batch.x)
