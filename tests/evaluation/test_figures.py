@@ -16,3 +16,13 @@ def test_rows_of_a_matrix_are_called_by_their_clients() -> None:
         1: "5",
         2: "19",
     }
+
+
+def test_a_frontier_has_a_disc_for_each_method_and_a_cross_for_each_published_one() -> None:
+    drawn = figures.frontier({"Dense": (80.0, 77.0, 100.0), "Sparse": (79.0, 76.0, 40.0)}, {"Sparse": (75.0, 50.0)})
+    (axes,) = drawn.axes
+    places = [tuple(c.get_offsets()[0]) for c in axes.collections]
+    sizes = [float(c.get_sizes()[0]) for c in axes.collections]  # type: ignore[attr-defined]
+    assert places == [(80.0, 77.0), (79.0, 76.0), (75.0, 50.0)] and sizes[0] > sizes[1]
+    assert {t.get_text() for t in axes.texts} == {"Dense", "Sparse"}
+    assert axes.get_xlabel() == "accuracy on own data, %" and axes.get_ylabel() == "accuracy at full shift, %"

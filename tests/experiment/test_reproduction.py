@@ -15,7 +15,7 @@ import pytest
 import personafl
 from personafl.core.errors import UserError
 from personafl.evaluation.settings import Evaluation
-from personafl.experiment import measures, reproduction, targets
+from personafl.experiment import measures, pages, reproduction, targets
 from personafl.experiment.comparison import Comparison, interval
 from personafl.experiment.pages import Page, Table, reproduced
 from personafl.experiment.shared_runs import SharedRun, merged, plan
@@ -191,6 +191,19 @@ def test_means_over_corruptions_and_other_numbers_of_inputs_are_columns() -> Non
     assert {c: measures.measure(c, one) for c in columns} == pytest.approx(columns)
     assert measures.spread("own all corruptions 3", one) == pytest.approx(15.0)
     assert measures.spread("w/o shift, 8 inputs", one) is None
+
+
+def test_a_picture_may_be_the_frontier() -> None:
+    """Of the methods that have both numbers, and the published ones beside them."""
+    seeds = {"dm_pfl": [(0.8, 0.5)], "fedavg_ft": [(0.7, 0.6)]}
+    found = compared([], **seeds)
+    found = Comparison(replace(found.target, picture="frontier"), found.summaries)
+    for one in [told for of in found.summaries.values() for told in of]:
+        one["communication"] = {"paper_mib_per_client": 1.0}  # type: ignore[index]
+    drawn = pages._picture(found)
+    assert drawn is not None
+    assert {t.get_text() for t in drawn.axes[0].texts} == {"DM-PFL", "FedAvg+FT"}
+    assert len(drawn.axes[0].collections) == 4  # two discs, two crosses
 
 
 def test_best_of_several_is_chosen_column_by_column() -> None:
