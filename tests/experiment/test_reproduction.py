@@ -183,14 +183,19 @@ def test_means_over_corruptions_and_other_numbers_of_inputs_are_columns() -> Non
     cell = {"mean": 0.6, "std": 0.1}
     kinds = {"snow": {"3": {"mean": 0.5, "std": 0.2}}, "fog": {"3": {"mean": 0.7, "std": 0.1}, "4": cell}}
     by_count = {"8": {"0.0": {"mean": 0.9}, "1.0": {"mean": 0.4}}}
-    one = told(0.5, 0.25) | {"robustness": {"corruptions": kinds, "whole_corruptions": kinds, "inputs": by_count}}
+    change = {"levels": {"own": 0.8, "shifted": 0.7, "own_again": 0.75}, "recovery": {"shifted": 12, "own_again": 3}}
+    one = told(0.5, 0.25) | {
+        "robustness": {"corruptions": kinds, "whole_corruptions": kinds, "inputs": by_count, "change": change}
+    }
     columns = {
         "own all corruptions 3": 60.0, "all corruptions 3": 60.0, "own all corruptions 5": None,
         "w/o shift, 8 inputs": 90.0, "100% shift, 8 inputs": 40.0, "average, 8 inputs": 65.0, "average, 1 input": None,
+        "level, own again": 75.0, "inputs to recover, shifted": 12.0,
     }  # fmt: skip
     assert {c: measures.measure(c, one) for c in columns} == pytest.approx(columns)
     assert measures.spread("own all corruptions 3", one) == pytest.approx(15.0)
-    assert measures.spread("w/o shift, 8 inputs", one) is None
+    assert measures.spread("w/o shift, 8 inputs", one) is None and measures.spread("level, own", one) is None
+    assert measures.measure("level, own", told(0.5, 0.25)) is None
 
 
 def test_a_picture_may_be_the_frontier() -> None:
@@ -204,6 +209,18 @@ def test_a_picture_may_be_the_frontier() -> None:
     assert drawn is not None
     assert {t.get_text() for t in drawn.axes[0].texts} == {"DM-PFL", "FedAvg+FT"}
     assert len(drawn.axes[0].collections) == 4  # two discs, two crosses
+
+
+def test_a_picture_may_be_of_streams_that_change() -> None:
+    seeds = {"dm_pfl": [(0.8, 0.5), (0.8, 0.5)], "ditto": [(0.7, 0.6), (0.7, 0.6)]}
+    found = compared([], **seeds)
+    found = Comparison(replace(found.target, picture="change"), found.summaries)
+    for seed, one in enumerate(found.summaries["CIFAR-10, Dir(0.3)", "dm-pfl"]):
+        one["robustness"] = {"change": {"curve": [0.5 + 0.2 * seed] * 30}}  # type: ignore[index]
+    drawn = pages._picture(found)
+    assert drawn is not None
+    (line,) = drawn.axes[0].lines  # Ditto has none
+    assert line.get_label() == "DM-PFL" and line.get_ydata() == pytest.approx(60.0)
 
 
 def test_best_of_several_is_chosen_column_by_column() -> None:
@@ -343,6 +360,10 @@ def test_one_run_is_judged_by_all_that_is_asked_of_it() -> None:
     assert merged(a, replace(a, draws=3)) is None  # and draws donors once
     assert merged(b, replace(b, corruptions=("all",))) is None
     assert merged(a, a) == a
+    assert merged(a, replace(a, change=8)) == merged(replace(a, change=8), a) == replace(a, change=8)
+    assert merged(replace(a, change=4), replace(a, change=8)) is None  # one stream has one length
+    counted = merged(replace(a, input_counts=(1, 8)), replace(a, input_counts=(8, 32)))
+    assert counted == replace(a, input_counts=(1, 8, 32))
 
 
 def test_other_trainings_are_other_runs() -> None:

@@ -10,6 +10,8 @@
 | `computation relative to dense` | in % of the same training without masks |
 | `snow 3`, `own snow 3` | accuracy under a corruption and its severity, on the whole test set and on clients' own |
 | `all corruptions 3`, `own all corruptions 3` | the mean of these over all corruptions of the run |
+| `level, own`, `level, shifted`, `level, own again` | accuracy in % in the second half of each part of a stream that changes (`evaluation.change`) |
+| `inputs to recover, shifted`, `inputs to recover, own again` | how many pass after each change until that level is reached |
 | `similarity within groups`, `similarity across groups` | share of equal mask entries, mean over pairs of clients of one group or of two |
 | `shared weights, client 3`, `shared weights, clients 0 to 14` | positions of linear layers that a client's mask and the server's have in common; of several clients the mean |
 """  # noqa: E501
@@ -58,6 +60,10 @@ def measure(
     if column == "global model":
         common = of["accuracy"].get("global")
         return None if common is None else 100 * float(common["mean"])
+    if match := re.fullmatch(r"(level|inputs to recover), (.+)", column):
+        told = of.get("robustness", {}).get("change", {}).get("levels" if match[1] == "level" else "recovery", {})
+        value = told.get(match[2].replace(" ", "_"))
+        return None if value is None else float(value) * (100 if match[1] == "level" else 1)
     if column.startswith(("similarity ", "shared weights")):
         return _of_masks(column, of.get("masks", {}), groups)
     if found := re.fullmatch(r"(.+), (\d+) inputs?", column):
@@ -74,7 +80,7 @@ def measure(
 
 def spread(column: str, of: Summary) -> float | None:
     """The deviation over clients behind an accuracy, of single draws of donors, in points."""
-    if re.search(r", \d+ inputs?$", column):
+    if re.search(r", \d+ inputs?$|^level, |^inputs to recover, ", column):
         return None
     if (degree := _degree(column)) is not None and of["shift"]:
         cell = of["shift"]["degrees"].get(str(degree))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from personafl.core.plain_text import markdown_table
+from personafl.evaluation import stream_change
 from personafl.experiment.comparison import FAR, Cell, Comparison, Verdict, interval
 from personafl.experiment.targets import Claim
 
@@ -232,6 +233,20 @@ def _frontier(found: Comparison) -> Figure | None:
     return figures.frontier(points, printed) if points else None
 
 
+def _along_streams(found: Comparison) -> Figure | None:
+    """Means along a stream that changes, of every method that has one, in the first setting that ran."""
+    from personafl.evaluation import figures
+
+    lines = {}
+    for (setting, label), seeds in found.summaries.items():
+        told = [s.get("robustness", {}).get("change") for s in seeds]
+        if all(told) and setting == next(iter(found.summaries))[0]:
+            curves = [stream_change.smoothed(t) for t in told]
+            means = {x: 100 * statistics.fmean(c[x] for c in curves) for x in list(curves[0])[::4]}
+            lines[found.target.shown(label)] = {x: (y, None) for x, y in means.items()}
+    return figures.beside_published({"input": lines}, "accuracy, %") if lines else None
+
+
 def _picture(found: Comparison) -> Figure | None:
     """Over degrees of shift, over the settings of a sweep, or of pairs of clients; None where there is nothing such."""
     from personafl.evaluation import figures
@@ -239,6 +254,8 @@ def _picture(found: Comparison) -> Figure | None:
     target = found.target
     if target.picture == "frontier":
         return _frontier(found)
+    if target.picture == "change":
+        return _along_streams(found)
     alike = {
         f"{s.name}, seed {of[0]['seed']}": pairs
         for s in target.settings

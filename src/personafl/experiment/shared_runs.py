@@ -99,9 +99,12 @@ def merged(a: Evaluation, b: Evaluation) -> Evaluation | None:
         "input_counts": tuple(dict.fromkeys((*a.input_counts, *b.input_counts))),
         "rotations": tuple(dict.fromkeys((*a.rotations, *b.rotations))),
         "matrix": a.matrix or b.matrix,
+        "change": a.change or b.change,
         "shift": b.shift if a.shift == "none" else a.shift,
     }
     if "none" not in (a.shift, b.shift) and a.shift != b.shift:
+        return None
+    if 0 not in (a.change, b.change) and a.change != b.change:
         return None
     if "all" in together["corruptions"] and len(together["corruptions"]) > 1:
         return None

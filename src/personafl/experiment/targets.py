@@ -13,7 +13,8 @@ A target is a TOML file of `personafl/targets`, the numbers printed in its paper
     [[settings]]          name (as published), overrides of the recipe, and by_method as above, for this setting alone
     [[claims]]            says, and who is compared with whom: `Claim`
     [recipe]              a recipe
-    picture               "frontier": own accuracy against that at full shift, a point for each method
+    picture               "frontier": own accuracy against that at full shift, a point for each method; "change": along
+                          a stream that changes
     base                  another target whose keys hold where they are not given, its recipe's settings one by one
 """
 
