@@ -211,6 +211,14 @@ def test_a_picture_may_be_the_frontier() -> None:
     assert len(drawn.axes[0].collections) == 4  # two discs, two crosses
 
 
+def test_a_target_of_our_own_has_measured_numbers_alone(tmp_path: Path) -> None:
+    found = personafl.reproduce("frontier-uniform", out=tmp_path / "r", only=["dense", "fedavg-augmented"], **QUICK)
+    page = (tmp_path / "r" / "page.md").read_text()
+    cell = found.comparison.cell("CIFAR-10, Dir(0.3)", "dense", "w/o shift")
+    assert "Measured: seed 0." in page and "Published" not in page and "– /" not in page
+    assert f"| Dense | {cell.mean:.2f} |" in page
+
+
 def test_a_picture_may_be_of_streams_that_change() -> None:
     seeds = {"dm_pfl": [(0.8, 0.5), (0.8, 0.5)], "ditto": [(0.7, 0.6), (0.7, 0.6)]}
     found = compared([], **seeds)

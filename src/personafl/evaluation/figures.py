@@ -164,7 +164,8 @@ def beside_published(panels: Mapping[str, Mapping[str, Mapping[float, tuple[floa
             axes.plot(*zip(*printed, strict=True), **style, linestyle="--", alpha=0.6) if printed else None
         axes.set(xlabel=across, ylabel=unit)
         axes.grid(alpha=0.3)
-    return _titled(figure, "measured, and dashed what was published")
+    known = any(p is not None for lines in panels.values() for at in lines.values() for _, p in at.values())
+    return _titled(figure, "measured, and dashed what was published" if known else "measured")
 
 
 @rc_context(IN_FIGURES)

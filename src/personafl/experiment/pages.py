@@ -99,6 +99,8 @@ def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
     over = f"mean of seeds {', '.join(map(str, seeds))} ± half of its 95 % interval" if several else f"seed {seeds[0]}"
     page.blocks.append(
         f"Published, then measured ({over}), then the difference where an accuracy is more than {FAR:g} points away."
+        if found.printed
+        else f"Measured: {over}."
     )
     page.blocks += target.notes
     if target.claims:
@@ -113,7 +115,7 @@ def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
         body = [
             [
                 target.shown(row) + (" (diverged)" if found.diverged(setting.name, row) else ""),
-                *(_cell(of[i], judged=not smoke) for i in shown),
+                *(_cell(of[i], judged=not smoke, beside=bool(found.printed)) for i in shown),
             ]
             for row, of in zip(rows, cells, strict=True)
         ]
@@ -136,7 +138,8 @@ def _signed(value: float) -> str:
     return f"{'+' if value >= 0 else ''}{_number(value)}"
 
 
-def _cell(cell: Cell, *, judged: bool) -> str:
+def _cell(cell: Cell, *, judged: bool, beside: bool) -> str:
+    """As published and as measured; `beside`: a table has published numbers at all."""
     printed = "–" if cell.printed is None else _number(cell.printed.value)
     if cell.printed is not None and cell.printed.std is not None:
         printed += f" ± {_number(cell.printed.std)}"
@@ -145,7 +148,7 @@ def _cell(cell: Cell, *, judged: bool) -> str:
     half = interval(cell.values)
     measured = _number(cell.mean) + ("" if half is None else f" ± {_number(half)}")
     away = f" ({cell.difference:+.1f})" if cell.far and judged else ""
-    return f"{printed} / **{measured}**{away}"
+    return f"{printed} / **{measured}**{away}" if beside else measured
 
 
 def _claims(verdicts: Sequence[Verdict], *, several: bool, judged: bool) -> Table:
