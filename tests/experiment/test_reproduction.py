@@ -55,6 +55,7 @@ def test_an_override_may_be_of_a_single_method_and_two_labels_may_share_a_publis
         recipe={"algorithms": ["fedavg-ft", "dm-pfl", {"name": "dm-pfl", "label": "searched", "iterations": 1}]},
         by_method={"searched": ("training.lr=0.05",)},
     )
+    assert [made.changes(made.settings[0].name, label) for label in made.methods] == [{}, {}, {"training.lr": "0.05"}]
     rates = [made.recipe_of(made.settings[0], label).training.lr for label in made.methods]
     usual = made.recipe_of(Setting("any"), "fedavg-ft").training.lr
     assert usual != 0.05 and rates == [usual, usual, 0.05]

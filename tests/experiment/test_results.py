@@ -245,6 +245,7 @@ def test_data_frames_have_a_row_for_each_thing_asked_for(compared: personafl.Res
     assert len(clients) == 4 * 3
     means = clients.groupby(["method", "seed"], sort=False)["accuracy"].mean()
     assert means.tolist() == pytest.approx(summary["accuracy_personal_mean"].tolist(), abs=1e-12)  # a mean of three
+    assert compared.to_pandas("inputs").empty  # nothing of the kind was asked for
     shift = compared.to_pandas("shift")
     assert list(shift.columns) == ["method", "seed", "degree", "mean", "std"]
     assert shift["degree"].tolist() == [0.0, 1.0] * 4

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import personafl
 from personafl import (
     APFL,
     DMPFL,
@@ -460,3 +461,30 @@ def test_modules_are_exported_for_any_batch_and_for_a_stream_of_single_inputs() 
             program = torch.export.export(first, (x[:1],)).module()
             for one in torch.split(x, 1):
                 torch.testing.assert_close(program(one), second(one), rtol=0, atol=1e-12)
+
+
+def test_a_method_takes_a_rule_as_a_table() -> None:
+    made = Ditto(inference={"name": "stream", "window": 8, "calibrate": True})  # type: ignore[arg-type]
+    assert made == Ditto(inference=RunningPrior(window=8, calibrate=True))
+    for table, why in (
+        ({"name": "bach"}, "its name must be one of per-sample, batch, stream, mixture"),
+        ({"name": "batch", "shares": 1}, "inference: batch has no shares; it has share, temperature"),
+        ({"name": "per-sample", "calibrate": True}, "per-sample has no calibrate; it has no settings"),
+    ):
+        with pytest.raises(UserError, match=why):
+            Ditto(inference=table)  # type: ignore[arg-type]
+
+
+def test_the_numbers_of_inputs_are_a_table() -> None:
+    pytest.importorskip("pandas")
+    found = personafl.run(
+        data={"dataset": "digits", "num_clients": 4},
+        training={"num_rounds": 1, "local_epochs": 1},
+        evaluation={"input_counts": [1, 8], "degrees": [0.0, 1.0], "draws": 1},
+        algorithms=[{"name": "fedavg-ft", "inference": "batch"}],
+        quiet=True,
+        threads=1,
+    )
+    told, frame = found.summaries[0]["robustness"]["inputs"], found.to_pandas("inputs")
+    assert list(frame[["inputs", "degree"]].itertuples(index=False, name=None)) == [(1, 0), (1, 1), (8, 0), (8, 1)]
+    assert frame["mean"].tolist() == [told[n][d]["mean"] for n in ("1", "8") for d in ("0.0", "1.0")]

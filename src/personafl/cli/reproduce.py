@@ -45,6 +45,7 @@ def reproduce(
         for name, title, runs in reproduction.described():
             table.add_row(name, title, str(runs))
         console.print(table)
+        console.print("dmpfl and frontier are all whose names begin so")
         return
     folder = out or unique_folder(f"{'-'.join(names)}{'-smoke' if smoke else ''}")
 

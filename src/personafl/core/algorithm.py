@@ -226,7 +226,11 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         of_type = hints(type(self))
         for f in self.settings():
             choices, value = f.metadata.get("choices"), getattr(self, f.name)
-            fillings = tuple(kind for kind in (f.metadata.get("fillings") or {}).values() if kind is not None)
+            kinds_of = f.metadata.get("fillings") or {}
+            fillings = tuple(kind for kind in kinds_of.values() if kind is not None)
+            if fillings and isinstance(value, Mapping):
+                value = _filled(f.name, value, kinds_of)
+                object.__setattr__(self, f.name, value)
             if choices and isinstance(value, fillings):
                 continue
             if fillings and not choices and value is not None and not isinstance(value, fillings):
@@ -544,6 +548,19 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         own, common = tree.without(deployed, "global"), tree.under(deployed, "global")
         answer = self.answer(model, own, x, valid)
         return answer, self.common_answer(model, common, x, valid) if common else answer
+
+
+def _filled(slot: str, table: Mapping[str, Any], kinds: Mapping[str, Any]) -> Any:
+    """What a table with a name, and settings beside it, puts into a slot."""
+    rest = {str(k): v for k, v in table.items()}
+    names = [n for n, kind in kinds.items() if kind is not None]
+    name = rest.pop("name", names[0])
+    if name not in names:
+        raise UserError(f"{slot}={dict(table)!r}: its name must be one of {', '.join(names)}")
+    known = [f.name for f in dataclasses.fields(kinds[name])]
+    if strange := [n for n in rest if n not in known]:
+        raise UserError(f"{slot}: {name} has no {strange[0]}; it has {', '.join(known) or 'no settings'}")
+    return kinds[name](**rest)
 
 
 def require_classes(task: str, what: str, needed_for: str) -> None:

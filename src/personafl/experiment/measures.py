@@ -82,16 +82,17 @@ def spread(column: str, of: Summary) -> float | None:
     """The deviation over clients behind an accuracy, of single draws of donors, in points."""
     if re.search(r", \d+ inputs?$|^level, |^inputs to recover, ", column):
         return None
-    if (degree := _degree(column)) is not None and of["shift"]:
-        cell = of["shift"]["degrees"].get(str(degree))
-    elif degree is None and not column.startswith(("comm", "comp", "sim", "shared", "average", "global")):
+    if (share := degree(column)) is not None and of["shift"]:
+        cell = of["shift"]["degrees"].get(str(share))
+    elif share is None and not column.startswith(("comm", "comp", "sim", "shared", "average", "global")):
         cell = _cell(column, of)
     else:
         cell = None
     return None if cell is None else 100 * float(cell["std"])
 
 
-def _degree(column: str) -> float | None:
+def degree(column: str) -> float | None:
+    """Of shift, of which a column is the accuracy; None: of none."""
     if column == "w/o shift":
         return 0.0
     found = re.fullmatch(r"(\d+)% shift", column)
@@ -104,8 +105,8 @@ def _degrees(of: Summary, *, expected: bool) -> Mapping[str, Any]:
 
 
 def _cell(column: str, of: Summary, *, expected: bool = True) -> Mapping[str, Any] | None:
-    if (degree := _degree(column)) is not None:
-        return _degrees(of, expected=expected).get(str(degree))
+    if (share := degree(column)) is not None:
+        return _degrees(of, expected=expected).get(str(share))
     found = re.fullmatch(r"(own )?(.+) ([1-5])", column)
     if found is None:
         raise UserError(f"column {column!r}: nothing is known to measure it by")

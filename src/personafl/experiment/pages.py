@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from personafl.core.plain_text import markdown_table
 from personafl.evaluation import stream_change
+from personafl.experiment import measures
 from personafl.experiment.comparison import FAR, Cell, Comparison, Verdict, interval
 from personafl.experiment.targets import Claim
 
@@ -160,7 +161,7 @@ def _claims(verdicts: Sequence[Verdict], *, several: bool, judged: bool) -> Tabl
         told = []
         for i in v.items:
             if i.mean is None:
-                told.append(f"{i.setting}: {i.ours} not run")
+                told.append(f"{i.setting}: {i.ours}, or what it is compared with, not run")
                 continue
             half = interval(i.ahead)
             by = _signed(i.mean) + (f" ± {_number(half)}" if half is not None else "")
@@ -200,7 +201,8 @@ def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list
     rows.append(["command", f"`personafl reproduce {found.target.name}{options}`"])
     told: dict[tuple[str, str], list[str]] = {}  # the settings a method ran with, and where
     for (setting, label), of in found.summaries.items():
-        told.setdefault((label, ", ".join(f"{k}={v}" for k, v in of[0]["settings"].items())), []).append(setting)
+        own = {k: str(v) for k, v in of[0]["settings"].items()} | found.target.changes(setting, label)
+        told.setdefault((label, ", ".join(f"{k}={v}" for k, v in own.items())), []).append(setting)
     settings = [[label, "; ".join(where), words] for (label, words), where in told.items()]
     return [Table(["", ""], rows), Table(["method", "in", "settings"], settings)]
 
@@ -267,7 +269,7 @@ def _picture(found: Comparison) -> Figure | None:
     }
     if alike and any(c.startswith("similarity") for c in target.columns):
         return figures.similarity(alike)
-    degrees = {c: 0.0 if c == "w/o shift" else float(c.split("%")[0]) for c in target.columns if "shift" in c}
+    degrees = {c: 100 * d for c in target.columns if (d := measures.degree(c)) is not None}
     if len(degrees) > 2:
         setting = next((s for s in target.settings if found.rows(s)), None)
         if setting is None:

@@ -277,6 +277,7 @@ class Result(Displayed):
         rounds    a row for each stage, as metrics.jsonl has it (rounds from 0)
         clients   a row for each client, as clients.csv has it
         shift     a row for each degree of shift: mean accuracy and its deviation over clients
+        inputs    the same for each of `evaluation.input_counts`
         """
         if what not in TABLES:
             raise UserError(f"to_pandas({what!r}): {config.unknown('table', str(what), TABLES)}")
@@ -385,11 +386,21 @@ def _shift_rows(m: MethodResult) -> list[Row]:
     return [{"degree": float(degree), **cell} for degree, cell in shift["degrees"].items()]
 
 
+def _input_rows(m: MethodResult) -> list[Row]:
+    found = m.summary.get("robustness", {}).get("inputs", {})
+    return [
+        {"inputs": int(count), "degree": float(degree), **cell}
+        for count, cells in found.items()
+        for degree, cell in cells.items()
+    ]
+
+
 TABLES: dict[str, Callable[[MethodResult], list[Row]]] = {
     "summary": _summary_row,
     "rounds": lambda m: [_flat(row) for row in m.rows],
     "clients": lambda m: m.clients,
     "shift": _shift_rows,
+    "inputs": _input_rows,
 }
 """What `to_pandas` can be asked for: the rows of a method and seed."""
 

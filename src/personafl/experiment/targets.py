@@ -107,6 +107,12 @@ class Target:
         assert len(found) == 1, (self.name, label)
         return replace(made, algorithms=found)
 
+    def changes(self, setting: str, label: str) -> dict[str, str]:
+        """What a method's recipe has of its own in a setting, but for the method's settings."""
+        here = next(s for s in self.settings if s.name == setting)
+        own = (*self.by_method.get(label, ()), *here.by_method.get(label, ()))
+        return {k: v for k, _, v in (o.partition("=") for o in own) if not k.startswith(f"{label}.")}
+
     def shown(self, row: str) -> str:
         """What a label, or a best one, is called in tables: its published name, and the label where it shares that."""
         name = self.methods.get(row, row)
