@@ -47,10 +47,10 @@ def kept_at(home: Path, runs: Path | None = None) -> Path:
     return (runs or RUNS) / home.parent.name / f"{home.name}.json"
 
 
-def summaries(target: Target, runs: Path = RUNS) -> Found:
+def summaries(target: Target, runs: Path = RUNS, plan: Sequence[SharedRun] | None = None) -> Found:
     """All that are there of a target."""
     found: Found = {}
-    for run in planned():
+    for run in planned() if plan is None else plan:
         for name, setting, label in run.places:
             if name == target.name and (path := kept_at(run.home, runs)).is_file():
                 found[setting, label, run.seed] = json.loads(path.read_text())
@@ -94,10 +94,12 @@ def reported(target: Target, found: Found) -> tuple[int, ...]:
     return tuple(seed for seed, many in cells.items() if many and 10 * many >= 9 * max(cells.values()))
 
 
-def reproduction(name: str, folder: Path, runs: Path = RUNS) -> Reproduction | None:
+def reproduction(
+    name: str, folder: Path, runs: Path = RUNS, plan: Sequence[SharedRun] | None = None
+) -> Reproduction | None:
     """A target as far as there are runs of it."""
     target = targets.load(name)
-    found = summaries(target, runs)
+    found = summaries(target, runs, plan)
     seeds = reported(target, found)
     if not seeds:
         return None
@@ -127,7 +129,8 @@ def _said(one: Reproduction) -> bool:
 
 def written(folder: Path = PAGES, runs: Path = RUNS) -> list[Reproduction]:
     """All pages, written to a folder."""
-    found = [reproduction(n, folder / n, runs) for n in targets.names()]
+    plan = planned()
+    found = [reproduction(n, folder / n, runs, plan) for n in targets.names()]
     made = [one for one in found if one is not None and _said(one)]
     if not made:
         raise SystemExit(f"{runs}: there are no summaries; the pages are left as they are")

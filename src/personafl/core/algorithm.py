@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -252,14 +253,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     @classmethod
     def settings(cls) -> tuple[dataclasses.Field[Any], ...]:
         """The fields a recipe may set; one with another default keeps the words of the class that introduced it."""
-        found = []
-        for f in dataclasses.fields(cls):
-            if f.name != "bound":
-                above = (getattr(c, "__dataclass_fields__", {}).get(f.name) for c in cls.__mro__)
-                told = copy.copy(f)
-                told.metadata = next((g.metadata for g in above if g is not None and g.metadata), f.metadata)
-                found.append(told)
-        return tuple(found)
+        return _settings(cls)
 
     def check(self) -> None:
         """Raise `UserError` for impossible settings."""
@@ -548,6 +542,18 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         own, common = tree.without(deployed, "global"), tree.under(deployed, "global")
         answer = self.answer(model, own, x, valid)
         return answer, self.common_answer(model, common, x, valid) if common else answer
+
+
+@functools.cache
+def _settings(kind: type[Algorithm]) -> tuple[dataclasses.Field[Any], ...]:
+    found = []
+    for f in dataclasses.fields(kind):
+        if f.name != "bound":
+            above = (getattr(c, "__dataclass_fields__", {}).get(f.name) for c in kind.__mro__)
+            told = copy.copy(f)
+            told.metadata = next((g.metadata for g in above if g is not None and g.metadata), f.metadata)
+            found.append(told)
+    return tuple(found)
 
 
 def _filled(slot: str, table: Mapping[str, Any], kinds: Mapping[str, Any]) -> Any:
