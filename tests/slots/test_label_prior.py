@@ -467,9 +467,10 @@ def test_a_method_takes_a_rule_as_a_table() -> None:
     made = Ditto(inference={"name": "stream", "window": 8, "calibrate": True})  # type: ignore[arg-type]
     assert made == Ditto(inference=RunningPrior(window=8, calibrate=True))
     for table, why in (
-        ({"name": "bach"}, "its name must be one of per-sample, batch, stream, mixture"),
-        ({"name": "batch", "shares": 1}, "inference: batch has no shares; it has share, temperature"),
-        ({"name": "per-sample", "calibrate": True}, "per-sample has no calibrate; it has no settings"),
+        ({"name": "bach"}, "inference.name=.bach.: no such filling; did you mean batch"),
+        ({"name": "batch", "shares": 1}, "inference.shares=1: no such setting of .inference.; did you mean share"),
+        ({"name": "per-sample", "calibrate": True}, "inference.calibrate=True: no such setting"),
+        ({"name": "batch", "calibrate": "yes"}, "inference.calibrate=.yes.: must be true or false"),
     ):
         with pytest.raises(UserError, match=why):
             Ditto(inference=table)  # type: ignore[arg-type]

@@ -58,8 +58,7 @@ class FedNova(Algorithm):
         return ClientState(params=sent | kept, fixed=tree.prefixed(tree.select(sent, self.info.parameters), "received"))
 
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        pulls = (Pull("received", self.proximal_weight),) if self.proximal_weight else ()
-        return [self.usual_turn(whole(self.info.parameters), pulls=pulls)]
+        return [self.usual_turn(whole(self.info.parameters), pulls=(Pull("received", self.proximal_weight),))]
 
     def _length(self, steps: Tensor, pull: float) -> Tensor:
         """||a||_1 of each number of steps, `[C]` float64, for the momentum rho and a pull of eta mu.

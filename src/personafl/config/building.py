@@ -12,7 +12,7 @@ from personafl.config.names import algorithm_class, name_of
 from personafl.config.recipe import SECTIONS, Method, Recipe
 from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.core.errors import UserError
-from personafl.core.settings import hints, shortened, typed, unknown
+from personafl.core.settings import filled, hints, shortened, typed, unknown
 
 
 def build(name: str, raw: Mapping[str, Any]) -> Recipe:
@@ -145,20 +145,7 @@ def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any] | 
         return typed(where, value, hint)
     if _is_one_of(value, None, "none"):
         return None
-    kinds = {n: kind for n, kind in fillings.items() if kind is not None}
-    name = value.get("name", next(iter(kinds))) if isinstance(value, Mapping) else next(iter(kinds))
-    if not isinstance(name, str) or name not in kinds:
-        raise UserError(f"{where}.name={shortened(name)}: {unknown('filling', shortened(name), kinds)}")
-    kind = kinds[name]
     if not isinstance(value, Mapping):
-        value = {dataclasses.fields(kind)[0].name: value}
-    own = {k: v for k, v in value.items() if k != "name"}
-    names, of_type = [f.name for f in dataclasses.fields(kind)], hints(kind)  # type: ignore[arg-type]
-    for key, v in own.items():
-        if key not in names:
-            raise UserError(f"{where}.{key}={shortened(v)}: {unknown('setting', key, names, f'of [{where}]')}")
-        own[key] = typed(f"{where}.{key}", v, of_type[key]) if key in of_type else v
-    try:
-        return kind(**own)
-    except UserError as e:
-        raise UserError(f"{where}: {e}") from None
+        first = next(kind for kind in fillings.values() if kind is not None)
+        value = {dataclasses.fields(first)[0].name: value}
+    return filled(where, value, fillings)

@@ -39,7 +39,7 @@ from personafl.core import tree
 from personafl.core.display import Displayed, table
 from personafl.core.errors import UserError
 from personafl.core.optim import Optimizer
-from personafl.core.settings import BOUNDS, SettingsMeta, hints, typed
+from personafl.core.settings import BOUNDS, SettingsMeta, filled, hints, typed
 from personafl.core.settings import setting as setting
 from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS, Filling, Inference
 from personafl.core.types import (
@@ -230,7 +230,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
             kinds_of = f.metadata.get("fillings") or {}
             fillings = tuple(kind for kind in kinds_of.values() if kind is not None)
             if fillings and isinstance(value, Mapping):
-                value = _filled(f.name, value, kinds_of)
+                value = filled(f.name, value, kinds_of)
                 object.__setattr__(self, f.name, value)
             if choices and isinstance(value, fillings):
                 continue
@@ -554,19 +554,6 @@ def _settings(kind: type[Algorithm]) -> tuple[dataclasses.Field[Any], ...]:
             told.metadata = next((g.metadata for g in above if g is not None and g.metadata), f.metadata)
             found.append(told)
     return tuple(found)
-
-
-def _filled(slot: str, table: Mapping[str, Any], kinds: Mapping[str, Any]) -> Any:
-    """What a table with a name, and settings beside it, puts into a slot."""
-    rest = {str(k): v for k, v in table.items()}
-    names = [n for n, kind in kinds.items() if kind is not None]
-    name = rest.pop("name", names[0])
-    if name not in names:
-        raise UserError(f"{slot}={dict(table)!r}: its name must be one of {', '.join(names)}")
-    known = [f.name for f in dataclasses.fields(kinds[name])]
-    if strange := [n for n in rest if n not in known]:
-        raise UserError(f"{slot}: {name} has no {strange[0]}; it has {', '.join(known) or 'no settings'}")
-    return kinds[name](**rest)
 
 
 def require_classes(task: str, what: str, needed_for: str) -> None:

@@ -213,7 +213,7 @@ class _Session:
                 self._moments(part, names),
                 self.rnd.lr if part.lr is None else part.lr,
                 part.added,
-                part.pulls,
+                tuple(pull for pull in part.pulls if pull.weight),
             )
             for part, names in zip(parts, moves, strict=True)
             if names

@@ -216,3 +216,22 @@ def _plain(where: str, value: Any, kind: type[Any], words: str) -> Any:
 
 def _refuse(where: str, value: Any, words: str) -> typing.NoReturn:
     raise UserError(f"{where}={shortened(value)}: must be {words}")
+
+
+def filled(where: str, table: Mapping[str, Any], fillings: Mapping[str, type[Any] | None]) -> Any:
+    """What a table puts into a slot: it may name one of the fillings, else the first is meant; the rest is settings."""
+    kinds = {n: kind for n, kind in fillings.items() if kind is not None}
+    name = table.get("name", next(iter(kinds)))
+    if not isinstance(name, str) or name not in kinds:
+        raise UserError(f"{where}.name={shortened(name)}: {unknown('filling', shortened(name), kinds)}")
+    kind = kinds[name]
+    own = {k: v for k, v in table.items() if k != "name"}
+    names, of_type = [f.name for f in dataclasses.fields(kind)], hints(kind)  # type: ignore[arg-type]
+    for key, v in own.items():
+        if key not in names:
+            raise UserError(f"{where}.{key}={shortened(v)}: {unknown('setting', key, names, f'of [{where}]')}")
+        own[key] = typed(f"{where}.{key}", v, of_type[key]) if key in of_type else v
+    try:
+        return kind(**own)
+    except UserError as e:
+        raise UserError(f"{where}: {e}") from None

@@ -90,7 +90,7 @@ class LabelPrior:
         def losses(model: Model, batch: Batch) -> Params:
             k = len(batch.x)
             mine = tree.take(deployed, slice(k))
-            z = self._mixed(mine, *method.both_answers(model, mine, batch.x)).double()
+            z = self._mixed(mine, *method.both_answers(model, mine, batch.x, batch.valid)).double()
             each = [z / t + mine[PRIOR].double().unsqueeze(1) for t in tried]
             nll = [per_example(cross_entropy, out, batch.y) for out in each]
             return {"nll": torch.stack([(n if batch.valid is None else n * batch.valid).sum(1) for n in nll], 1)}
