@@ -70,3 +70,14 @@ def test_between_calls_it_ends_at_once() -> None:
     with pytest.raises(Stopped):
         os.kill(os.getpid(), signal.SIGINT)
     going.close()  # type: ignore[attr-defined]
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def test_processes_have_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they are forked from is kept, and was there before the variable."""
+    assert dict(side_by_side([partial(variable, "PERSONAFL_TOLD")] * 2, 2)) == {0: None, 1: None}
+    monkeypatch.setenv("PERSONAFL_TOLD", "now")
+    assert dict(side_by_side([partial(variable, "PERSONAFL_TOLD")] * 2, 2)) == {0: "now", 1: "now"}

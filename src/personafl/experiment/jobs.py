@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 import torch
@@ -55,7 +56,7 @@ def _elsewhere(calls: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[in
             pickle.dumps(call)
         except Exception as e:
             raise UserError(f"jobs {jobs}: other processes cannot be given these parts ({e}); use one job") from None
-    with ProcessPoolExecutor(min(jobs, len(calls)), multiprocessing.get_context("spawn"), _begun) as pool:
+    with ProcessPoolExecutor(min(jobs, len(calls)), _context(), _begun, (dict(os.environ),)) as pool:
         waiting = {pool.submit(_called, call): i for i, call in enumerate(calls)}
         try:
             for future in as_completed(waiting):
@@ -72,6 +73,18 @@ def _elsewhere(calls: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[in
             raise
 
 
+def _context() -> BaseContext:
+    """Processes are forked from one that has imported everything and done nothing else, where the system can fork.
+
+    So PyTorch is imported once for all of them, and none inherits threads or a GPU's context of this process.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["personafl", "personafl.experiment.reproduction", "personafl.experiment.tuning"])
+    return context
+
+
 def _called(call: Callable[[], T]) -> T:
     try:
         return call()
@@ -79,8 +92,10 @@ def _called(call: Callable[[], T]) -> T:
         os._exit(130)  # the pool would begin the next call
 
 
-def _begun() -> None:
-    """A process says notes in a line, and ends with the one that began it."""
+def _begun(environ: dict[str, str]) -> None:
+    """A process has the environment of the one that began it, says notes in a line, and ends with it."""
+    os.environ.clear()  # what it was forked from may have been there before a variable was set
+    os.environ.update(environ)
     warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr, flush=True)
     parent = multiprocessing.parent_process()
 
