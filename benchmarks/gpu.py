@@ -236,7 +236,7 @@ def method_of_table(name: str, args: argparse.Namespace) -> tuple[dict[str, Any]
     sim.run()
     rows = {name: _shifted(sim)}
     if name == "dm-pfl":
-        sim.algorithm = dataclasses.replace(sim.algorithm, inference="per-sample")
+        sim.algorithm = sim.evaluator.algorithm = dataclasses.replace(sim.algorithm, inference="per-sample")
         rows["dm-pfl-plus"] = _shifted(sim)
     rows[name]["seconds"] = clock(args.device) - begun
     print(f"  {name}: {rows[name]['seconds']:.1f} s, {rows[name]}", flush=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -148,6 +150,26 @@ def test_a_layers_kernels_are_compiled_together(
     bias = torch.randn(clients, o, device="cuda") if biased else None
     kernels.convolution(x, weight, bias, pad, mode, how, torch.float32).sum().backward()
     assert found and all(found)
+
+
+def test_launchers_are_loaded_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that load Triton's launchers again may be given each other's."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    by: list[int] = []
+    make = CudaLauncher.__init__
+
+    def told(self: Any, *given: Any, **more: Any) -> None:
+        by.append(threading.get_ident())
+        make(self, *given, **more)
+
+    monkeypatch.setattr(CudaLauncher, "__init__", told)
+    monkeypatch.setattr(kernels, "_compiled", set())
+    for kernel in (getattr(kernels, f"_{n}") for n in KERNELS):
+        kernel.device_caches.clear()
+    x, weight = torch.randn(4, 16, 8, 8, device="cuda"), torch.randn(2, 16, 16, 3, 3, device="cuda")
+    kernels.convolution(x, weight, None, 1, kernels.POOL, "tf32", torch.float32)
+    assert len(by) > 4 and set(by) == {threading.get_ident()}
 
 
 @pytest.mark.parametrize("how", list(WITHIN))

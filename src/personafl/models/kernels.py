@@ -8,11 +8,10 @@ part of it: then only what is left after the pooling is written, with one byte t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -527,59 +526,66 @@ def _weight_gradient(layer: _Layer, x: _Factors, g: _Factors, clients: int) -> t
 
 
 _compiled: set[Any] = set()
+_one_at_a_time = threading.Lock()
 
 
 def _compile(layer: _Layer, x: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
     """Compile a layer's kernels at the same time, the first time it is seen, instead of each at its first launch.
 
-    An empty grid compiles and loads a kernel and runs nothing, so tensors here only stand for others of their type.
+    They are loaded one after the other: Triton's launchers are modules of one name, and Python gives two threads that
+    load such a module again one and the same, so that a kernel could end up with the launcher of another.
     """
     key = (layer, x.dtype, weight.dtype, dtype, weight.device)
     if key in _compiled:
         return
-    _compiled.add(key)
+    with _one_at_a_time, torch.cuda.device(weight.device):
+        planned = _planned(layer, x, weight, dtype)
+
+        def compiled(launch: _Launch) -> None:
+            with torch.cuda.device(weight.device):  # every thread has a device of its own
+                launch.kernel.warmup(*launch.given, grid=_EMPTY, **launch.constants)
+
+        with ThreadPoolExecutor(len(planned)) as pool:
+            list(pool.map(compiled, planned))
+        for launch in planned:
+            launch.kernel[_EMPTY](*launch.given, **launch.constants)  # an empty grid loads a kernel and runs nothing
+        _compiled.add(key)
+
+
+class _Launch(NamedTuple):
+    """A kernel with arguments, of which tensors only stand for others of their type."""
+
+    kernel: Any
+    given: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+def _planned(layer: _Layer, x: Tensor, weight: Tensor, dtype: torch.dtype) -> list[_Launch]:
+    """All kernels of a layer."""
     images = weight.new_empty(1, dtype=_FACTORS[layer.how])
     out, byte = images.new_empty(1, dtype=dtype), images.new_empty(1, dtype=torch.uint8)
     top = images.new_empty(1, dtype=torch.int32) if layer.scaled else images
     back = layer.reverse()
 
-    def forward(of: _Layer, tile: dict[str, int], bias: Tensor, out: Tensor, origin: Tensor) -> Callable[[], Any]:
+    def forward(of: _Layer, tile: dict[str, int], bias: Tensor, out: Tensor, origin: Tensor) -> _Launch:
         given = (images, images, bias, out, origin, top, top, 0, 0, 0, 0, 0)
-        return partial(_forward[_EMPTY], *given, MODE=of.mode, BACK=of.back, **tile, **of.constants())
+        return _Launch(_forward, given, {"MODE": of.mode, "BACK": of.back, **tile, **of.constants()})
 
     bias, origin = weight if layer.biased else images, byte if layer.mode else out
-    launches = [forward(layer, tile, bias, out, origin) for tile in layer.tiles()]
-    launches += [forward(back, tile, images, x, x) for tile in back.tiles()]
-    constants, sizes = {**layer.weight_tile(), **layer.constants()}, [0] * 7
-    launches.append(partial(_for_weight[_EMPTY], images, images, weight, weight, top, top, *sizes, **constants))
-    launches.append(partial(_pack[_EMPTY], weight, images, top, *sizes[:5], SCALED=layer.scaled, **_TILE))
+    found = [forward(layer, tile, bias, out, origin) for tile in layer.tiles()]
+    found += [forward(back, tile, images, x, x) for tile in back.tiles()]
+    constants = {**layer.weight_tile(), **layer.constants()}
+    found.append(_Launch(_for_weight, (images, images, weight, weight, top, top, *[0] * 7), constants))
+    found.append(_Launch(_pack, (weight, images, top, *[0] * 5), {"SCALED": layer.scaled, **_TILE}))
     if layer.scaled:
-        launches.append(partial(_largest[_EMPTY], weight, weight, top, *sizes[:6], **_BLOCK))
-        launches.append(partial(_scale[_EMPTY], weight, top, images, 0, **_BLOCK))
-    launches.append(partial(_collect[_EMPTY], weight, weight, weight, weight, *sizes[:5], **_SMALL_TILE))
+        found.append(_Launch(_largest, (weight, weight, top, *[0] * 6), _BLOCK))
+        found.append(_Launch(_scale, (weight, top, images, 0), _BLOCK))
+    found.append(_Launch(_collect, (weight, weight, weight, weight, *[0] * 5), _SMALL_TILE))
     if layer.mode:
         tile = {"BM": 64, "BN": _power(layer.outputs, 16, 64), "num_warps": 4}
-        launches.append(
-            partial(
-                _spread[_EMPTY],
-                out,
-                byte,
-                images,
-                top,
-                *sizes[:6],
-                CO=layer.outputs,
-                MODE=layer.mode,
-                SCALED=layer.scaled,
-                **tile,
-            )
-        )
-
-    def made(launch: Callable[[], Any]) -> None:
-        with torch.cuda.device(images.device):
-            launch()
-
-    with ThreadPoolExecutor(len(launches)) as pool:
-        list(pool.map(made, launches))
+        own = {"CO": layer.outputs, "MODE": layer.mode, "SCALED": layer.scaled}
+        found.append(_Launch(_spread, (out, byte, images, top, *[0] * 6), own | tile))
+    return found
 
 
 class Convolution(Function):
