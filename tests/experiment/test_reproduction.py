@@ -16,7 +16,7 @@ import personafl
 from personafl.core.errors import UserError
 from personafl.evaluation.settings import Evaluation
 from personafl.experiment import measures, pages, reproduction, targets
-from personafl.experiment.comparison import Comparison, interval
+from personafl.experiment.comparison import Comparison, Item, Verdict, interval
 from personafl.experiment.pages import Page, Table, reproduced
 from personafl.experiment.shared_runs import SharedRun, merged, plan
 from personafl.experiment.targets import Claim, Setting, Target
@@ -178,6 +178,21 @@ def test_a_claim_may_be_held_to_a_number(bound: dict[str, float], statuses: list
     found.summaries["CIFAR-10, Dir(0.3)", "dm-pfl"][1]["diverged"] = {"final": 1}  # type: ignore[index]
     after = ["undecided" if s == "holds" else s for s in statuses]
     assert [v.status for v in found.verdicts()] == [*after, "not run"]
+
+
+@pytest.mark.parametrize("many", [pages.MANY, pages.MANY + 1])
+def test_of_many_comparisons_the_two_furthest_apart_are_told(many: int) -> None:
+    items = tuple(Item(f"column {i}", "dm-pfl", "ditto", (i - 3.0,), None, "undecided") for i in range(many))
+    told = pages._told(Verdict(AHEAD, items))
+    if many == pages.MANY:
+        assert len(told) == many
+    else:
+        assert told == [
+            "13 comparisons, from column 0: dm-pfl -3.00 against ditto",
+            "to column 12: dm-pfl +9.00 against ditto",
+        ]
+    gone = pages._told(Verdict(AHEAD, (*items, Item("column", "dm-pfl", "", (), None, "not run"))))
+    assert len(gone) == many + 1 and gone[-1] == "column: dm-pfl, or what it is compared with, not run"
 
 
 def test_means_over_corruptions_and_other_numbers_of_inputs_are_columns() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from personafl.core.plain_text import markdown_table
 from personafl.evaluation import stream_change
 from personafl.experiment import measures
-from personafl.experiment.comparison import FAR, Cell, Comparison, Verdict, interval
+from personafl.experiment.comparison import FAR, Cell, Comparison, Item, Verdict, interval
 from personafl.experiment.targets import Claim
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PICTURE = "figure.png"
 CAPTION = "What was measured, with the published numbers dashed where there are some"
 WIDE = 10  # columns of a table
+MANY = 12  # comparisons of a claim that are all told
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}"
@@ -158,18 +159,27 @@ def _claims(verdicts: Sequence[Verdict], *, several: bool, judged: bool) -> Tabl
         if not judged:
             rows.append([v.claim.says, "not run" if v.status == "not run" else "not judged", ""])
             continue
-        told = []
-        for i in v.items:
-            if i.mean is None:
-                told.append(f"{i.setting}: {i.ours}, or what it is compared with, not run")
-                continue
-            half = interval(i.ahead)
-            by = _signed(i.mean) + (f" ± {_number(half)}" if half is not None else "")
-            than = f" against {i.other}" if i.other else f" from {_number_of(v.claim):g}"
-            printed = "" if i.printed is None else f" (published {_signed(i.printed)})"
-            told.append(f"{i.setting}: {i.ours} {by}{than}{printed}")
-        rows.append([v.claim.says, f"**{v.status}**", "; ".join(told)])
+        rows.append([v.claim.says, f"**{v.status}**", "; ".join(_told(v))])
     return Table(["claim", "verdict" if several else "verdict, of one seed", "by how much"], rows)
+
+
+def _told(verdict: Verdict) -> list[str]:
+    """The comparisons a claim consists of; of many, the one that speaks most and the one that speaks least for it."""
+    run = [i for i in verdict.items if i.mean is not None]
+    if len(run) <= MANY or len(run) < len(verdict.items):
+        return [_item(i, verdict.claim) for i in verdict.items]
+    by = sorted(run, key=lambda i: i.mean or 0.0)
+    return [f"{len(run)} comparisons, from {_item(by[0], verdict.claim)}", f"to {_item(by[-1], verdict.claim)}"]
+
+
+def _item(item: Item, claim: Claim) -> str:
+    if item.mean is None:
+        return f"{item.setting}: {item.ours}, or what it is compared with, not run"
+    half = interval(item.ahead)
+    by = _signed(item.mean) + (f" ± {_number(half)}" if half is not None else "")
+    than = f" against {item.other}" if item.other else f" from {_number_of(claim):g}"
+    printed = "" if item.printed is None else f" (published {_signed(item.printed)})"
+    return f"{item.setting}: {item.ours} {by}{than}{printed}"
 
 
 def _number_of(claim: Claim) -> float:
