@@ -131,3 +131,22 @@ def test_generators_of_one_key_agree_and_of_others_do_not():
     assert np.array_equal(draw(0, "shift", 1, 2), draw(0, "shift", 1, 2))
     for other in ((1, "shift", 1, 2), (0, "split", 1, 2), (0, "shift", 2, 1), (0, "shift", 1)):
         assert not np.array_equal(draw(0, "shift", 1, 2), draw(*other))
+
+
+def test_keys_of_several_purposes_are_those_of_each():
+    both = rng.keys(7, ("batches", "noise"), 2, IDS)
+    assert both.shape == (2, 3)
+    for found, purpose in zip(both, ("batches", "noise"), strict=True):
+        assert torch.equal(found, rng.key(7, purpose, 2, IDS))
+
+
+def test_an_order_without_unused_places_needs_no_counts():
+    keys = rng.key(0, "batches", IDS)
+    assert torch.equal(rng.order(keys, None, 6), rng.order(keys, torch.full((3,), 6), 6))
+
+
+def test_mixing_leaves_keys_as_they_were():
+    keys = rng.key(0, "batches", IDS)
+    before = keys.clone()
+    rng.extend(keys, 3), rng.extend(keys, "noise"), rng.bits(keys, 4), rng.extend(0, keys)
+    assert torch.equal(keys, before)

@@ -23,6 +23,8 @@ GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX2 = 0x94D049BB133111EB - (1 << 64)
 _WORD = (1 << 64) - 1
+_ROUNDS = ((np.uint64(30), np.uint64(MIX1 & _WORD)), (np.uint64(27), np.uint64(MIX2 & _WORD)))
+_LAST = np.uint64(31)
 _SHARED = threading.RLock()
 
 
@@ -32,9 +34,22 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
+    """SplitMix64's mix of words that nobody else looks at."""
+    if z.device.type == "cpu":
+        return _mixed_in_place(z)
     z = (z ^ _shift(z, 30)) * MIX1
     z = (z ^ _shift(z, 27)) * MIX2
     return z ^ _shift(z, 31)
+
+
+def _mixed_in_place(z: Tensor) -> Tensor:
+    """The same on the host, where NumPy has unsigned words: fewer operations, each in a fraction of PyTorch's time."""
+    words = z.numpy().view(np.uint64)
+    for bits, factor in _ROUNDS:
+        words ^= words >> bits
+        words *= factor
+    words ^= words >> _LAST
+    return z
 
 
 def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
@@ -43,10 +58,19 @@ def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
     known: list[int] = []
     while rest and isinstance(first := rest[0], int):  # the round's part costs nothing beside the clients'
         known, rest = [*known, first], rest[1:]
-    out = torch.tensor(_word(purpose, known))
-    for part in rest:
+    word = _word(purpose, known)
+    if not rest:
+        return torch.tensor(word)
+    out = extend(word, rest[0])
+    for part in rest[1:]:
         out = extend(out, part)
     return out
+
+
+def keys(seed: int, purposes: Sequence[str], rnd: int, ids: Tensor) -> Tensor:
+    """The keys of several purposes at once, `[P, C]`: one pass over few numbers costs as much as over one."""
+    words = torch.tensor([_word(purpose, (seed, rnd)) for purpose in purposes])
+    return extend(words.unsqueeze(1), ids)
 
 
 def _word(purpose: str, parts: Sequence[int]) -> int:
@@ -72,9 +96,11 @@ def _mix_int(z: int) -> int:
     return z - (1 << 64) if z >> 63 else z
 
 
-def extend(keys: Tensor, part: int | str | Tensor) -> Tensor:
-    """The keys of the streams one level below."""
-    return _mix((keys ^ (purpose_key(part) if isinstance(part, str) else part)) + GOLDEN)
+def extend(keys: int | Tensor, part: int | str | Tensor) -> Tensor:
+    """The keys of the streams one level below; one of the two is a tensor."""
+    words = (keys ^ (purpose_key(part) if isinstance(part, str) else part)) + GOLDEN
+    assert isinstance(words, Tensor)
+    return _mix(words)
 
 
 def bits(keys: Tensor, count: int) -> Tensor:
@@ -95,9 +121,11 @@ def normal(keys: Tensor, count: int) -> Tensor:
     return (-2 * torch.log1p(-a)).sqrt() * (2 * math.pi * b).cos()
 
 
-def order(keys: Tensor, counts: Tensor, width: int) -> Tensor:
-    """Each stream's random permutation of `0..counts-1`, padded to `width` by the unused places."""
+def order(keys: Tensor, counts: Tensor | None, width: int) -> Tensor:
+    """Each stream's random permutation of `0..counts-1`, padded to `width` by the unused places (None: no place is)."""
     words = bits(keys, width)
+    if counts is None:
+        return words.argsort(dim=-1, stable=True)
     unused = torch.arange(width, device=keys.device) >= counts.unsqueeze(-1)
     return words.masked_fill(unused, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
 
