@@ -16,6 +16,7 @@ every step are counted by their expected density, to the nearest whole FLOP of a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
@@ -85,33 +86,33 @@ def step(
     `moving` names tensors of all the client's models; `active` has the masks of those that run
     masked, or their densities `[C]`; `regrow` asks for the dense gradient of the weights.
     """
-    masked = torch.zeros(count, dtype=torch.float64)
-    dense = torch.zeros(count, dtype=torch.float64)
+    masked: float | Tensor = 0.0  # a tensor from the first mask on
+    dense: float | Tensor = 0.0
     for prefix in dict.fromkeys(map(tree.prefix_of, moving)):
         names = {n[len(prefix) + 1 :] if prefix else n for n in moving if tree.prefix_of(n) == prefix}
-        if not names & set(info.parameters):
+        if names.isdisjoint(info.parameters):
             continue
-        others = names - {n for layer in info.layers for n in layer.names}
-        below = bool(others)  # a norm or embedding that moves: gradients must reach it
+        below = not names <= info.of_layers  # a norm or embedding that moves: gradients must reach it
         without_weights = _without_weights(info, names, below)
-        masked += without_weights
+        masked = masked + without_weights
         dense += without_weights
         for layer in info.layers:
             moves = not names.isdisjoint(layer.names)
             below = below or moves
             full = forward(layer)
-            shares = [density(active[n]).cpu() if n in active else 1.0 for n in _under(prefix, layer)]
+            shares = [density(active[n]).cpu() if n in active else 1.0 for n in _under(prefix, layer)] if active else []
             sparse = forward(layer, *shares)
             dense += full * (1 + moves + below)
-            masked += sparse * (1 + below) + (full if regrow else sparse) * moves
-    return masked.round(), dense
+            masked = masked + (sparse * (1 + below) + (full if regrow else sparse) * moves)
+    every = torch.ones(count, dtype=torch.float64)
+    return (every * masked).round(), every * dense
 
 
-def _without_weights(info: ModelInfo, names: Collection[str], below: bool) -> int:
+def _without_weights(info: ModelInfo, names: AbstractSet[str], below: bool) -> int:
     """What all but the layers costs: a product of activations has two gradients, where anything before it moves."""
     if below:
         return 3 * info.other_flops
-    moving = (i for i, layer in enumerate(info.layers) if not set(names).isdisjoint(layer.names))
+    moving = (i for i, layer in enumerate(info.layers) if not names.isdisjoint(layer.names))
     lowest = next(moving, len(info.layers))
     return info.other_flops + 2 * sum(flops for place, flops in info.products.items() if lowest < place)
 

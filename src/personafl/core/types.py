@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -179,9 +180,14 @@ class ModelInfo:
     products: Mapping[int, int] = field(default_factory=dict)
     """The part of `other_flops` that is of products of activations, by how many layers lie before them."""
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         return tuple(n for n in self.shapes if n not in self.buffers)
+
+    @cached_property
+    def of_layers(self) -> frozenset[str]:
+        """The weights and biases of layers."""
+        return frozenset(n for layer in self.layers for n in layer.names)
 
 
 class Model(Protocol):

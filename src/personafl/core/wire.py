@@ -113,28 +113,40 @@ def pack(payload: Payload, *, stage: int = 0, examples: int = 0) -> bytes:
 
 def size(payload: Payload) -> int:
     """How many bytes `pack` would make of one client's payload."""
-    rows: Payload = {
-        n: Masked(t.values[None], t.mask[None], t.known) if isinstance(t, Masked) else t[None]
-        for n, t in payload.items()
-    }
-    return int(sizes(rows, 1)[0])
+    total = _FIXED
+    for name, entry in payload.items():
+        if isinstance(entry, Masked):
+            row = tree.view(entry.values[None], entry.mask[None], entry.known)
+            total += _entry_size(name, entry.values.shape) + int(_masked_sizes(row)[0])
+        else:
+            total += _entry_size(name, entry.shape) + _length(entry.numel(), entry.dtype)
+    return total
 
 
 def sizes(payload: Payload, count: int) -> Tensor:
     """How many bytes `pack` would make of each client's row of a stacked payload: `[C]` int64."""
-    total = torch.full((count,), _FIXED, dtype=torch.int64)
+    total, masked = _FIXED, []
     for name, entry in payload.items():
-        values = entry.values if isinstance(entry, Masked) else entry
-        numel = values[0].numel()
-        total += 2 + len(name.encode()) + 3 + 4 * (values.dim() - 1)
-        if not isinstance(entry, Masked):
-            total += _length(numel, values.dtype)
-            continue
-        nnz = tree.flat(entry.mask).sum(1).cpu()
-        total += 4 + (-(-nnz // 8) if values.dtype == torch.bool else nnz * values.element_size())
-        if not entry.known:
-            total += _mask_sizes(entry.mask, nnz).min(0).values
-    return total
+        if isinstance(entry, Masked):
+            total += _entry_size(name, entry.values.shape[1:])
+            masked.append(_masked_sizes(entry))
+        else:
+            shape = entry.shape[1:]
+            total += _entry_size(name, shape) + _length(shape.numel(), entry.dtype)
+    return sum(masked, torch.full((count,), total, dtype=torch.int64))
+
+
+def _entry_size(name: str, shape: torch.Size) -> int:
+    """Bytes of an entry before its mask and values."""
+    return 2 + len(name.encode()) + 3 + 4 * len(shape)
+
+
+def _masked_sizes(entry: Masked) -> Tensor:
+    """Bytes of each client's mask and values, and of how many these are: `[C]` int64."""
+    nnz = tree.flat(entry.mask).sum(1).cpu()
+    kind = entry.values.dtype
+    total = 4 + (-(-nnz // 8) if kind == torch.bool else nnz * kind.itemsize)
+    return total if entry.known else total + _mask_sizes(entry.mask, nnz).min(0).values
 
 
 def _sides(mask: Tensor) -> tuple[Tensor, Tensor]:
