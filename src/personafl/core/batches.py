@@ -7,10 +7,12 @@ those who have finished. The last, short batch of a client's epoch is padded; `v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import rng, tree
@@ -67,33 +69,56 @@ def plan(
 
     `keys` are the clients' streams of batch orders, `first` the number of each client's first epoch in them.
     """
-    per_epoch = steps_per_epoch(data.count, batch_size)  # [C]
-    total = torch.full_like(per_epoch, steps) if steps else (epochs * per_epoch + 0.5).floor().long().clamp(min=least)
-    width = data.rows.shape[1]
-    size = min(batch_size, int(data.count.max()))
-    longest = int(total.max())
+    count = data.count.numpy()  # [C]: NumPy takes a fraction of PyTorch's time over a few numbers
+    per_epoch = -(-count // batch_size)
+    total = np.full_like(per_epoch, steps) if steps else _steps_of(epochs, per_epoch, least)
+    width, size, longest = data.rows.shape[1], min(batch_size, int(count[0])), int(total[0])  # the largest is first
     rounds = int((-(-total // per_epoch)).max()) if longest else 0
-    device = data.rows.device
 
-    number = torch.as_tensor(first).view(-1, 1) + torch.arange(rounds)  # of each epoch
-    streams = rng.extend(keys.unsqueeze(1), number)  # [C, E]
-    streams, count, each = (tree.sent(t, device) for t in (streams, data.count, per_epoch))
-    order = rng.order(streams, count.unsqueeze(1), width)  # [C, E, M]
-    step, each = torch.arange(longest, device=device), each.unsqueeze(1)
-    epoch = (step // each).clamp(max=max(rounds - 1, 0))  # [C, S]
-    place = (step % each).unsqueeze(2) * batch_size + torch.arange(size, device=device)  # [C, S, B]
-    at = (epoch.unsqueeze(2) * width + place.clamp(max=width - 1)).flatten(1)
-    rows = data.rows.gather(1, order.flatten(1).gather(1, at)) if longest else data.rows[:, :0]
-
-    step = torch.arange(longest)  # what follows is needed on the host
-    passed = step % per_epoch.unsqueeze(1) * batch_size  # [C, S]: examples of the epoch behind each step
-    real = (data.count.unsqueeze(1) - passed).clamp(0, size)
-    going = step < total.unsqueeze(1)
+    step = np.arange(longest)
+    epoch, place = np.divmod(step, per_epoch[:, None])  # [C, S]: of all epochs, and within its own
+    passed = place * batch_size  # examples of the epoch behind each step
+    real = np.minimum(count[:, None] - passed, size)
+    going = step < total[:, None]
     active = going.sum(0).tolist()
     full = ((real == size) | ~going).all(0).tolist()
-    examples = (real * going).sum(1).double()
-    rows = rows.view(len(keys), longest, size)
-    return Plan(rows, rows.to(data.x.device), tree.sent(real, device), real, total, active, full, examples)
+    examples = (real * going).sum(1, dtype=np.float64)
+    begins = np.minimum(epoch, max(rounds - 1, 0)) * width  # where the epoch's order begins
+
+    number = np.asarray(first).reshape(-1, 1) + np.arange(rounds)  # of each epoch
+    streams = rng.extend(keys.unsqueeze(1), torch.from_numpy(number))  # [C, E]
+    table = streams.numpy(), count[:, None], real, begins + passed, begins + (width - 1)
+    streams, held, filled, first_places, last_places = _sent_together(table, data.rows.device)
+    rows = _ordered(data.rows, streams, None if count[-1] == width else held, first_places, last_places, size)
+    sizes, steps_of = torch.from_numpy(real), torch.from_numpy(total)
+    return Plan(rows, rows.to(data.x.device), filled, sizes, steps_of, active, full, torch.from_numpy(examples))
+
+
+def _sent_together(parts: Sequence[NDArray[np.int64]], device: torch.device) -> Sequence[Tensor]:
+    """Arrays of as many rows on the device: to send one is to send all."""
+    sent = tree.sent(torch.from_numpy(np.concatenate(parts, 1)), device)
+    return sent.split_with_sizes([part.shape[1] for part in parts], 1)
+
+
+def _steps_of(epochs: float, per_epoch: NDArray[np.int64], least: int) -> NDArray[np.int64]:
+    """How many steps so many epochs are for each client; half a step, found in float32, is a whole one."""
+    if float(epochs).is_integer():
+        return np.maximum(int(epochs) * per_epoch, least)
+    exact = np.float32(epochs) * per_epoch.astype(np.float32) + np.float32(0.5)
+    rounded: NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    return np.maximum(rounded, least)
+
+
+def _ordered(held: Tensor, streams: Tensor, count: Tensor | None, first: Tensor, last: Tensor, size: int) -> Tensor:
+    """The rows `[C, S, B]` of minibatches that begin at these places `[C, S]` of the epochs' orders, one after another.
+
+    `streams` `[C, E]` are the epochs' own, `last` the last place of a step's epoch; what is behind it is padding.
+    """
+    order = rng.order(streams, count, held.shape[1])  # [C, E, M]
+    place = first.unsqueeze(2) + torch.arange(size, device=held.device)  # [C, S, B]
+    at = torch.minimum(place, last.unsqueeze(2)).flatten(1)
+    rows = held.gather(1, order.flatten(1).gather(1, at)) if at.shape[1] else held[:, :0]
+    return rows.view(place.shape)
 
 
 def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.dtype) -> Batch:
@@ -106,23 +131,23 @@ def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.
 def minibatches(data: Examples, plan: Plan, keys: Tensor, dtype: torch.dtype) -> Iterator[Batch]:
     """The steps of a plan one after the other; `keys` `[C, S]`. Small ones on a CPU are fetched many at a time."""
     stack, steps, size = plan.rows.shape
-    each = stack * size * data.x[:1].numel() * data.x.element_size()
+    each = stack * size * data.x.shape[1:].numel() * data.x.element_size()
     many = BLOCK // max(each, 1)
     if many < 2 or data.x.device.type != "cpu" or plan.rows.device.type != "cpu":
         for s, k in enumerate(plan.active):
             yield minibatch(data, plan, s, keys[:k, s], dtype)
         return
-    place = torch.arange(size)
     for first in range(0, steps, many):
         now = slice(first, first + many)
         most = plan.active[first]
         rows, real, streams = (t[:most, now].transpose(0, 1).contiguous() for t in (plan.rows, plan.real, keys))
         x, y = _rows_of(data.x, rows), _rows_of(data.y, rows)
         x = x if data.augment else inputs(x, dtype, data.normalization)
-        valid = place < real.unsqueeze(2)
-        fetched = zip(*(t.unbind() for t in (x, y, valid, real, streams)), strict=True)
+        short = not all(plan.full[now])  # else nobody looks at what is valid
+        valid = (torch.arange(size) < real.unsqueeze(2) if short else real).unbind()
+        fetched = zip(*(t.unbind() for t in (x, y, real, streams)), valid, strict=True)
         for held, k, full in zip(fetched, plan.active[now], plan.full[now], strict=True):
-            xs, ys, there, count, stream = held if k == most else (t[:k] for t in held)
+            xs, ys, count, stream, there = held if k == most else (t[:k] for t in held)
             batch = Batch(xs, ys, None if full else there, count, stream)
             yield _ready(augmented(batch), data, dtype) if data.augment else batch
 
