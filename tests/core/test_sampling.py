@@ -43,3 +43,8 @@ def test_who_is_evaluated_is_the_same_in_every_round() -> None:
     assert sampling.evaluated(Six(), HALF, 6).tolist() == sampling.evaluated(Six(), HALF, 99).tolist()
     assert len(sampling.evaluated(Six(), HALF, 2)) == 2
     assert sampling.evaluated(Six(), HALF, 2).tolist() == sampling.evaluated(Six(), HALF, 2).tolist()
+
+
+def test_a_sample_of_all_clients_is_all_of_them_in_every_round() -> None:
+    whole = Training(join_ratio=1.0, seed=3)
+    assert all(sampling.cohort(Six(), whole, Stage(number=t)).tolist() == [1, 4, 0, 2, 5, 3] for t in range(3))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import rng
@@ -22,8 +24,13 @@ class Clients(Protocol):
 
 def largest_first(clients: Clients, ids: Tensor) -> Tensor:
     """These clients by number of training examples, equal ones by id: the order every stack has."""
-    ids = ids.sort().values
-    return ids[clients.train_sizes(ids).argsort(descending=True, stable=True)]
+    return _by_size(clients, np.sort(ids.numpy()))
+
+
+def _by_size(clients: Clients, rising: NDArray[np.int64]) -> Tensor:
+    """The same of clients by rising id; with NumPy, which takes a fraction of PyTorch's time over few."""
+    sizes = clients.train_sizes(torch.from_numpy(rising)).numpy()
+    return torch.from_numpy(rising[np.argsort(-sizes, kind="stable")])
 
 
 def cohort(clients: Clients, training: Training, stage: Stage) -> Tensor:
@@ -31,16 +38,16 @@ def cohort(clients: Clients, training: Training, stage: Stage) -> Tensor:
     count = clients.num_clients
     if stage.who == "nobody":
         return torch.zeros(0, dtype=torch.int64)
-    if stage.who == "all":
-        return largest_first(clients, torch.arange(count))
+    size = count if stage.who == "all" else training.cohort(count)
+    if size == count:  # nothing to draw
+        return _by_size(clients, np.arange(count))
     draw = rng.generator(training.seed, "cohort", stage.number)
-    return largest_first(clients, torch.from_numpy(draw.choice(count, training.cohort(count), replace=False)))
+    return _by_size(clients, np.sort(draw.choice(count, size, replace=False)))
 
 
 def evaluated(clients: Clients, training: Training, most: int) -> Tensor:
     """A sample of so many clients, the same in every round, largest first; all where there are no more."""
     count = clients.num_clients
     if most >= count:
-        return largest_first(clients, torch.arange(count))
-    pick = rng.generator(training.seed, "scored").choice(count, most, replace=False)
-    return largest_first(clients, torch.from_numpy(pick))
+        return _by_size(clients, np.arange(count))
+    return _by_size(clients, np.sort(rng.generator(training.seed, "scored").choice(count, most, replace=False)))

@@ -141,6 +141,8 @@ class Store:
             return self._gather(ids)
 
     def _gather(self, ids: Tensor) -> Params:
+        if not len(self._index):
+            return self.fresh(ids)
         rows = self._index.find(ids.numpy())
         known = rows >= 0
         if len(rows) and known.all():

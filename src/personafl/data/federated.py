@@ -20,7 +20,7 @@ from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
 from personafl.core.types import Examples
 from personafl.data.dataset import Source
-from personafl.data.ragged import Indices, Ragged
+from personafl.data.ragged import Indices, Ragged, spans
 
 Split = Literal["train", "validation", "test"]
 Place = Literal["auto", "device", "host"]
@@ -56,7 +56,7 @@ class LazySplit:
         return dataclasses.replace(self, device=device)
 
     def lengths(self, ids: Tensor) -> Tensor:
-        return self.offsets[ids + 1] - self.offsets[ids]
+        return torch.from_numpy(spans(self.offsets, ids)[1])
 
     def client(self, id: int) -> Indices:
         """The rows of one client."""
@@ -180,13 +180,13 @@ class Federation(Displayed):
         s = dataclasses.replace(s, x=x, y=y)
         return dataclasses.replace(self, source=s, splits=moved, official=rest)
 
-    def examples(self, split: Split, ids: Tensor) -> Examples:
+    def examples(self, split: Split, ids: Tensor, *, augment: bool = False) -> Examples:
         """The rows these clients hold in a split."""
-        return self.examples_at(*self.splits[split].padded(ids), ids)
+        return self.examples_at(*self.splits[split].padded(ids), ids, augment=augment)
 
-    def examples_at(self, rows: Tensor, count: Tensor, ids: Tensor) -> Examples:
+    def examples_at(self, rows: Tensor, count: Tensor, ids: Tensor, *, augment: bool = False) -> Examples:
         """These rows `[C, M]`, of which each client has `count` `[C]`."""
-        return Examples(self.source.x, self.source.y, rows, count, ids, normalization=self.source.normalization)
+        return Examples(self.source.x, self.source.y, rows, count, ids, augment, self.source.normalization)
 
     def with_normalization(self, normalization: Normalization | None) -> Federation:
         """The same with inputs that models see normalised."""
