@@ -103,3 +103,13 @@ def test_a_stage_without_a_download_has_a_schema_too() -> None:
     sim = worlds.simulation(ALGORITHMS["local"]())
     rnd = Round(Stage(0, down=False, up=False), 0.1)
     assert admission.expected(sim.algorithm, sim.task, sim.model.initial, sim.server, rnd) == {}
+
+
+def test_the_sum_of_a_hope_is_finite_only_if_all_numbers_are() -> None:
+    fine, exact, counts = torch.ones(3, 2), torch.ones(3, dtype=torch.float64), torch.tensor([1])
+    assert admission.finite_sum([fine, exact, counts, fine]).isfinite() and admission.finite_sum([]) == 0
+    for wrong in (torch.nan, torch.inf, -torch.inf):
+        for t in (fine, exact):
+            broken = t.clone()
+            broken.view(-1)[1] = wrong
+            assert not admission.finite_sum([fine, broken, exact]).isfinite()

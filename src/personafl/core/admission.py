@@ -118,10 +118,11 @@ def _unlike(t: Tensor | Masked, wanted: Entry) -> str:
 
 def not_finite(loss: Tensor, upload: Payload, kept: Params) -> dict[int, str]:
     """The rows of a stack with a number that is not finite, and where it is."""
-    held = {"its loss": loss} | tree.values(upload) | {f"its own {n}": t for n, t in kept.items()}
-    named = {n: t for n, t in held.items() if t.is_floating_point()}
-    if all_finite(named.values()):
+    sent = tree.values(upload)
+    if all_finite([loss, *sent.values(), *kept.values()]):
         return {}
+    held = {"its loss": loss} | sent | {f"its own {n}": t for n, t in kept.items()}
+    named = {n: t for n, t in held.items() if t.is_floating_point()}
     found: dict[int, str] = {}
     for n, t in named.items():
         for row in (~tree.flat(t).isfinite().all(1)).nonzero().flatten().tolist():
@@ -129,15 +130,23 @@ def not_finite(loss: Tensor, upload: Payload, kept: Params) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those that may not be finite, each once: what is kept is often what was sent."""
+    return list({id(t): t for t in tensors if t.is_floating_point()}.values())
+
+
 def finite_sum(tensors: Iterable[Tensor]) -> Tensor:
     """A number, on the device, that is finite only if all of these tensors are; one that overflowed is not either."""
-    each = {id(t): t for t in tensors if t.is_floating_point()}.values()  # what is kept is often what was sent
-    return sum((t.sum().double() for t in each), torch.zeros((), dtype=torch.float64))
+    alike: dict[torch.dtype, list[Tensor]] = {}
+    for t in _distinct(tensors):
+        alike.setdefault(t.dtype, []).append(t)
+    norms = [torch.stack(torch._foreach_norm(of_type)).sum().double() for of_type in alike.values()]
+    return sum(norms[1:], norms[0]) if norms else torch.zeros((), dtype=torch.float64)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all numbers of these tensors are finite: one pass over them and one small copy to the host."""
-    held = list(tensors)
-    return math.isfinite(float(finite_sum(held))) or all(
-        bool(t.isfinite().all()) for t in held if t.is_floating_point()
-    )
+    """Whether all numbers of these tensors are finite: one pass over them, and one small copy from a GPU."""
+    held = _distinct(tensors)
+    if not any(t.is_cuda for t in held):
+        return all(math.isfinite(float(t.sum())) or bool(t.isfinite().all()) for t in held)
+    return math.isfinite(float(finite_sum(held))) or all(bool(t.isfinite().all()) for t in held)
