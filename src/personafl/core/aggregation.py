@@ -27,7 +27,7 @@ BLOCK = 2**16  # numbers that stay in a core's cache while clients are added to 
 
 def total(t: Tensor) -> Tensor:
     """The sum over a stack of clients for `add`: in float64, but for a lone client's term, which stays as it is."""
-    if len(t) == 1:
+    if t.shape[0] == 1:
         return t.squeeze(0)
     if t.is_cuda or t[0].numel() < 2**15:
         return t.sum(0, dtype=torch.float64)

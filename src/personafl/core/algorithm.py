@@ -427,7 +427,8 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         Here and elsewhere what is no part of a model has a name under `aux/`, which no parameter has.
         """
         sent = tree.values(upload)
-        return {n: t * tree.column(weights, t).to(t.dtype) for n, t in sent.items()} | {"aux/weight": weights}
+        counts = {kind: weights.to(kind) for kind in {t.dtype for t in sent.values()}}
+        return {n: t * tree.column(counts[t.dtype], t) for n, t in sent.items()} | {"aux/weight": weights}
 
     def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         """What the server knows of these clients from now on, under the names it had before."""

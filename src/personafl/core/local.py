@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +48,9 @@ Clock = Callable[[str], AbstractContextManager[None]]
 
 FEW = 2
 """Sizes of short minibatches among the clients of a stack that are worth a recording each."""
+
+STREAMS = ("draws", "batches", "noise")
+"""Random streams that nearly every session asks for."""
 
 _NOTHING = nullcontext()
 _OVER = object()
@@ -165,34 +169,48 @@ class _Session:
         self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
         self.graph_cache, self.clock = graph_cache, clock
         self.count, self.dtype = len(data.ids), floating(local.params)
-        self.local = replace(local, ids=data.ids, keys=tree.sent(self._stream("draws"), data.rows.device))
-        self.steps: dict[str, Tensor] = {}  # [C] behind each client, per stream
-        self.epochs: dict[str, Tensor] = {}
-        self.flops, self.dense = torch.zeros(2, self.count, dtype=torch.float64)
+        usual = rng.keys(training.seed, STREAMS, rnd.number, data.ids).unbind()
+        self.streams = dict(zip(STREAMS, usual, strict=True))
+        keys = tree.sent(self._stream("draws"), data.rows.device)
+        self.local = ClientState(local.params, local.fixed, local.steps, data.ids, keys)
+        self.played: dict[str, list[Tensor]] = {}  # [C] steps of each turn so far, per stream
+        self.none = torch.zeros(self.count, dtype=torch.int64)
+        self.flops, self.dense = torch.zeros(2, self.count, dtype=torch.float64).unbind()
         self.loss = torch.zeros(self.count, dtype=torch.float64, device=data.rows.device)
         # Moments live from turn to turn of a stream, not from round to round: a side with minibatches of its own counts
         # its own steps.
         self.state: dict[tuple[str, optim.Optimizer], Params] = {}
 
     def finished(self) -> tuple[ClientState, Work]:
-        steps = sum(self.steps.values(), self._none())
-        return replace(self.local, steps=steps), Work(self.flops, self.dense, self.loss, steps.double())
+        local, steps = self.local, sum((n for turns in self.played.values() for n in turns), self.none)
+        played = ClientState(local.params, local.fixed, steps, local.ids, local.keys)
+        return played, Work(self.flops, self.dense, self.loss, steps.double())
 
     def train(self, turn: Turn) -> None:
         """Minibatch steps on the turn's loss, over the clients that still have some."""
         size = self.training.batch_size
         length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs, "least": turn.least}
-        before, epoch = self.steps.get(turn.stream, self._none()), self.epochs.get(turn.stream, self._none())
         with self.clock("data"):
-            plan = batches.plan(self.data, size, self._stream(turn.stream), first=epoch, **length)
+            plan = batches.plan(self.data, size, self._stream(turn.stream), first=self._epochs(turn.stream), **length)
         parts = self._moving(list(_chain(turn)), plan)
         if parts:
             name = "noise" if turn.stream == "batches" else f"noise {turn.stream}"
-            passed = before.unsqueeze(1) + torch.arange(len(plan.active))
-            noise = tree.sent(rng.extend(self._stream(name).unsqueeze(1), passed), plan.rows.device)  # [C, S]
+            passed = self._steps(turn.stream).numpy()[:, None] + np.arange(len(plan.active))
+            noise = rng.extend(self._stream(name).unsqueeze(1), torch.from_numpy(passed))  # [C, S]
+            noise = tree.sent(noise, plan.rows.device)
             self._run(_Stack(self.local, parts, plan, noise, self.loss, capacity(len(plan.active))))
-        self.steps[turn.stream] = before + plan.steps
-        self.epochs[turn.stream] = epoch + -(-plan.steps // batches.steps_per_epoch(self.data.count, size))
+        self.played.setdefault(turn.stream, []).append(plan.steps)
+
+    def _steps(self, stream: str) -> Tensor:
+        """Steps of a stream behind each client: `[C]`."""
+        return sum(self.played.get(stream, ()), self.none)
+
+    def _epochs(self, stream: str) -> Tensor:
+        """Epochs of a stream that are over: each turn begins with the next whole one. `[C]`."""
+        if stream not in self.played:
+            return self.none
+        per_epoch = batches.steps_per_epoch(self.data.count, self.training.batch_size)
+        return sum((-(-steps // per_epoch) for steps in self.played[stream]), self.none)
 
     def _moving(self, parts: list[Turn], plan: batches.Plan) -> list[_MinibatchUpdate]:
         """What is done with each minibatch, one after the other; nothing where nothing is to move."""
@@ -346,7 +364,7 @@ class _Session:
 
     def gradient_pass(self, turn: GradientPass) -> None:
         """The gradient on one minibatch of every client, for the turn's update to use."""
-        stream, epoch = ("batches", self.epochs.get("batches", self._none())) if turn.first else ("probe", self._none())
+        stream, epoch = ("batches", self._epochs("batches")) if turn.first else ("probe", self.none)
         plan = batches.plan(self.data, self.training.batch_size, self._stream(stream), steps=1, first=epoch)
         self._charge(turn, turn.names, plan, regrow=True)
         if not self.really:
@@ -375,11 +393,10 @@ class _Session:
 
         self.local = turn.update(self.local, batches.sums(self.data, batches.SWEEP, self.dtype, measured))
 
-    def _none(self) -> Tensor:
-        return torch.zeros(self.count, dtype=torch.int64)
-
     def _stream(self, purpose: str) -> Tensor:
-        return rng.key(self.training.seed, purpose, self.rnd.number, self.data.ids)
+        if purpose not in self.streams:
+            self.streams[purpose] = rng.key(self.training.seed, purpose, self.rnd.number, self.data.ids)
+        return self.streams[purpose]
 
     def _writable(self, names: Collection[str]) -> Params:
         """Own copies of these tensors, and of running statistics, which change in the forward pass."""
@@ -487,12 +504,16 @@ class _Steps:
     def _shrink(self, k: int) -> None:
         self.active = k
         self.now = _prefix(self.local, k)
-        self.leaves = {n: self.now.params[n].detach().requires_grad_() for n in self.part.moves}
-        self.seen = replace(self.now, params=self.now.params | self.leaves)
         self.masks = {n: m if m is None else m[:k] for n, m in self.part.moves.items()}
         self.slots = tree.take(self.part.state, slice(k))
+        self.anchors = {pull: pull.anchors(self.now.fixed, self.masks) for pull in self.part.pulls}
+        self.leaves: Params = {}  # made where autograd is asked
+
+    def _look(self) -> None:
+        """Make what autograd sees of the active clients."""
+        self.leaves = {n: self.now.params[n].detach().requires_grad_() for n in self.part.moves}
+        self.seen = replace(self.now, params=self.now.params | self.leaves)
         self.seen_task = _with_added(self.task, self.now, self.part.added)
-        self.anchors = {pull: pull.anchors(self.now.fixed, self.leaves) for pull in self.part.pulls}
 
     def step(self, batch: Batch, k: int) -> Tensor:
         """One step of the first `k` clients; their losses `[k]`."""
@@ -509,7 +530,7 @@ class _Steps:
         """Losses and gradients where those of the criterion and of the model are known in closed form."""
         if self.slope is None:
             return None
-        return self.task.model.closed_form_gradients(self.now.params, self.leaves, batch, self._slope)
+        return self.task.model.closed_form_gradients(self.now.params, self.masks, batch, self._slope)
 
     def _slope(self, out: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The criterion's loss and gradient of outputs."""
@@ -525,6 +546,8 @@ class _Steps:
         return loss + pull.weight / 2 * far, grads | dict(zip(held, steeper, strict=True))
 
     def _by_autograd(self, batch: Batch) -> tuple[Tensor, Params]:
+        if not self.leaves:
+            self._look()
         loss = _each(self.part.loss(self.seen_task, self.seen, batch), self.active, self.part.loss)
         found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
         if batch.x.is_cuda:

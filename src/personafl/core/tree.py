@@ -86,6 +86,8 @@ def gathered(payloads: Iterable[Payload]) -> Payload:
 
 def sent(t: Tensor, device: torch.device) -> Tensor:
     """A host's tensor on the device, without waiting for what that is still at, as `to` alone would."""
+    if t.device == device:
+        return t
     return t.to(device, non_blocking=device.type == "cuda" and not t.is_cuda)
 
 

@@ -176,7 +176,7 @@ class _Threads:
 def _outputs(x: Tensor, params: Sequence[Tensor | None], threads: int) -> list[Tensor]:
     """The input and what each layer makes of it; `params` are a weight and a bias for each."""
     seen = [x]
-    with _Threads(threads, len(x)):
+    with _Threads(threads, x.shape[0]):
         for place in range(0, len(params), 2):
             weight, bias = params[place], params[place + 1]
             assert weight is not None
@@ -191,7 +191,7 @@ def gradients(
     grad: Tensor, seen: Sequence[Tensor], weights: Sequence[Tensor], wanted: Sequence[bool], threads: int
 ) -> list[Tensor | None]:
     """Back through linear layers with ReLU between them: for the input, then a weight and a bias of each, if wanted."""
-    with _Threads(threads, len(grad)):
+    with _Threads(threads, grad.shape[0]):
         return _back(grad, seen, weights, wanted)
 
 
@@ -219,7 +219,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     small = stack == 1 or (size <= 32 and inputs * outputs <= 2**13)
     if x.is_cuda or outputs >= inputs or not small:
         return torch.bmm(x, weight.transpose(1, 2))
-    across = x.transpose(1, 2) if len(x) == 1 else x.transpose(1, 2).contiguous()
+    across = x.transpose(1, 2) if stack == 1 else x.transpose(1, 2).contiguous()
     out = torch.bmm(weight, across).transpose(1, 2)  # half the time on a CPU where a layer narrows
     return out.clone() if out.is_contiguous() else out.contiguous()  # no view: others may work on it in place
 
