@@ -402,7 +402,7 @@ class Coordinator:
             "phase": stage.phase,
             "clients": len(cohort),
             "lr": rnd.lr,
-            "loss": finite_mean(torch.tensor(notes.losses, dtype=torch.float64)),
+            "loss": finite_mean(notes.losses),
             **notes.told(),
             **({"kept_model": kept_model} if kept_model else {}),
             "up_bytes": self.state.totals.up_bytes,

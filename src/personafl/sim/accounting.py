@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from personafl.core import cost
@@ -23,6 +25,13 @@ class Totals:
     paper_bytes: float = 0.0
     flops: float = 0.0
     dense_flops: float = 0.0
+
+    def add(self, more: Totals) -> None:
+        self.up_bytes += more.up_bytes
+        self.down_bytes += more.down_bytes
+        self.paper_bytes += more.paper_bytes
+        self.flops += more.flops
+        self.dense_flops += more.dense_flops
 
 
 class Refused(NamedTuple):
@@ -54,9 +63,8 @@ class Spent:
     """What the stacks of a round cost so far."""
 
     totals: Totals
-    losses: Tensor  # [clients of the round], summed over steps, on the device
-    steps: Tensor  # [clients of the round]
-    clients: int = 0
+    losses: list[Tensor] = field(default_factory=list)  # of each stack's clients, summed over steps, on the device
+    steps: list[Tensor] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     late: list[LateResults] = field(default_factory=list)
 
@@ -66,18 +74,21 @@ class Spent:
         self.totals.paper_bytes += stack.traffic.paper
         self.totals.flops += float(stack.work.flops.sum())
         self.totals.dense_flops += float(stack.work.dense_flops.sum())
-        here = slice(self.clients, self.clients + len(stack.ids))
-        self.losses[here], self.steps[here] = stack.work.loss, stack.work.steps
-        self.clients = here.stop
+        self.losses.append(stack.work.loss)
+        self.steps.append(stack.work.steps)
         self.refused += stack.refused
         self.late += [] if stack.late is None else [stack.late]
 
-    def means(self) -> Tensor:
+    def means(self) -> list[float]:
         """The mean loss of each client that trained."""
-        return (self.losses.cpu() / self.steps)[self.steps > 0]
+        if not self.losses:
+            return []
+        losses, steps = torch.cat(self.losses).tolist(), torch.cat(self.steps).tolist()
+        return [loss / count for loss, count in zip(losses, steps, strict=True) if count]
 
 
-def finite_mean(losses: Tensor) -> float | None:
+def finite_mean(losses: Sequence[float]) -> float | None:
     """The mean over clients that trained and whose loss is still finite; None where there are none."""
-    mean = float(losses[losses.isfinite()].mean()) if len(losses) else math.nan
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    mean = float(torch.tensor(finite, dtype=torch.float64).mean()) if finite else math.nan
     return mean if math.isfinite(mean) else None

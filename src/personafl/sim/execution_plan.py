@@ -29,7 +29,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -252,20 +252,35 @@ def products(precision: Arithmetic, device: torch.device = HOST) -> Iterator[Non
     torch.set_float32_matmul_precision("high" if coarse and torch.cuda.is_available() else "highest")
     conv.allow_tf32 = coarse
     try:
-        with (
-            torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-            warnings.catch_warnings(),
-        ):
-            # Clients' weights are rows of a stack: cuDNN puts those of a recurrent layer together at every call.
-            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        with ExitStack() as changes:
+            for change in _changes(device):
+                changes.enter_context(change)
             yield
     finally:
         torch.set_float32_matmul_precision(before[0])
         conv.allow_tf32 = before[1]
+
+
+def _changes(device: torch.device) -> Iterator[AbstractContextManager[object]]:
+    """What is to change of PyTorch's state around a run: to set what is set already would cost time in every round."""
+    if device.type == "cuda":
+        yield torch.cuda.device(device)
+        yield _without_cudnn_warning()
+    if torch.is_inference_mode_enabled():
+        yield torch.inference_mode(False)
+    if not torch.is_grad_enabled():
+        yield torch.enable_grad()
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            yield torch.autocast(kind, enabled=False)
+
+
+@contextmanager
+def _without_cudnn_warning() -> Iterator[None]:
+    """Clients' weights are rows of a stack: cuDNN puts those of a recurrent layer together at every call."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        yield
 
 
 @contextmanager

@@ -244,7 +244,7 @@ class Simulation(Displayed):
     def _stacks(
         self, threads: int, ids: Tensor, work: Callable[[StackedModel, P], T], prepare: Callable[[Tensor], P]
     ) -> Iterator[T]:
-        plan = dataclasses.replace(self.plan, threads=threads)
+        plan = self.plan if threads == self.plan.threads else dataclasses.replace(self.plan, threads=threads)
         with execution_plan.products(self.training.arithmetic, self.device):
             yield from execution_plan.each(plan, self.model, ids, work, prepare)
 
@@ -318,8 +318,7 @@ class Simulation(Displayed):
         sums: Params = {}
         self.placement.weigh(ids)
         mine = self.placement.mine(ids)
-        none = torch.zeros(len(mine), dtype=torch.float64)
-        spent = Spent(Totals(), torch.zeros_like(none, device=self.device), none)
+        spent = Spent(Totals())
         self._charge_dropped(self.placement.mine(gone), rnd, spent.totals)
         together = self.algorithm.needs_uploads()
         wanted = self._schema(rnd) if stage.up and self.faults.damage else {}
@@ -333,13 +332,13 @@ class Simulation(Displayed):
 
         for part in self._stacks(self.plan.threads, mine, work, prepare):
             spent.add(part)
-            if stage.up and not together:
-                if len(part.senders):
-                    with self.clock("aggregation"):
-                        add(sums, self._server_side(part.senders, part.upload, rnd))
-                part = dataclasses.replace(part, upload={})
-            if part.upload or part.before or part.trained:  # nothing else outlives its stack
-                parts.append(part)
+            summed_up = stage.up and not together
+            if summed_up and len(part.senders):
+                with self.clock("aggregation"):
+                    add(sums, self._server_side(part.senders, part.upload, rnd))
+            if part.before or part.trained or (part.upload and not summed_up):
+                parts.append(dataclasses.replace(part, upload={}) if summed_up else part)
+            del part  # nothing else outlives its stack
         kept_model = self._aggregate(ids, parts, sums, arrived, rnd) if stage.up and stage.who != "nobody" else ""
         self._put_off(spent.late)
         judged = len(ids) > 0 and self._evaluated_next()
@@ -485,14 +484,13 @@ class Simulation(Displayed):
             self.state.server, why = next_server(self.algorithm, self.server, sums, rnd)
             return why
 
-    def _count(self, spent: Spent) -> tuple[Tensor, list[Refused]]:
+    def _count(self, spent: Spent) -> tuple[list[float], list[Refused]]:
         """Add up what a round cost; the losses of clients that trained, and whose updates were not taken."""
         with self.clock("waiting"):
             found = self.ranks.gather((spent.totals, spent.means(), spent.refused))
         for totals, _, _ in found:
-            for f in dataclasses.fields(Totals):
-                setattr(self.totals, f.name, getattr(self.totals, f.name) + getattr(totals, f.name))
-        return torch.cat([losses for _, losses, _ in found]), [r for _, _, refused in found for r in refused]
+            self.totals.add(totals)
+        return [mean for _, means, _ in found for mean in means], [r for _, _, refused in found for r in refused]
 
     def _due(self, place: int) -> bool:
         """Whether the stage at this place of the schedule is followed by an evaluation."""
@@ -511,12 +509,12 @@ class Simulation(Displayed):
 
     def _client_side(self, model: StackedModel, ids: Tensor, down: Download, rnd: Round, wanted: Schema) -> Stack:
         """What a stack of clients does in a round, and whose session counts: nothing here is the server's."""
-        task, clock = dataclasses.replace(self.task, model=model), self.clock
+        task, clock, count = self._task(model), self.clock, len(ids)
         with clock("data"):
             data = self._training_data(ids)
         through = self.machine.through_wire
         with clock("wire"):
-            received = wire_transfer.delivered(down, len(ids), self.device) if through else down
+            received = wire_transfer.delivered(down, count, self.device) if through else down
         with clock("store"):
             kept = self.store.gather(ids)
         with clock("training"):
@@ -525,16 +523,16 @@ class Simulation(Displayed):
             )
             upload = self._attacked(ids, done, kept, received, rnd)
         with clock("wire"):
-            traffic = cost.traffic(rnd.stage, down, upload, len(ids))
+            traffic = cost.traffic(rnd.stage, down, upload, count)
             new = {n: t for n, t in done.kept.items() if t is not kept.get(n)}
             refused, more = self._refused(ids, done.work.loss, upload, new, rnd, wanted)
-            traffic = dataclasses.replace(traffic, up=traffic.up + more)
+            traffic = cost.Traffic(traffic.up + more, traffic.down, traffic.paper)
             rows, late = self._in_time(ids, refused, upload, done.kept, rnd)
             took = done.kept
             if rows is not None:
                 upload, took = tree.rows_of(upload, rows), tree.take(took, rows)
             if through and rnd.stage.up:
-                upload = wire_transfer.returned(upload, received, rows, len(ids), self.device)
+                upload = wire_transfer.returned(upload, received, rows, count, self.device)
         senders = ids if rows is None else ids[rows.cpu()]
         with clock("store"):
             if len(senders):
@@ -543,7 +541,7 @@ class Simulation(Displayed):
         trained: Params = {}
         if self._evaluated_next():
             with clock("evaluation"):
-                payload = tree.received(received, len(ids))
+                payload = tree.received(received, count)
                 came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, self._held(ids))
                 before = self.evaluator.on_test(model, came, ids)
                 own = self.algorithm.after_training(done.kept, done.local, payload, rnd)
@@ -616,8 +614,12 @@ class Simulation(Displayed):
         """How many examples each of these clients trains on, as it tells with its upload."""
         return self.federation.train_sizes(ids)
 
+    def _task(self, model: StackedModel) -> TrainedTask:
+        """The task with this model, which may be another one over the same tensors."""
+        return self.task if model is self.model else dataclasses.replace(self.task, model=model)
+
     def _training_data(self, ids: Tensor) -> Examples:
-        return dataclasses.replace(self.federation.examples("train", ids), augment=self.training.augment != "none")
+        return self.federation.examples("train", ids, augment=self.training.augment != "none")
 
     def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
         """The sums over these clients that the server works with; what it will know of them."""
@@ -648,14 +650,14 @@ class Simulation(Displayed):
 
     def deployed_models(self, model: StackedModel, ids: Tensor) -> Params:
         """What these clients predict with now."""
-        task = dataclasses.replace(self.task, model=model)
+        task = self._task(model)
         down = tree.received(self.download(ids, self.now), len(ids))
         own = self.algorithm.personal(self.store.gather(ids), down)
         return deployed(self.algorithm, task, own, down, self._held(ids))
 
     def newcomer_models(self, model: StackedModel, ids: Tensor) -> Params:
         """What newcomers predict with: what they are given, after the session their method has for them."""
-        task = dataclasses.replace(self.task, model=model)
+        task = self._task(model)
         data = self._training_data(ids)
         known = self.algorithm.init_known(self.model.initial, ids)
         down = self.algorithm.download(self.server, known, self.now)
