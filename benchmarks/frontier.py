@@ -3,11 +3,14 @@
     python benchmarks/frontier.py train RECIPE ... [--set KEY=VALUE ...] --seeds 1000 --out FOLDER [--jobs 12]
     python benchmarks/frontier.py rules FOLDER/*.npz [--kind batch stream] [--batch 0 1 8 32] [--before 32]
                                                      [--temperature 1 2] [--share 0 0.5 1] [--pull 1 2 4]
+                                                     [--doubt 0 1] [--wary 0 10]
 
 `train` plays every method of these recipes with every seed, each in a process, and keeps in `RECIPE-LABEL-SEED.npz`,
-for every client, the outputs of its own model and of the global one on its own test examples and on those of every draw
-of donor shift, with its label frequencies. `rules` then judges every rule on them, on a CPU: accuracy without shift, at
-full shift and in the mean over six degrees, over clients and draws; files that differ in the seed alone are one row.
+for every client, the outputs of its own model and of the global one on its own test examples, on those of every draw of
+donor shift, on as many of all clients together (`uniform`) and on its own corrupted (`--corruptions`, `--severities`),
+with its label frequencies. `rules` then judges every rule on them, on a CPU: accuracy in the mean over six degrees and
+at each, on uniform classes, and in the mean over corruptions at each severity, over clients and draws; files that
+differ in the seed alone are one row. What `wary` needs of validation data it takes from the examples that are judged.
 Choose on validation data (`evaluation.split=validation data.validation_share=0.2`), with other seeds than those
 reported. Methods must have `inference = "batch"`, so that label frequencies are taken.
 """
@@ -15,10 +18,13 @@ reported. Methods must have `inference = "batch"`, so that label frequencies are
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
+import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +36,11 @@ from torch import Tensor
 import personafl
 from personafl import config
 from personafl.core.types import Examples, Metric, Params
-from personafl.data.shift import mix_scores
-from personafl.evaluation import evaluate, together
+from personafl.data.shift import draw, mix_scores
+from personafl.evaluation import evaluate, image_transforms, together
 from personafl.evaluation.metrics import METRICS
 from personafl.experiment.jobs import side_by_side
+from personafl.models import StackedModel
 from personafl.sim.simulator import Simulation
 from personafl.slots import EstimatedPrior, RunningPrior
 
@@ -41,27 +48,49 @@ DEGREES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Kept = dict[str, Any]
 
 
-def kept(sim: Simulation) -> Kept:
-    """Outputs `[C, n (1 + draws), 2, K]`, labels, sizes, where foreign examples go, and label frequencies."""
-    assert sim.shift is not None
-    ids, parts = torch.arange(sim.federation.num_clients), []
-    for part in torch.split(ids, 25):
-        data = evaluate.with_shift(sim.federation, sim.shift, part)
+def outputs_on(sim: Simulation, examples: Callable[[Tensor], Examples]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Of each client the outputs of both models `[n, 2, K]` on examples, their labels, and its label frequencies."""
+
+    def work(model: StackedModel, part: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        data, ready = examples(part), sim.deployed_models(model, part)
         both = functools.partial(evaluate.both_outputs, sim.algorithm)
-        (ready,) = sim.each(part, lambda model, ids: [sim.deployed_models(model, ids)])
-        out = evaluate.outputs(both, sim.task, ready[0], data, 2**27)
-        parts += [
-            (out[i, :n].half().cpu().numpy(), data.y[data.rows[i, :n]].cpu().numpy(), ready[0]["labels/own"][i].cpu())
+        out = evaluate.outputs(both, replace(sim.task, model=model), ready, data, 2**27)
+        return [
+            (out[i, :n].half().cpu(), data.y[data.rows[i, :n]].cpu(), ready["labels/own"][i].cpu())
             for i, n in enumerate(data.count.tolist())
         ]
-    places = [[sim.shift.of(d, c)[1].numpy() for c in ids.tolist()] for d in range(sim.shift.draws)]
+
+    parts = torch.split(torch.arange(sim.federation.num_clients), 25)
+    return [found for part in parts for each in sim.each(part, work) for found in each]
+
+
+def _corrupted(sim: Simulation, kind: str, severity: int, ids: Tensor) -> Examples:
+    """Clients' own test examples, corrupted."""
+    return image_transforms.corrupted(sim.federation.examples("test", ids), kind, severity, sim.training.seed)
+
+
+def kept(sim: Simulation, kinds: Sequence[str] = (), severities: Sequence[int] = ()) -> Kept:
+    """Outputs `[C, n (1 + draws), 2, K]`, labels, sizes, where foreign examples go, and label frequencies."""
+    assert sim.shift is not None
+    fed, shift = sim.federation, sim.shift
+    pool = draw(fed, "pool", sim.training.seed, 1)
+    drawn = outputs_on(sim, lambda ids: evaluate.with_shift(fed, shift, ids))
+    uniform = outputs_on(sim, lambda ids: evaluate.at_degree(fed, pool, ids, 0, 1.0))
+    corrupted = {
+        f"{kind} {severity}": outputs_on(sim, functools.partial(_corrupted, sim, kind, severity))
+        for kind, severity in itertools.product(kinds, severities)
+    }
+    places = [[shift.of(d, c)[1].numpy() for c in range(fed.num_clients)] for d in range(shift.draws)]
     return {
-        "outputs": np.concatenate([p[0] for p in parts]),
-        "labels": np.concatenate([p[1] for p in parts]).astype(np.int16),
-        "sizes": np.array([len(p[1]) // (1 + sim.shift.draws) for p in parts]),
+        "outputs": torch.cat([out for out, _, _ in drawn]).numpy(),
+        "labels": torch.cat([y for _, y, _ in drawn]).numpy().astype(np.int16),
+        "sizes": np.array([len(y) // (1 + shift.draws) for _, y, _ in drawn]),
         "places": np.concatenate([np.concatenate(of) for of in places]).astype(np.int32),
-        "own": np.stack([p[2].numpy() for p in parts]),
-        "draws": np.array(sim.shift.draws),
+        "own": torch.stack([own for _, _, own in drawn]).numpy(),
+        "draws": np.array(shift.draws),
+        "uniform": torch.cat([out for out, _, _ in uniform]).numpy(),
+        "uniform_labels": torch.cat([y for _, y, _ in uniform]).numpy().astype(np.int16),
+        **{f"corrupted {n}": torch.cat([out for out, _, _ in of]).numpy() for n, of in corrupted.items()},
     }
 
 
@@ -75,6 +104,8 @@ class Training:
     seed: int
     device: str
     out: Path
+    corruptions: tuple[str, ...]
+    severities: tuple[int, ...]
 
     def play(self) -> None:
         path = self.out / f"{Path(self.recipe).stem}-{self.label}-{self.seed}.npz"
@@ -92,14 +123,24 @@ class Training:
         (one,) = found
         part = path.with_suffix(".part")
         with part.open("wb") as file:
-            np.savez_compressed(file, **kept(one.simulation), summary=np.array(json.dumps(one.summary)))
+            found_of = kept(one.simulation, self.corruptions, self.severities)
+            np.savez_compressed(file, **found_of, summary=np.array(json.dumps(one.summary)))
         part.rename(path)
 
 
 def train(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     jobs = [
-        Training(recipe, tuple(args.set), m.label, seed, args.device, args.out)
+        Training(
+            recipe,
+            tuple(args.set),
+            m.label,
+            seed,
+            args.device,
+            args.out,
+            tuple(args.corruptions),
+            tuple(args.severities),
+        )
         for recipe in args.recipe
         for m in config.load(recipe).algorithms
         for seed in args.seeds
@@ -127,6 +168,7 @@ class Outputs:
         flat = iter(np.split(held["places"], np.cumsum(np.tile(sizes, self.draws))[:-1]))
         self.places = [[torch.from_numpy(next(flat)).long() for _ in sizes] for _ in range(self.draws)]
         self.own = torch.from_numpy(held["own"])
+        self.others = {n: self._whole(held, n, sizes) for n in held if n == "uniform" or n.startswith("corrupted ")}
         self.shifted: dict[tuple[int, float], tuple[Tensor, Examples]] = {}
 
     def at(self, draw: int, degree: float) -> tuple[Tensor, Examples]:
@@ -135,33 +177,61 @@ class Outputs:
             self.shifted[draw, degree] = self._at(draw, degree)
         return self.shifted[draw, degree]
 
+    def _whole(self, held: Kept, name: str, sizes: Any) -> tuple[Tensor, Examples]:
+        """Outputs and examples of a set of every client's."""
+        each = torch.split(torch.from_numpy(held[name]).float(), sizes.tolist())
+        labels = [y[0] for y in self.labels]
+        if name == "uniform":
+            labels = list(torch.split(torch.from_numpy(held["uniform_labels"]).long(), sizes.tolist()))
+        return _padded(list(zip(each, labels, strict=True)))
+
     def _at(self, draw: int, degree: float) -> tuple[Tensor, Examples]:
         mixed = [
             tuple(mix_scores(t[0], t[1 + draw], self.places[draw][c], degree) for t in both)
             for c, both in enumerate(zip(self.outputs, self.labels, strict=True))
         ]
-        out = torch.nn.utils.rnn.pad_sequence([m[0] for m in mixed], batch_first=True)
-        y = torch.nn.utils.rnn.pad_sequence([m[1] for m in mixed], batch_first=True)
-        count = torch.tensor([len(m[1]) for m in mixed])
-        rows = torch.arange(y.numel()).view_as(y)
-        return out, Examples(ids=torch.arange(len(y)), x=y.flatten(), y=y.flatten(), rows=rows, count=count)
+        return _padded(mixed)
 
 
-def judged(rule: Any, of: Outputs, metric: Metric, batch: int, before: int) -> list[float]:
-    """Mean accuracy over clients and draws at each degree."""
-    given: Params = {"labels/own": of.own}
+def _padded(clients: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, Examples]:
+    """Outputs and labels of every client as a stack."""
+    out = torch.nn.utils.rnn.pad_sequence([m[0] for m in clients], batch_first=True)
+    y = torch.nn.utils.rnn.pad_sequence([m[1] for m in clients], batch_first=True)
+    count = torch.tensor([len(m[1]) for m in clients])
+    rows = torch.arange(y.numel()).view_as(y)
+    return out, Examples(ids=torch.arange(len(y)), x=y.flatten(), y=y.flatten(), rows=rows, count=count)
+
+
+def judged(rule: Any, of: Outputs, metric: Metric, batch: int, before: int) -> dict[str, float]:
+    """Mean accuracy over clients and draws at each degree, and on each other set."""
+    given: Params = {"labels/own": of.own, "labels/size": _sizes(rule, *of.at(0, 0.0))}
     if rule.in_turn:
-        given = rule.measure(None, {}, lambda _: {"examples": of.own.exp()}) | given
+        given = dataclasses.replace(rule, wary=0.0).measure(None, {}, lambda _: {"examples": of.own.exp()}) | given
         given["labels/now"] = of.own.clone()
-    means = []
+
+    def accuracy(out: Tensor, data: Examples) -> float:
+        order = together.shuffled(data, 0)
+        scores = together.scores(rule, metric, given, out, data, order, batch, before)
+        return float(torch.stack([s.mean() for s in scores]).mean())
+
+    found = {}
     for degree in DEGREES:
-        found = []
-        for draw in range(of.draws if degree else 1):
-            out, data = of.at(draw, degree)
-            scores = together.scores(rule, metric, given, out, data, together.shuffled(data, 0), batch, before)
-            found.append(torch.stack([s.mean() for s in scores]).mean())
-        means.append(float(torch.stack(found).mean()))
-    return means
+        draws = range(of.draws if degree else 1)
+        found[f"{degree:g}"] = statistics.fmean(accuracy(*of.at(d, degree)) for d in draws)
+    by_severity: dict[str, list[float]] = {}
+    for name, (out, data) in of.others.items():
+        kind = f"corrupted {name.split()[-1]}" if name.startswith("corrupted") else name
+        by_severity.setdefault(kind, []).append(accuracy(out, data))
+    return found | {n: statistics.fmean(v) for n, v in by_severity.items()}
+
+
+def _sizes(rule: Any, out: Tensor, data: Examples) -> Tensor:
+    """The usual size of outputs, as `wary` measures it on validation data."""
+    z = rule.share * out[:, :, 0] + (1 - rule.share) * out[:, :, 1]
+    each = (z - z.mean(-1, keepdim=True)).norm(dim=-1)
+    real = torch.arange(each.shape[1]) < data.count.unsqueeze(1)
+    usual: Tensor = (each * real).sum(1) / data.count
+    return usual
 
 
 def rules(args: argparse.Namespace) -> None:
@@ -171,18 +241,22 @@ def rules(args: argparse.Namespace) -> None:
         by_name.setdefault(path.stem.rpartition("-")[0], []).append(Outputs(dict(np.load(path))))
     for label, seeds in by_name.items():
         found = []
-        for share, warm, pull in itertools.product(args.share, args.temperature, args.pull):
-            base = EstimatedPrior(share=share, temperature=warm, pull=pull)
-            usual = {"share": share, "temperature": warm, "pull": pull}
+        grid = itertools.product(args.share, args.temperature, args.pull, args.doubt, args.wary)
+        for share, warm, pull, doubt, wary in grid:
+            usual = {"share": share, "temperature": warm, "pull": pull, "doubt": doubt, "wary": wary if doubt else 0.0}
             for kind in args.kind:
                 stream = kind == "stream"
-                tried = RunningPrior(**usual, forgetting=args.forgetting) if stream else replace(base)
+                tried = RunningPrior(**usual, forgetting=args.forgetting) if stream else EstimatedPrior(**usual)
                 for batch in [0] if stream else args.batch:
                     curves = [judged(tried, of, metric, batch, args.before if stream else 0) for of in seeds]
-                    curve = [sum(at) / len(at) for at in zip(*curves, strict=True)]
-                    found.append((sum(curve) / len(curve), curve, f"{kind} {batch or 'all'} {usual}"))
+                    curve = {n: statistics.fmean(c[n] for c in curves) for n in curves[0]}
+                    mean = statistics.fmean(curve[f"{d:g}"] for d in DEGREES)
+                    found.append((mean, curve, f"{kind} {batch or 'all'} {usual}"))
+        heads = (n.replace("corrupted ", "c")[:5] for n in found[0][1])
+        print(f"{label:32}  mean  {' '.join(f'{h:>5}' for h in heads)}")
         for mean, curve, words in sorted(found, key=lambda f: -f[0])[: args.best]:
-            print(f"{label:32} {100 * mean:5.2f}  {' '.join(f'{100 * c:5.2f}' for c in curve)}  {words}", flush=True)
+            told = " ".join(f"{100 * c:5.2f}" for c in curve.values())
+            print(f"{label:32} {100 * mean:5.2f}  {told}  {words}", flush=True)
 
 
 def main() -> None:
@@ -192,6 +266,10 @@ def main() -> None:
     one.add_argument("recipe", nargs="+")
     one.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     one.add_argument("--seeds", type=int, nargs="*", default=[1000])
+    one.add_argument(
+        "--corruptions", nargs="*", default=["gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"]
+    )
+    one.add_argument("--severities", type=int, nargs="*", default=[1, 3, 5])
     one.add_argument("--jobs", type=int, default=1)
     one.add_argument("--device", default="auto")
     one.add_argument("--out", type=Path, required=True)
@@ -204,6 +282,8 @@ def main() -> None:
     two.add_argument("--share", nargs="*", type=float, default=[0.0, 0.5, 1.0])
     two.add_argument("--temperature", nargs="*", type=float, default=[1.0, 2.0, 3.0])
     two.add_argument("--pull", nargs="*", type=float, default=[1.0, 4.0])
+    two.add_argument("--doubt", nargs="*", type=float, default=[0.0])
+    two.add_argument("--wary", nargs="*", type=float, default=[0.0])
     two.add_argument("--forgetting", type=float, default=0.02)
     two.add_argument("--best", type=int, default=5)
     two.set_defaults(work=rules)

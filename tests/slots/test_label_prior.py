@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ from tests import worlds
 
 RULES: dict[str, Inference] = {
     "batch": EstimatedPrior(pull=1.5, temperature=1.3, share=0.4, steps=7),
+    "batch, the estimate alone": EstimatedPrior(doubt=0.0),
     "own prior taken out": EstimatedPrior(contains_prior=True),
     "stream": RunningPrior(pull=1.5, temperature=1.3, share=0.4, window=6, forgetting=0.1, steps=3),
     "mixture": Mixture(trust=0.3, strength=0.2),
@@ -70,13 +72,27 @@ def by_hand(z: np.ndarray, weight: np.ndarray, prior: np.ndarray, q: np.ndarray,
     return q
 
 
+def answer(
+    one: np.ndarray, z: np.ndarray, weight: np.ndarray, prior: np.ndarray, q: np.ndarray, doubt: float, own: float = 0.0
+) -> Any:
+    """Log-probabilities of one input, by how likely own, equal and estimated frequencies make all of `z`."""
+    mixes, likely = (prior, (prior + 0.25) / 2, np.full(4, 0.25), q), []
+    for mix, more in zip(mixes, (own, 0, 0, -3 * doubt), strict=True):
+        each = [c * math.log((np.exp(o) / np.exp(o).sum()) @ mix) for o, c in zip(z, weight, strict=True)]
+        likely.append(sum(each) + more)
+    share = np.exp(np.array(likely) - max(likely))
+    share = share / share.sum()
+    return np.log(sum(s * np.exp(one) * mix / (np.exp(one) @ mix) for s, mix in zip(share, mixes, strict=True)))
+
+
 def own_frequencies(client: int) -> np.ndarray:
     counts = np.array([3.0 * (client + 1), 2, 1, 0]) + 1
     return counts / counts.sum()
 
 
-def test_a_batch_is_answered_for_its_estimated_mix_of_classes() -> None:
-    rule = EstimatedPrior(share=0.4, temperature=1.3, pull=1.5, steps=7)
+@pytest.mark.parametrize("doubt", [0.0, 0.2, 1.0])
+def test_a_batch_is_answered_for_its_estimated_mix_of_classes(doubt: float) -> None:
+    rule = EstimatedPrior(share=0.4, temperature=1.3, pull=1.5, steps=7, doubt=doubt)
     own, common = outputs()
     found, changed = rule.decide(ready(rule), own, common)
     assert not changed
@@ -84,11 +100,13 @@ def test_a_batch_is_answered_for_its_estimated_mix_of_classes() -> None:
         z = ((0.4 * own + 0.6 * common) / 1.3)[c].numpy()
         prior = own_frequencies(c)
         q = by_hand(z, np.ones(9), prior, prior, 1.5, 7)
-        np.testing.assert_allclose(found[c].numpy(), z + np.log(q), rtol=0, atol=1e-12)
+        true = [answer(one, z, np.ones(9), prior, q, doubt) if doubt else one + np.log(q) for one in z]
+        np.testing.assert_allclose(found[c].numpy(), true, rtol=0, atol=1e-12)
 
 
-def test_a_stream_is_answered_for_the_mix_of_the_last_inputs() -> None:
-    rule = RunningPrior(share=0.4, temperature=1.3, pull=1.5, window=4, forgetting=0.1, steps=3)
+@pytest.mark.parametrize("doubt", [0.0, 0.2, 1.0])
+def test_a_stream_is_answered_for_the_mix_of_the_last_inputs(doubt: float) -> None:
+    rule = RunningPrior(share=0.4, temperature=1.3, pull=1.5, window=4, forgetting=0.1, steps=3, doubt=doubt)
     own, common = outputs()
     found, changed = rule.decide(ready(rule), own, common)
     for c in range(2):
@@ -98,7 +116,8 @@ def test_a_stream_is_answered_for_the_mix_of_the_last_inputs() -> None:
             last = z[max(0, i - 3) : i + 1]
             weight = 0.9 ** np.arange(len(last))[::-1]
             q = by_hand(last, weight, prior, q, 1.5, 3)
-            np.testing.assert_allclose(found[c, i].numpy(), z[i] + np.log(q), rtol=0, atol=1e-12)
+            true = answer(z[i], last, weight, prior, q, doubt) if doubt else z[i] + np.log(q)
+            np.testing.assert_allclose(found[c, i].numpy(), true, rtol=0, atol=1e-12)
         np.testing.assert_allclose(changed["labels/now"][c].numpy(), np.log(q), rtol=0, atol=1e-12)
 
 
@@ -132,11 +151,42 @@ def test_em_finds_the_mix_of_classes_that_inputs_were_drawn_from() -> None:
     x = torch.randn(4000, generator=draw, dtype=torch.float64) + 1.5 * y
     z = -0.5 * (x.unsqueeze(1) - 1.5 * torch.arange(4)).square()
     have = {"labels/own": torch.full((1, 4), 0.25, dtype=torch.float64).log()}
-    rule = EstimatedPrior(share=1.0, temperature=1.0, pull=1.0, steps=300)
+    rule = EstimatedPrior(share=1.0, temperature=1.0, pull=1.0, steps=300, doubt=0.0)
     q = (rule.decide(have, z[None], z[None])[0] - z)[0, 0].exp()
     assert float((q - truth).abs().max()) < 0.03
     better = ((z + q.log()).argmax(1) == y).double().mean() - (z.argmax(1) == y).double().mean()
     assert float(better) > 0.05
+
+
+def drawn(truth: list[float], many: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Labels, and the true log-likelihoods of a Gaussian in each class."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.multinomial(torch.tensor(truth, dtype=torch.float64), many, True, generator=draw)
+    x = torch.randn(many, generator=draw, dtype=torch.float64) + 1.5 * y
+    return y, -0.5 * (x.unsqueeze(1) - 1.5 * torch.arange(4)).square()
+
+
+@pytest.mark.parametrize(
+    ("truth", "better"),
+    [
+        ([0.7, 0.1, 0.1, 0.1], True),  # the client's own mix
+        ([0.25, 0.25, 0.25, 0.25], True),
+        ([0.05, 0.05, 0.2, 0.7], False),  # another: here the estimate is right
+    ],
+)
+def test_doubt_gains_where_a_simple_mix_is_the_true_one_and_costs_little_elsewhere(
+    truth: list[float], better: bool
+) -> None:
+    """Over 400 batches of 20 inputs, in points: half a point is four standard errors of a paired difference."""
+    have = {"labels/own": torch.tensor([[0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).log()}
+    rules = EstimatedPrior(share=1.0, temperature=1.0), EstimatedPrior(share=1.0, temperature=1.0, doubt=0.0)
+    right = torch.zeros(2, dtype=torch.float64)
+    for seed in range(400):
+        y, z = drawn(truth, 20, seed)
+        for place, rule in enumerate(rules):
+            right[place] += (rule.decide(have, z[None], z[None])[0][0].argmax(1) == y).double().mean() / 4
+    gained = float(right[0] - right[1])
+    assert gained > 0.5 if better else gained > -0.5
 
 
 # What all of them keep
@@ -288,6 +338,53 @@ def _fitted_by_hand(
     return fitted
 
 
+def test_the_usual_size_of_outputs_is_that_on_validation_data() -> None:
+    """Client by client, from its own models: the mean distance of an input's outputs from their mean."""
+    sim = worlds.simulation(Ditto(inference=EstimatedPrior(share=0.3, wary=5.0)), fed=held_out(), num_rounds=6, lr=0.5)
+    sim.run()
+    have = sim.deployed_models(sim.model, sim.everybody)
+    data = sim.federation.examples("validation", sim.everybody)
+    for c in range(6):
+        x = sim.federation.source.x[data.rows[c, : data.count[c]]].double()
+        alone = {n: t[c : c + 1] for n, t in have.items()}
+        own, common = (z[0].numpy() for z in sim.algorithm.both_answers(sim.model, alone, x.unsqueeze(0)))
+        z = 0.3 * own + 0.7 * common
+        size = np.sqrt(((z - z.mean(1, keepdims=True)) ** 2).sum(1)).mean()
+        assert float(have["labels/size"][c]) == pytest.approx(size, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rule", [EstimatedPrior(wary=40.0, doubt=0.2), RunningPrior(wary=40.0, doubt=0.2, window=9, forgetting=0.0)]
+)
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_small_outputs_speak_for_the_clients_own_frequencies(rule: Any, calibrate: bool) -> None:
+    """By hand: half as large as usual, less the tenth that is allowed, is 0.4 x 40 nats for each input."""
+    rule = dataclasses.replace(rule, calibrate=calibrate, temperature=2.0)
+    have = {n: t[:1] for n, t in ready(EstimatedPrior()).items()}
+    mine, _ = outputs(clients=1)
+    z = mine[0].numpy() / 2
+    warm = {"labels/temperature": torch.tensor([2.0], dtype=torch.float64)} if calibrate else {}
+    usual = 2 * 2 * np.sqrt(((z - z.mean(1, keepdims=True)) ** 2).sum(1)).mean()  # twice that of these, before T
+    nothing = torch.zeros(1, 9, 4, dtype=torch.float64)
+    state = {"labels/now": have["labels/own"], "labels/seen": nothing, "labels/weight": nothing[..., 0]}
+    given = have | warm | state | {"labels/size": torch.tensor([usual], dtype=torch.float64)}
+    prior = own_frequencies(0)
+
+    def told(given: Params, extra: float) -> None:
+        found = rule.decide(given, mine, mine)[0][0, -1].numpy()
+        q = prior
+        if rule.in_turn:
+            for i in range(9):
+                q = by_hand(z[: i + 1], np.ones(i + 1), prior, q, 2.0, 5)
+        else:
+            q = by_hand(z, np.ones(9), prior, prior, 2.0, 30)
+        np.testing.assert_allclose(found, answer(z[-1], z, np.ones(9), prior, q, 0.2, extra), rtol=0, atol=1e-12)
+
+    told(given, 9 * 40 * 0.4)
+    told(given | {"labels/size": given["labels/size"] * 0.5}, 0.0)  # as large as usual
+    told(given | {"labels/size": given["labels/size"] * 0}, 0.0)  # nothing is known
+
+
 def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:
     rule = EstimatedPrior(temperature=2.3, calibrate=True)
     counts = {"examples": torch.ones(3, 4, dtype=torch.float64)}
@@ -296,7 +393,9 @@ def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [EstimatedPrior(calibrate=True), RunningPrior(calibrate=True)], ids=["batch", "stream"]
+    "rule",
+    [EstimatedPrior(calibrate=True), RunningPrior(calibrate=True), EstimatedPrior(wary=9.0), RunningPrior(wary=9.0)],
+    ids=["batch", "stream", "wary batch", "wary stream"],
 )
 def test_a_module_has_the_fitted_temperature(rule: EstimatedPrior | RunningPrior) -> None:
     sim = worlds.simulation(Ditto(inference=rule), fed=held_out(), num_rounds=2)
@@ -335,7 +434,7 @@ def played(rule: Inference, asked: Evaluation) -> tuple[Simulation, list[Tensor]
 def test_batches_of_an_evaluation_are_answered_by_themselves() -> None:
     """Scores of batches of four are those of each batch given alone, in the order drawn for the client."""
     asked = Evaluation(shift="none", eval_every=10_000, batch=4)
-    rule = EstimatedPrior(pull=0.5, temperature=1.0)
+    rule = EstimatedPrior(pull=0.5, temperature=1.0, doubt=0.0)
     sim, found, data, order = played(rule, asked)
     for i, c in enumerate(sim.everybody.tolist()):
         n = int(data.count[i])
@@ -350,7 +449,7 @@ def test_batches_of_an_evaluation_are_answered_by_themselves() -> None:
 
 
 def test_a_stream_may_have_seen_inputs_before_those_that_are_judged() -> None:
-    rule = RunningPrior(pull=0.5, temperature=1.0, window=8)
+    rule = RunningPrior(pull=0.5, temperature=1.0, window=8, doubt=0.0)
     for before in (0, 3, 25):
         asked = Evaluation(shift="none", eval_every=10_000, inputs_before=before)
         sim, found, data, order = played(rule, asked)
@@ -366,7 +465,10 @@ def test_a_stream_may_have_seen_inputs_before_those_that_are_judged() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "key"),
-    [(EstimatedPrior(pull=0.5, temperature=1.0), "batch"), (RunningPrior(pull=0.5, window=8), "inputs_before")],
+    [
+        (EstimatedPrior(pull=0.5, temperature=1.0, doubt=0.0), "batch"),
+        (RunningPrior(pull=0.5, window=8, doubt=0.0), "inputs_before"),
+    ],
     ids=["batch", "stream"],
 )
 def test_one_training_is_judged_with_several_numbers_of_inputs(rule: Inference, key: str) -> None:
@@ -431,6 +533,10 @@ def test_label_shift_costs_less_where_clients_estimate_the_mix() -> None:
         (lambda: EstimatedPrior(share=1.2), r"share=1.2: must be in \[0, 1\]"),
         (lambda: EstimatedPrior(temperature=0), "temperature=0: must be positive"),
         (lambda: EstimatedPrior(pull=math.inf), "pull=inf: must be positive"),
+        (lambda: EstimatedPrior(doubt=-1.0), "doubt=-1.0: must not be negative"),
+        (lambda: RunningPrior(doubt=math.nan), "doubt=nan: must not be negative"),
+        (lambda: EstimatedPrior(wary=-1.0), "wary=-1.0: must not be negative"),
+        (lambda: EstimatedPrior(wary=2.0, doubt=0.0), "wary=2.0: needs doubt in the estimate"),
         (lambda: RunningPrior(window=0), "window=0: must be at least 1"),
         (lambda: RunningPrior(forgetting=1.0), r"forgetting=1.0: must be in \[0, 1\)"),
         (lambda: Mixture(trust=0.0), r"trust=0.0: must be in \(0, 1\)"),

@@ -56,8 +56,8 @@ class Mean:
         return True
 
     @property
-    def asks_validation(self) -> bool:
-        return False
+    def asks_validation(self) -> str:
+        return ""
 
     def words(self, own: str) -> str:
         return f"the mean of the global model and {own}"

@@ -51,8 +51,8 @@ class Inference(Protocol):
         ...
 
     @property
-    def asks_validation(self) -> bool:
-        """Whether `measure` looks at validation data."""
+    def asks_validation(self) -> str:
+        """The setting because of which `measure` looks at validation data; empty: it does not."""
         ...
 
     def words(self, own: str) -> str:

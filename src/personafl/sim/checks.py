@@ -51,17 +51,17 @@ def check_stopping(validation: int, task: TaskName, training: Training, evaluati
 
 def check_calibration(validation: int, algorithm: Algorithm, evaluation: Evaluation) -> None:
     """Refuse answers that are fitted to validation data where there are none, or where these are to judge them."""
-    if algorithm.rule is None or not algorithm.rule.asks_validation:
+    if algorithm.rule is None or not (asks := algorithm.rule.asks_validation):
         return
     if evaluation.split == "validation":
         raise UserError(
-            "inference.calibrate=true: it fits answers to the validation data, by which evaluation.split='validation', "
-            "as of a sweep, would judge them; give a temperature here, and calibrate in the run that follows"
+            f"inference.{asks}: it fits answers to the validation data, by which evaluation.split='validation', as of "
+            "a sweep, would judge them; leave it out here, and have it in the run that follows"
         )
     if not validation:
         raise UserError(
-            "inference.calibrate=true: needs validation data, and there are none; set data.validation_share, such as "
-            "0.1, or give a temperature"
+            f"inference.{asks}: needs validation data, and there are none; set data.validation_share, such as 0.1, or "
+            "leave it out"
         )
 
 

@@ -9,9 +9,27 @@ With z_i = (share z_own + (1 - share) z_global) / T the outputs for input i and 
     r_i = softmax(z_i + log q)                       what input i is, if classes have the frequencies q
     q   = (sum_i w_i r_i + pull pi) / (sum_i w_i + pull)
 
-in turn, from q = pi; the answer is z_i + log q. `pull` are inputs' worth of trust in the client's own frequencies: few
-inputs say little, many outvote it. A batch has w_i = 1. A stream remembers the outputs of the last `window` inputs,
-each counting a share `forgetting` less for every one that came after it; the input to be answered is one of them.
+in turn, from q = pi. `pull` are inputs' worth of trust in the client's own frequencies: few inputs say little, many
+outvote it. A batch has w_i = 1. A stream remembers the outputs of the last `window` inputs, each counting a share
+`forgetting` less for every one that came after it; the input to be answered is one of them.
+
+An estimate has K - 1 numbers that were chosen to fit, and fits better than the truth. So it is held against mixes that
+nobody chose, pi, equal frequencies and the mean of the two, by how likely each makes the inputs, less `doubt` for each
+of its numbers (with 1 Akaike's criterion):
+
+    L(p) = sum_i w_i log sum_k p_k softmax(z_i)_k
+    a    = softmax(L(pi), L((pi + 1/K) / 2), L(1/K), L(q) - doubt (K - 1))
+    p(y = k | x_i) = sum_p a_p softmax(z_i + log p)_k
+
+Where inputs are the client's own, or of all classes alike, they are answered so; with `doubt` 0 always by z_i + log q.
+
+Corrupted inputs fool an estimate: a network that is lost leans to some class or other, input after input, and that
+looks like a mix of classes. Its outputs are also smaller. With m the mean size of inputs' outputs, |z_i - mean_k z_ik|,
+and m_0 that on the client's validation data, `wary` adds to L(pi)
+
+    wary max(0, 1 - m / m_0 - SLACK) sum_i w_i
+
+so that inputs whose outputs are much smaller than they should be are answered for the client's own classes.
 
 With `calibrate` each client takes the T, from an eighth to eight times `temperature`, under which the labels of its
 validation data are the likeliest given softmax(z + log pi), with a normal distribution of log T around that of
@@ -39,6 +57,8 @@ from personafl.core.types import Batch, Model, Params, Sweep, per_example
 
 PRIOR = "labels/own"  # log pi, [C, K]
 WARMTH = "labels/temperature"  # of each client that fits its own, [C]
+SIZE = "labels/size"  # m_0 before the temperature, [C]
+SLACK = 0.1  # by which other classes' outputs may well be smaller
 TRUST = 0.5  # in `temperature`: a normal distribution of its logarithm, which few examples do not outvote
 
 
@@ -50,8 +70,18 @@ class LabelPrior:
     together: ClassVar[bool] = True
 
     share: float = field(default=0.5, metadata={"help": "of the client's own model in the outputs, the rest is global"})
-    temperature: float = field(default=2.0, metadata={"help": "by which outputs are divided (T)"})
+    temperature: float = field(default=1.5, metadata={"help": "by which outputs are divided (T)"})
     pull: float = field(default=2.0, metadata={"help": "inputs' worth of trust in the client's own label frequencies"})
+    doubt: float = field(
+        default=0.5,
+        metadata={
+            "help": "in an estimated mix of classes beside the client's own and an equal one; 0: it alone answers"
+        },
+    )
+    wary: float = field(
+        default=0.0,
+        metadata={"help": "of inputs whose outputs are smaller than on validation data, in favour of own frequencies"},
+    )
     contains_prior: bool = field(
         default=False, metadata={"help": "whether the own model's outputs contain the client's label frequencies"}
     )
@@ -66,21 +96,42 @@ class LabelPrior:
         for name in ("temperature", "pull"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name}={getattr(self, name)}: must be positive")
+        for name in ("doubt", "wary"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name}={getattr(self, name)}: must not be negative")
+        if self.wary and not self.doubt:
+            raise UserError(f"wary={self.wary}: needs doubt in the estimate, which alone answers with doubt=0")
 
     @property
     def asks_global(self) -> bool:
         return self.share < 1
 
     @property
-    def asks_validation(self) -> bool:
-        return self.calibrate
+    def asks_validation(self) -> str:
+        return "calibrate=true" if self.calibrate else f"wary={self.wary:g}" if self.wary else ""
 
     def _who(self, own: str) -> str:
         return f"the global model and {own}" if self.asks_global and own != "the global model" else own
 
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
-        prior = measured_frequencies(sweep)
-        return prior | {WARMTH: self._fitted(method, deployed | prior, sweep)} if self.calibrate else prior
+        found = measured_frequencies(sweep)
+        if self.wary:
+            found |= {SIZE: self._usual_size(method, deployed | found, sweep)}
+        return found | {WARMTH: self._fitted(method, deployed | found, sweep)} if self.calibrate else found
+
+    def _usual_size(self, method: Answers, deployed: Params, sweep: Sweep) -> Tensor:
+        """The mean size of outputs on each client's validation data, `[C]`; 0 where it has none."""
+
+        def sizes(model: Model, batch: Batch) -> Params:
+            mine = tree.take(deployed, slice(len(batch.x)))
+            found = _size(self._mixed(mine, *method.both_answers(model, mine, batch.x, batch.valid)).double())
+            real = torch.ones_like(found) if batch.valid is None else batch.valid.to(found.dtype)
+            return {"sizes": (found * real).sum(1), "inputs": real.sum(1)}
+
+        found = sweep(sizes, "validation")
+        if not found:
+            return deployed[PRIOR].new_zeros(len(deployed[PRIOR]))
+        return (found["sizes"] / found["inputs"].clamp(min=1)).to(deployed[PRIOR].dtype)
 
     def _fitted(self, method: Answers, deployed: Params, sweep: Sweep) -> Tensor:
         """The temperature under which each client's validation labels are the likeliest, `[C]`."""
@@ -105,8 +156,39 @@ class LabelPrior:
 
     def _fit(self, deployed: Params, own: Tensor, common: Tensor) -> Tensor:
         """z, how well inputs fit each class: `[C, B, K]`."""
-        warmth = deployed[WARMTH].to(own.dtype).view(-1, 1, 1) if self.calibrate else self.temperature
-        return self._mixed(deployed, own, common) / warmth
+        return self._mixed(deployed, own, common) / self._warmth(deployed, own)
+
+    def _answered(self, deployed: Params, z: Tensor, seen: Tensor, weight: Tensor, now: Tensor) -> Tensor:
+        """Answers `[C, B, K]` to inputs `z`, for the mixes of classes that `seen` `[C, N, K]` may have.
+
+        `weight` `[C, N]` is what each of these counts, `now` `[C, K]` log q.
+        """
+        if not self.doubt:
+            return z + now.unsqueeze(1)
+        classes, own = z.shape[2], self._prior(deployed, z).exp()
+        simple = [((1 - equal) * own + equal / classes).log() for equal in (0.0, 0.5, 1.0)]
+        mixes = torch.stack([*simple, now], 1)  # [C, 4, K]
+        likely = (_fits(seen, mixes).logsumexp(-1) * weight.unsqueeze(2)).sum(1)
+        first = likely[:, :1] + self._suspicion(deployed, seen, weight)
+        likely = torch.cat([first, likely[:, 1:-1], likely[:, -1:] - self.doubt * (classes - 1)], 1)
+        what = torch.log_softmax(_fits(z, mixes), -1) + torch.log_softmax(likely, 1)[:, None, :, None]
+        return what.logsumexp(2)
+
+    def _suspicion(self, deployed: Params, seen: Tensor, weight: Tensor) -> Tensor | float:
+        """What speaks for the client's own frequencies because outputs are smaller than they should be, `[C, 1]`."""
+        if not self.wary:
+            return 0.0
+        usual = deployed[SIZE].to(seen.dtype) / self._warmth(deployed, seen).flatten()
+        now = (_size(seen) * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+        smaller = torch.relu(1 - now / usual.clamp(min=1e-9) - SLACK)
+        known = torch.where(usual > 0, smaller, torch.zeros_like(smaller))
+        return (self.wary * known * weight.sum(1)).unsqueeze(1)
+
+    def _warmth(self, deployed: Params, like: Tensor) -> Tensor:
+        """T of each client, `[C, 1, 1]`."""
+        if self.calibrate:
+            return deployed[WARMTH].to(like.dtype).view(-1, 1, 1)
+        return torch.full((len(like), 1, 1), self.temperature, dtype=like.dtype, device=like.device)
 
     def _mixed(self, deployed: Params, own: Tensor, common: Tensor) -> Tensor:
         """z before it is divided by the temperature."""
@@ -130,7 +212,8 @@ class EstimatedPrior(LabelPrior):
     ) -> tuple[Tensor, Params]:
         z, prior = self._fit(deployed, own, common), self._prior(deployed, own)
         weight = torch.ones_like(z[..., 0]) if valid is None else valid.to(z.dtype)
-        return z + estimated(z, weight, prior, prior, self.pull, self.steps).unsqueeze(1), {}
+        now = estimated(z, weight, prior, prior, self.pull, self.steps)
+        return self._answered(deployed, z, z, weight, now), {}
 
 
 @dataclass(frozen=True)
@@ -173,9 +256,9 @@ class RunningPrior(LabelPrior):
                 coming, counts = torch.where(real, coming, now), torch.where(real, counts, weight)
                 newer = torch.where(real.unsqueeze(2), newer, seen)
             now, seen, weight = coming, newer, counts
-            answers.append(z[:, i] + now)
+            answers.append(self._answered(deployed, z[:, i : i + 1], seen, weight, now))
         state = {"labels/now": now, "labels/seen": seen, "labels/weight": weight}
-        return torch.stack(answers, 1), {n: t.to(deployed[n].dtype) for n, t in state.items()}
+        return torch.cat(answers, 1), {n: t.to(deployed[n].dtype) for n, t in state.items()}
 
 
 def measured_frequencies(sweep: Sweep) -> Params:
@@ -195,3 +278,13 @@ def estimated(z: Tensor, weight: Tensor, prior: Tensor, begin: Tensor, pull: flo
         what = torch.softmax(z + log_q.unsqueeze(1), -1)
         log_q = (((what * weight.unsqueeze(2)).sum(1) + pull * prior.exp()) / total).log()
     return log_q
+
+
+def _fits(z: Tensor, mixes: Tensor) -> Tensor:
+    """How well inputs fit each class under each of these mixes, `[C, B, mixes, K]`."""
+    return torch.log_softmax(z, -1).unsqueeze(2) + mixes.unsqueeze(1)
+
+
+def _size(z: Tensor) -> Tensor:
+    """How far the outputs of an input are from being all the same, `[C, B]`."""
+    return (z - z.mean(-1, keepdim=True)).square().sum(-1).sqrt()

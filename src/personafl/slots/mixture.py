@@ -49,8 +49,8 @@ class Mixture:
         return True
 
     @property
-    def asks_validation(self) -> bool:
-        return False
+    def asks_validation(self) -> str:
+        return ""
 
     def words(self, own: str) -> str:
         return f"the global model and {own}, mixed by how likely the batch is the client's own"

@@ -33,8 +33,8 @@ class PerSample:
         return True
 
     @property
-    def asks_validation(self) -> bool:
-        return False
+    def asks_validation(self) -> str:
+        return ""
 
     def words(self, own: str) -> str:
         return f"per sample the surer of the global model and {own}"
