@@ -174,16 +174,16 @@ class Comparison:
         status = next(s for s in order if s in found)  # ahead of every one of them, or not
         if status == "holds" and self._diverged(setting, [label, *rows]):
             status = "undecided"
-        nearest = min(by, key=lambda n: statistics.fmean(by[n]))
+        deciding = [n for n in by if _status(by[n], claim.margin) == status] or list(by)
+        nearest = min(deciding, key=lambda n: statistics.fmean(by[n]))
         return Item(setting, label, nearest, by[nearest], printed, status)
 
     def _kept(self, setting: str, label: str, ahead: Sequence[float]) -> Status:
-        """Whether a bound is kept in the mean over seeds; undecided where models diverged."""
+        """Whether a bound is kept, by the interval over seeds; undecided where models diverged."""
         if not ahead:
             return "not run"
-        if not statistics.fmean(ahead) >= -ROUNDING:
-            return "does not hold"
-        return "undecided" if self.diverged(setting, label) else "holds"
+        status = _status(ahead, -ROUNDING)
+        return "undecided" if status == "holds" and self.diverged(setting, label) else status
 
     def _diverged(self, setting: str, labels: Sequence[str]) -> bool:
         return any(self.diverged(setting, label) for label in labels)

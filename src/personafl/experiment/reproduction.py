@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from personafl.core.settings import unknown
 from personafl.evaluation import run_records
 from personafl.experiment import jobs as processes
 from personafl.experiment import pages, run_folder, shared_runs, targets
-from personafl.experiment.comparison import Comparison, Summaries, Summary
+from personafl.experiment.comparison import Cell, Comparison, Summaries, Summary
 from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
 from personafl.experiment.running import checked_seeds, resume, run
@@ -225,24 +225,13 @@ class Reproduction(Displayed):
     def markdown(self) -> str:
         return self.page.markdown()
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """A row for every number."""
-        for setting, row, column, cell in self.comparison.cells():
-            printed = cell.printed
-            yield {
-                "setting": setting,
-                "method": row,
-                "column": column,
-                "published": "" if printed is None else printed.value,
-                "published_std": "" if printed is None or printed.std is None else printed.std,
-                "measured": "" if cell.mean is None else cell.mean,
-                "clients_std": "" if cell.clients is None else cell.clients,
-                "seeds": " ".join(map(repr, cell.values)),
-            }
+        return [_row(*of) for of in self.comparison.cells()]
 
     def write(self) -> None:
         """The page, the numbers and the picture as files."""
-        rows = list(self.rows())
+        rows = self.rows()
         if not rows:
             return
         table = io.StringIO()
@@ -258,6 +247,20 @@ class Reproduction(Displayed):
             out = io.BytesIO()
             page.picture.savefig(out, format="png", dpi=120, metadata={"Software": None})
             files.write(self.folder / pages.PICTURE, out.getvalue())
+
+
+def _row(setting: str, row: str, column: str, cell: Cell) -> dict[str, Any]:
+    printed = cell.printed
+    return {
+        "setting": setting,
+        "method": row,
+        "column": column,
+        "published": "" if printed is None else printed.value,
+        "published_std": "" if printed is None or printed.std is None else printed.std,
+        "measured": "" if cell.mean is None else cell.mean,
+        "clients_std": "" if cell.clients is None else cell.clients,
+        "seeds": " ".join(map(repr, cell.values)),
+    }
 
 
 def described() -> list[tuple[str, str, float]]:
