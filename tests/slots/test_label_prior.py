@@ -417,6 +417,21 @@ def test_calibration_needs_validation_data_that_judge_nothing() -> None:
         worlds.simulation(Ditto(inference=RunningPrior(calibrate=True)))
     with pytest.raises(UserError, match=r"evaluation.split='validation', as of a sweep, would judge them"):
         worlds.simulation(method, fed=held_out(), evaluation=Evaluation(split="validation"))
+    with pytest.raises(UserError, match=r"inference.wary=3: needs validation data"):
+        worlds.simulation(Ditto(inference=EstimatedPrior(wary=3.0)))
+
+
+@pytest.mark.parametrize("start", ["run", "sweep"])
+def test_what_needs_validation_data_is_refused_before_anything_is_trained(start: str) -> None:
+    """Though the first method does not need them."""
+    seen: list[Any] = []
+    given = {"algorithms": [FedAvg(), Ditto(inference=EstimatedPrior(wary=3.0))]}
+    with pytest.raises(UserError, match="inference.wary=3: "):
+        if start == "run":
+            personafl.run("demo", "training.num_rounds=1", **given, watch=lambda *row: seen.append(row))
+        else:
+            personafl.sweep("demo", "training.num_rounds=1", "training.lr=0.1,0.2", **given, told=seen.append)
+    assert not seen
 
 
 # In a run

@@ -35,6 +35,7 @@ from personafl.experiment.run_folder import Conditions, begin, checked, claimed
 from personafl.experiment.stopping import Stopped, StopRequest
 from personafl.models import StackedModel
 from personafl.sim import execution_plan, profile, ranks
+from personafl.sim.checks import check_calibration
 from personafl.sim.execution_plan import temporary
 from personafl.sim.machine import Machine, chosen_device
 from personafl.sim.simulator import Simulation
@@ -113,6 +114,9 @@ def run(
         asked = recipe
         found = world.in_turn(lambda: source(asked))
         recipe, feds = resolved(recipe, numbers or (recipe.training.seed,), place, found)
+        for method in recipe.algorithms:  # before the first of them is trained
+            held = next(iter(feds.values())).splits["validation"].offsets[-1]
+            check_calibration(int(held), method.algorithm, recipe.evaluation)
         told = nullcontext() if folder is None else full_disk_told(run_folder.command(folder, world.size))
         with told, claimed(folder) if folder is not None and not world.rank else nullcontext():
             if folder is not None and not world.rank:

@@ -37,6 +37,7 @@ from personafl.experiment.run_folder import claimed
 from personafl.experiment.running import run
 from personafl.experiment.trials import Point, Sweep, Trial, write
 from personafl.sim import ranks
+from personafl.sim.checks import check_calibration
 from personafl.sim.machine import chosen_device
 
 REQUEST = "sweep.json"
@@ -131,7 +132,9 @@ class _Request:
         made = cls(recipe, plain, given, seeds, share, base, points)
         for m in base.algorithms:
             for point in made.points[m.label]:
-                _check_effect(made.trial(m.label, point), point)
+                trial = made.trial(m.label, point)
+                _check_effect(trial, point)
+                check_calibration(1, trial.algorithms[0].algorithm, trial.evaluation)
         return made
 
     def told(self) -> dict[str, Any]:
