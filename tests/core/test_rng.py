@@ -150,3 +150,9 @@ def test_mixing_leaves_keys_as_they_were():
     before = keys.clone()
     rng.extend(keys, 3), rng.extend(keys, "noise"), rng.bits(keys, 4), rng.extend(0, keys)
     assert torch.equal(keys, before)
+
+
+def test_whole_numbers_of_any_kind_are_the_same_key() -> None:
+    want = rng.key(0, "noise", 3, torch.tensor([1, 2, 70]))
+    assert rng.key(np.int64(0), "noise", np.int32(3), torch.tensor([1, 2, 70], dtype=torch.int32)).equal(want)
+    assert rng.key(0, "noise", 3, torch.tensor([1, 2, 70], dtype=torch.uint8)).equal(want)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from personafl.core.errors import UserError
 from personafl.experiment.jobs import side_by_side
@@ -77,7 +82,77 @@ def variable(name: str) -> str | None:
 
 
 def test_processes_have_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they are forked from is kept, and was there before the variable."""
-    assert dict(side_by_side([partial(variable, "PERSONAFL_TOLD")] * 2, 2)) == {0: None, 1: None}
+    names = ["PERSONAFL_TOLD", "PYTHONSAFEPATH", "PYTHONPATH"]
     monkeypatch.setenv("PERSONAFL_TOLD", "now")
-    assert dict(side_by_side([partial(variable, "PERSONAFL_TOLD")] * 2, 2)) == {0: "now", 1: "now"}
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    found = dict(side_by_side([partial(variable, name) for name in names], 2))
+    assert found == {0: "now", 1: None, 2: os.environ.get("PYTHONPATH")}
+
+
+@pytest.mark.slow
+def test_two_threads_may_have_processes_at_once() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda v: sorted(_values(v)), (10, 20)))
+    assert found == [[10, 11, 12], [20, 21, 22]]
+
+
+def _values(first: int) -> list[int]:
+    return [value for _, (value, _) in side_by_side([partial(told, first + i) for i in range(3)], 2)]
+
+
+def drawn() -> float:
+    return float(torch.rand(()))
+
+
+@pytest.mark.slow
+def test_processes_draw_numbers_of_their_own() -> None:
+    assert len(set(dict(side_by_side([drawn] * 4, 4)).values())) > 1
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {modules!r})
+import mine
+from personafl.experiment.jobs import side_by_side
+
+if __name__ == "__main__":
+    print("begins", flush=True)
+    print(dict(side_by_side([mine.where] * 2, 2)) == {{0: mine.where(), 1: mine.where()}})
+"""
+
+
+def script(tmp_path: Path) -> tuple[Path, Path]:
+    """One that has a module elsewhere, and a working directory with a file called like one of the standard library."""
+    modules, here = tmp_path / "modules", tmp_path / "here"
+    for folder in (modules, here):
+        folder.mkdir()
+    (modules / "mine.py").write_text("import personafl\ndef where(): return __file__, personafl.__file__\n")
+    (here / "statistics.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "script.py").write_text(SCRIPT.format(modules=str(modules)))
+    return tmp_path / "script.py", here
+
+
+@pytest.mark.slow
+def test_processes_find_modules_where_the_program_does(tmp_path: Path) -> None:
+    path, here = script(tmp_path)
+    found = subprocess.run([sys.executable, path], cwd=here, capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "begins\nTrue\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [0.05, 0.5, 1.5])
+def test_a_program_that_is_stopped_while_processes_begin_ends_with_all_of_them(tmp_path: Path, wait: float) -> None:
+    path, here = script(tmp_path)
+    program = subprocess.Popen(
+        [sys.executable, path],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert program.stdout is not None and program.stdout.readline() == "begins\n"
+    time.sleep(wait)
+    program.terminate()
+    _, err = program.communicate(timeout=60)  # whoever of them were left would hold its pipes open
+    assert "Stopped" in err or not err

@@ -227,6 +227,12 @@ def test_a_stream_is_the_same_however_it_is_cut() -> None:
     assert all(torch.equal(state[n], t) for n, t in last.items())
 
 
+def test_a_stream_without_inputs_has_no_answers() -> None:
+    rule, (own, common) = RULES["stream"], outputs()
+    found, changed = rule.decide(ready(rule), own[:, :0], common[:, :0])
+    assert found.shape == (2, 0, 4) and torch.equal(changed["labels/now"], ready(rule)["labels/now"])
+
+
 def test_a_stream_follows_a_change() -> None:
     """Inputs of the first class, then of the second: an input that fits both goes with those around it."""
     rule = RunningPrior(share=0.0, temperature=1.0, pull=1.0, window=32, forgetting=0.05)
@@ -354,11 +360,11 @@ def test_the_usual_size_of_outputs_is_that_on_validation_data() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [EstimatedPrior(wary=40.0, doubt=0.2), RunningPrior(wary=40.0, doubt=0.2, window=9, forgetting=0.0)]
+    "rule", [EstimatedPrior(wary=0.5, doubt=0.2), RunningPrior(wary=0.5, doubt=0.2, window=9, forgetting=0.0)]
 )
 @pytest.mark.parametrize("calibrate", [False, True])
 def test_small_outputs_speak_for_the_clients_own_frequencies(rule: Any, calibrate: bool) -> None:
-    """By hand: half as large as usual, less the tenth that is allowed, is 0.4 x 40 nats for each input."""
+    """By hand: half as large as usual, less the tenth that is allowed, is 0.4 x 0.5 nats for each of nine inputs."""
     rule = dataclasses.replace(rule, calibrate=calibrate, temperature=2.0)
     have = {n: t[:1] for n, t in ready(EstimatedPrior()).items()}
     mine, _ = outputs(clients=1)
@@ -380,7 +386,7 @@ def test_small_outputs_speak_for_the_clients_own_frequencies(rule: Any, calibrat
             q = by_hand(z, np.ones(9), prior, prior, 2.0, 30)
         np.testing.assert_allclose(found, answer(z[-1], z, np.ones(9), prior, q, 0.2, extra), rtol=0, atol=1e-12)
 
-    told(given, 9 * 40 * 0.4)
+    told(given, 9 * 0.5 * 0.4)
     told(given | {"labels/size": given["labels/size"] * 0.5}, 0.0)  # as large as usual
     told(given | {"labels/size": given["labels/size"] * 0}, 0.0)  # nothing is known
 
@@ -425,12 +431,14 @@ def test_calibration_needs_validation_data_that_judge_nothing() -> None:
 def test_what_needs_validation_data_is_refused_before_anything_is_trained(start: str) -> None:
     """Though the first method does not need them."""
     seen: list[Any] = []
-    given = {"algorithms": [FedAvg(), Ditto(inference=EstimatedPrior(wary=3.0))]}
-    with pytest.raises(UserError, match="inference.wary=3: "):
-        if start == "run":
-            personafl.run("demo", "training.num_rounds=1", **given, watch=lambda *row: seen.append(row))
-        else:
-            personafl.sweep("demo", "training.num_rounds=1", "training.lr=0.1,0.2", **given, told=seen.append)
+    told: dict[str, Any] = {
+        "run": {"watch": lambda *row: seen.append(row)},
+        "sweep": {"told": lambda *trial: seen.append(trial)},
+    }
+    more = ["training.lr=0.1,0.2"] if start == "sweep" else []
+    methods = [FedAvg(), Ditto(inference=EstimatedPrior(wary=3.0))]
+    with pytest.raises(UserError, match=r"inference\.wary=3: "):
+        getattr(personafl, start)("demo", "training.num_rounds=1", *more, algorithms=methods, **told[start])
     assert not seen
 
 
@@ -548,9 +556,10 @@ def test_label_shift_costs_less_where_clients_estimate_the_mix() -> None:
         (lambda: EstimatedPrior(share=1.2), r"share=1.2: must be in \[0, 1\]"),
         (lambda: EstimatedPrior(temperature=0), "temperature=0: must be positive"),
         (lambda: EstimatedPrior(pull=math.inf), "pull=inf: must be positive"),
-        (lambda: EstimatedPrior(doubt=-1.0), "doubt=-1.0: must not be negative"),
-        (lambda: RunningPrior(doubt=math.nan), "doubt=nan: must not be negative"),
-        (lambda: EstimatedPrior(wary=-1.0), "wary=-1.0: must not be negative"),
+        (lambda: EstimatedPrior(doubt=-1.0), "doubt=-1.0: must be a number that is not negative"),
+        (lambda: RunningPrior(doubt=math.nan), "doubt=nan: must be a number that is not negative"),
+        (lambda: EstimatedPrior(wary=math.inf), "wary=inf: must be a number that is not negative"),
+        (lambda: EstimatedPrior(wary=-1.0), "wary=-1.0: must be a number that is not negative"),
         (lambda: EstimatedPrior(wary=2.0, doubt=0.0), "wary=2.0: needs doubt in the estimate"),
         (lambda: RunningPrior(window=0), "window=0: must be at least 1"),
         (lambda: RunningPrior(forgetting=1.0), r"forgetting=1.0: must be in \[0, 1\)"),

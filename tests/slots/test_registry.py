@@ -172,6 +172,11 @@ def test_a_table_has_a_rules_settings_and_a_name_its_usual_ones() -> None:
             config.method({"name": "ditto", "inference": value})
 
 
+def test_a_table_without_a_name_is_asked_for_it() -> None:
+    with pytest.raises(UserError, match=r"inference\.share=1: a setting of .*batch, stream.*; say which .* name = "):
+        FedAvg(inference={"share": 1})
+
+
 def test_what_is_registered_is_possible_and_shown() -> None:
     with pytest.raises(ValueError, match=r"possible are examples, uniform, cowa, .*, squared"):
         FedAvg(weights="square")

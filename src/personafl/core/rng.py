@@ -54,7 +54,7 @@ def _mixed_in_place(z: Tensor) -> Tensor:
 
 def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
     """The key of a stream: a 64-bit integer, or one per client where a part is a tensor of ids."""
-    rest: list[int | Tensor] = [seed, *parts]
+    rest = [p if isinstance(p, Tensor) else int(p) for p in (seed, *parts)]
     known: list[int] = []
     while rest and isinstance(first := rest[0], int):  # the round's part costs nothing beside the clients'
         known, rest = [*known, first], rest[1:]
@@ -98,6 +98,7 @@ def _mix_int(z: int) -> int:
 
 def extend(keys: int | Tensor, part: int | str | Tensor) -> Tensor:
     """The keys of the streams one level below; one of the two is a tensor."""
+    part = part.long() if isinstance(part, Tensor) else part
     words = (keys ^ (purpose_key(part) if isinstance(part, str) else part)) + GOLDEN
     assert isinstance(words, Tensor)
     return _mix(words)

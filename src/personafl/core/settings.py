@@ -229,7 +229,11 @@ def filled(where: str, table: Mapping[str, Any], fillings: Mapping[str, type[Any
     names, of_type = [f.name for f in dataclasses.fields(kind)], hints(kind)  # type: ignore[arg-type]
     for key, v in own.items():
         if key not in names:
-            raise UserError(f"{where}.{key}={shortened(v)}: {unknown('setting', key, names, f'of [{where}]')}")
+            whose = [n for n, of in kinds.items() if key in {f.name for f in dataclasses.fields(of)}]
+            told = unknown("setting", key, names, f"of [{where}]")
+            if "name" not in table and whose:
+                told = f"a setting of {', '.join(whose)}; say which of them is meant, as name = {whose[0]!r}"
+            raise UserError(f"{where}.{key}={shortened(v)}: {told}")
         own[key] = typed(f"{where}.{key}", v, of_type[key]) if key in of_type else v
     try:
         return kind(**own)

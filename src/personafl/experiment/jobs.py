@@ -5,12 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
@@ -56,9 +59,12 @@ def _elsewhere(calls: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[in
             pickle.dumps(call)
         except Exception as e:
             raise UserError(f"jobs {jobs}: other processes cannot be given these parts ({e}); use one job") from None
-    with ProcessPoolExecutor(min(jobs, len(calls)), _context(), _begun, (dict(os.environ),)) as pool:
-        waiting = {pool.submit(_called, call): i for i, call in enumerate(calls)}
+    with (
+        _context() as context,
+        ProcessPoolExecutor(min(jobs, len(calls)), context, _begun, (dict(os.environ),)) as pool,
+    ):
         try:
+            waiting = {pool.submit(_called, call): i for i, call in enumerate(calls)}
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
         except BrokenProcessPool:
@@ -73,16 +79,58 @@ def _elsewhere(calls: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[in
             raise
 
 
-def _context() -> BaseContext:
-    """Processes are forked from one that has imported everything and done nothing else, where the system can fork.
+_one_server = threading.Lock()
 
-    So PyTorch is imported once for all of them, and none inherits threads or a GPU's context of this process.
+
+@contextmanager
+def _context() -> Iterator[BaseContext]:
+    """How processes begin: forked from one that has imported everything and done nothing else, where that is possible.
+
+    So PyTorch is imported once for all of them, and none inherits threads or a GPU's context of this process. What they
+    are forked from is there for one pool: a later one may have other variables and other files to write to. Where there
+    is one already, another thread's or the program's own, each of them begins by itself.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
+    possible = "forkserver" in multiprocessing.get_all_start_methods()
+    if not possible or not _one_server.acquire(blocking=False):
+        yield multiprocessing.get_context("spawn")
+        return
+    try:
+        server: Any = forkserver._forkserver  # the one there is in a process
+        if server._forkserver_pid:
+            yield multiprocessing.get_context("spawn")
+        else:
+            yield from _served(server)
+    finally:
+        _one_server.release()
+
+
+def _served(server: Any) -> Iterator[BaseContext]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["personafl", "personafl.experiment.reproduction", "personafl.experiment.tuning"])
-    return context
+    with _same_path():
+        server.ensure_running()
+    try:
+        yield context
+    finally:
+        os.kill(server._forkserver_pid, signal.SIGKILL)  # it would wait for a process that nobody waits for any more
+        server._stop()
+        context.set_forkserver_preload(["__main__"])  # as it was
+
+
+@contextmanager
+def _same_path() -> Iterator[None]:
+    """A program begun now looks for modules where this one does, which a fork server does not do by itself."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    os.environ["PYTHONSAFEPATH"] = "1"  # and not in the working directory first
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _called(call: Callable[[], T]) -> T:
@@ -94,8 +142,9 @@ def _called(call: Callable[[], T]) -> T:
 
 def _begun(environ: dict[str, str]) -> None:
     """A process has the environment of the one that began it, says notes in a line, and ends with it."""
-    os.environ.clear()  # what it was forked from may have been there before a variable was set
+    os.environ.clear()  # that of what it was forked from is another
     os.environ.update(environ)
+    torch.default_generator.seed()  # or all of them would draw the same
     warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr, flush=True)
     parent = multiprocessing.parent_process()
 

@@ -52,6 +52,7 @@ from personafl.core import tree
 from personafl.core.criteria import cross_entropy
 from personafl.core.errors import UserError
 from personafl.core.labels import label_counts, log_frequencies
+from personafl.core.settings import LARGEST
 from personafl.core.slots import Answers
 from personafl.core.types import Batch, Model, Params, Sweep, per_example
 
@@ -97,8 +98,8 @@ class LabelPrior:
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name}={getattr(self, name)}: must be positive")
         for name in ("doubt", "wary"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name}={getattr(self, name)}: must not be negative")
+            if not 0 <= getattr(self, name) <= LARGEST:
+                raise UserError(f"{name}={getattr(self, name)}: must be a number that is not negative")
         if self.wary and not self.doubt:
             raise UserError(f"wary={self.wary}: needs doubt in the estimate, which alone answers with doubt=0")
 
@@ -258,7 +259,8 @@ class RunningPrior(LabelPrior):
             now, seen, weight = coming, newer, counts
             answers.append(self._answered(deployed, z[:, i : i + 1], seen, weight, now))
         state = {"labels/now": now, "labels/seen": seen, "labels/weight": weight}
-        return torch.cat(answers, 1), {n: t.to(deployed[n].dtype) for n, t in state.items()}
+        out = torch.cat(answers, 1) if answers else z
+        return out, {n: t.to(deployed[n].dtype) for n, t in state.items()}
 
 
 def measured_frequencies(sweep: Sweep) -> Params:
