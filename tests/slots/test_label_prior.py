@@ -288,14 +288,14 @@ def test_a_clients_module_answers_as_the_simulation_and_keeps_what_it_learns(nam
 # Fitted to validation data
 
 
-def held_out() -> Federation:
+def held_out(ends: tuple[int, ...] = (60, 120, 180, 240, 300)) -> Federation:
     """Six clients with validation data of three classes that overlap, one of them frequent at each."""
     draw = np.random.default_rng(0)
     mixes = [np.where(np.arange(3) == c % 3, 0.9, 0.05) for c in range(6)]
     y = np.concatenate([draw.choice(3, 60, p=mix) for mix in mixes])
     x = torch.tensor(draw.normal(size=(360, 6)) + 0.5 * y[:, None])
     return Federation.build(
-        Source("overlapping", x, torch.tensor(y), 3), np.split(np.arange(360), 6), 0, validation_share=0.3
+        Source("overlapping", x, torch.tensor(y), 3), np.split(np.arange(360), ends), 0, validation_share=0.3
     )
 
 
@@ -346,7 +346,9 @@ def _fitted_by_hand(
 
 def test_the_usual_size_of_outputs_is_that_on_validation_data() -> None:
     """Client by client, from its own models: the mean distance of an input's outputs from their mean."""
-    sim = worlds.simulation(Ditto(inference=EstimatedPrior(share=0.3, wary=5.0)), fed=held_out(), num_rounds=6, lr=0.5)
+    rule = EstimatedPrior(share=0.3, wary=5.0)
+    uneven = held_out((30, 120, 140, 240, 320))
+    sim = worlds.simulation(Ditto(inference=rule), fed=uneven, num_rounds=6, lr=0.5)
     sim.run()
     have = sim.deployed_models(sim.model, sim.everybody)
     data = sim.federation.examples("validation", sim.everybody)
@@ -360,7 +362,7 @@ def test_the_usual_size_of_outputs_is_that_on_validation_data() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [EstimatedPrior(wary=0.5, doubt=0.2), RunningPrior(wary=0.5, doubt=0.2, window=9, forgetting=0.0)]
+    "rule", [EstimatedPrior(wary=0.5, doubt=0.2), RunningPrior(wary=0.5, doubt=0.2, window=12, forgetting=0.0)]
 )
 @pytest.mark.parametrize("calibrate", [False, True])
 def test_small_outputs_speak_for_the_clients_own_frequencies(rule: Any, calibrate: bool) -> None:
@@ -371,7 +373,7 @@ def test_small_outputs_speak_for_the_clients_own_frequencies(rule: Any, calibrat
     z = mine[0].numpy() / 2
     warm = {"labels/temperature": torch.tensor([2.0], dtype=torch.float64)} if calibrate else {}
     usual = 2 * 2 * np.sqrt(((z - z.mean(1, keepdims=True)) ** 2).sum(1)).mean()  # twice that of these, before T
-    nothing = torch.zeros(1, 9, 4, dtype=torch.float64)
+    nothing = torch.zeros(1, 12, 4, dtype=torch.float64)
     state = {"labels/now": have["labels/own"], "labels/seen": nothing, "labels/weight": nothing[..., 0]}
     given = have | warm | state | {"labels/size": torch.tensor([usual], dtype=torch.float64)}
     prior = own_frequencies(0)
@@ -392,10 +394,11 @@ def test_small_outputs_speak_for_the_clients_own_frequencies(rule: Any, calibrat
 
 
 def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:
-    rule = EstimatedPrior(temperature=2.3, calibrate=True)
+    rule = EstimatedPrior(temperature=2.3, calibrate=True, wary=1.0)
     counts = {"examples": torch.ones(3, 4, dtype=torch.float64)}
     found = rule.measure(None, {}, lambda _, split="train": counts if split == "train" else {})  # type: ignore[arg-type]
     assert found["labels/temperature"].tolist() == [2.3, 2.3, 2.3]
+    assert found["labels/size"].tolist() == [0, 0, 0]  # nothing is known
 
 
 @pytest.mark.parametrize(
