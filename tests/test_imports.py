@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import os
 import re
 import subprocess
 import sys
@@ -126,3 +127,20 @@ def test_importing_the_package_leaves_slow_and_optional_packages_alone() -> None
     code = f"import sys, torch, personafl, personafl.cli; {model}; print([m for m in {slow} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+WAITING = """
+import os, sys, personafl
+assert "torch" not in sys.modules
+import personafl.cli
+print(os.environ["GOMP_SPINCOUNT"])
+"""
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_waiting_threads_are_told_to_sleep_before_pytorch_is_imported(given: dict[str, str], kept: str) -> None:
+    usual = {n: v for n, v in os.environ.items() if n != "GOMP_SPINCOUNT"}
+    found = subprocess.run(
+        [sys.executable, "-c", WAITING], env=usual | given, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == kept

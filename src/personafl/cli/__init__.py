@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import warnings
 from typing import Annotated
+
+# Before PyTorch is imported: threads that wait for one another soon sleep. By default they look out for each other a
+# third of a million times, and where another program has a core, nothing else gets done on the ones that are left.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import typer
 
