@@ -139,6 +139,14 @@ def test_a_claim_is_decided_by_the_interval_over_seeds(ours: tuple[float, ...], 
     assert item.printed == pytest.approx(56.79 - 49.04)  # Table 1: DM-PFL, Ditto
 
 
+def test_a_rehearsal_judges_nothing() -> None:
+    seeds = {"fedavg_ft": [(0.8, 0.5)], "ditto": [(0.7, 0.2)], "dm_pfl": [(0.8, 0.6)]}
+    gone = Claim("gone", "w/o shift", ("dm-pfl",), ("apfl",))
+    found = compared([AHEAD, gone], **seeds)
+    assert [v.status for v in found.verdicts()] == ["holds", "not run"]
+    assert [v.status for v in replace(found, rehearsal=True).verdicts()] == ["not judged", "not run"]
+
+
 def test_other_kinds_of_claims() -> None:
     seeds = {"fedavg_ft": [(0.800, 0.5)] * 3, "ditto": [(0.7, 0.2)] * 3, "dm_pfl": [(0.795, 0.6)] * 3}
     level = Claim("level", "w/o shift", ("dm-pfl",), ("fedavg-ft",), margin=-1.0)
@@ -177,7 +185,7 @@ def test_a_claim_may_be_held_to_a_number(bound: dict[str, float], statuses: list
     for seed, one in enumerate(found.summaries["CIFAR-10, Dir(0.3)", "dm-pfl"]):
         one |= {"time": {"seconds": 1}, "environment": where, "rounds": 1, "settings": {}, "seed": seed}  # type: ignore[operator]
         one["hashes"] = {"split": "s", "init": "i"}  # type: ignore[index]
-    assert f"from {number:g} (published" in reproduced(found, (0, 1, 2), smoke=False).markdown()
+    assert f"from {number:g} (published" in reproduced(found, (0, 1, 2)).markdown()
     found.summaries["CIFAR-10, Dir(0.3)", "dm-pfl"][1]["diverged"] = {"final": 1}  # type: ignore[index]
     after = ["undecided" if s == "holds" else s for s in statuses]
     assert [v.status for v in found.verdicts()] == [*after, "not run"]

@@ -16,7 +16,7 @@ from personafl.experiment.targets import Claim, Printed, Setting, Target
 Summary = Mapping[str, Any]
 Summaries = Mapping[tuple[str, str], Sequence[Summary]]
 """Of each setting and label, one for every seed, in the order of the seeds."""
-Status = Literal["holds", "does not hold", "undecided", "not run"]
+Status = Literal["holds", "does not hold", "undecided", "not run", "not judged"]
 ROUNDING = 1e-9
 FAR = 2.0  # points between a published and a measured accuracy that are worth a word
 
@@ -72,12 +72,14 @@ class Verdict:
 
     claim: Claim
     items: tuple[Item, ...]
+    rehearsed: bool = False  # then they say nothing
 
     @property
     def status(self) -> Status:
         found = {i.status for i in self.items}
         order: tuple[Status, ...] = ("does not hold", "not run", "undecided", "holds")
-        return next((s for s in order if s in found), "not run")
+        status: Status = next((s for s in order if s in found), "not run")
+        return "not judged" if self.rehearsed and status != "not run" else status
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Comparison:
 
     target: Target
     summaries: Summaries
+    rehearsal: bool = False
 
     @cached_property
     def printed(self) -> Mapping[tuple[str, str, str], Printed]:
@@ -116,7 +119,7 @@ class Comparison:
                     yield setting.name, row, column, self.cell(setting.name, row, column)
 
     def verdicts(self) -> list[Verdict]:
-        return [Verdict(claim, tuple(self._items(claim))) for claim in self.target.claims]
+        return [Verdict(claim, tuple(self._items(claim)), self.rehearsal) for claim in self.target.claims]
 
     def _values(self, setting: str, label: str, column: str) -> tuple[float, ...]:
         own = self.summaries.get((setting, label), ())

@@ -92,9 +92,9 @@ def _html_table(table: Table) -> str:
 # Of a target
 
 
-def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
+def reproduced(found: Comparison, seeds: Sequence[int]) -> Page:
     """A target's page."""
-    target, several = found.target, len(seeds) > 1
+    target, several, smoke = found.target, len(seeds) > 1, found.rehearsal
     page = Page(target.title)
     if smoke:
         page.blocks.append("**A rehearsal on other data, with few rounds: the numbers say nothing.**")
@@ -106,7 +106,7 @@ def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
     )
     page.blocks += target.notes
     if target.claims:
-        page.blocks += ["## Claims", _claims(found.verdicts(), several=several, judged=not smoke)]
+        page.blocks += ["## Claims", _claims(found.verdicts(), several=several)]
     for setting in target.settings:
         rows = found.rows(setting)
         if not rows:
@@ -125,7 +125,7 @@ def reproduced(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> Page:
             head, *body = [list(line) for line in zip(head, *body, strict=True)]
             head[0] = ""
         page.blocks += [f"## {setting.name}", Table(head, body)]
-    page.blocks += ["## How it was run", *_conditions(found, seeds, smoke=smoke)]
+    page.blocks += ["## How it was run", *_conditions(found, seeds)]
     page.picture = _picture(found)
     return page
 
@@ -153,13 +153,11 @@ def _cell(cell: Cell, *, judged: bool, beside: bool) -> str:
     return f"{printed} / **{measured}**{away}" if beside else measured
 
 
-def _claims(verdicts: Sequence[Verdict], *, several: bool, judged: bool) -> Table:
+def _claims(verdicts: Sequence[Verdict], *, several: bool) -> Table:
     rows = []
     for v in verdicts:
-        if not judged:
-            rows.append([v.claim.says, "not run" if v.status == "not run" else "not judged", ""])
-            continue
-        rows.append([v.claim.says, f"**{v.status}**", "; ".join(_told(v))])
+        verdict, told = (v.status, "") if v.rehearsed else (f"**{v.status}**", "; ".join(_told(v)))
+        rows.append([v.claim.says, verdict, told])
     return Table(["claim", "verdict" if several else "verdict, of one seed", "by how much"], rows)
 
 
@@ -187,7 +185,7 @@ def _number_of(claim: Claim) -> float:
     return next(n for n in (claim.near, claim.least, claim.most) if n is not None)
 
 
-def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list[str | Table]:
+def _conditions(found: Comparison, seeds: Sequence[int]) -> list[str | Table]:
     every = [s for of in found.summaries.values() for s in of]
     if not every:
         return ["Nothing was run."]
@@ -205,8 +203,8 @@ def _conditions(found: Comparison, seeds: Sequence[int], *, smoke: bool) -> list
     rows = [[name, ", ".join(map(str, values))] for name, values in facts.items()]
     spent = f"{sum(seconds):,.0f} s added up, {statistics.fmean(seconds):.1f} s a run"
     rows.append(["training and evaluation", f"{spent}; runs side by side slow each other"])
-    options = " --smoke" if smoke else ""
-    usual = found.target.seeds[:1] if smoke else found.target.seeds
+    options = " --smoke" if found.rehearsal else ""
+    usual = found.target.seeds[:1] if found.rehearsal else found.target.seeds
     options += "" if tuple(seeds) == usual else f" --seeds {','.join(map(str, seeds))}"
     rows.append(["command", f"`personafl reproduce {found.target.name}{options}`"])
     told: dict[tuple[str, str], list[str]] = {}  # the settings a method ran with, and where

@@ -215,12 +215,12 @@ class Reproduction(Displayed):
 
     @cached_property
     def comparison(self) -> Comparison:
-        return Comparison(self.target, self.summaries)
+        return Comparison(self.target, self.summaries, self.smoke)
 
     @cached_property
     def page(self) -> pages.Page:
         """All of it as headings, words, tables and a picture."""
-        return pages.reproduced(self.comparison, self.seeds, smoke=self.smoke)
+        return pages.reproduced(self.comparison, self.seeds)
 
     def markdown(self) -> str:
         return self.page.markdown()
