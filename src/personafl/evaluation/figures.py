@@ -173,17 +173,34 @@ def frontier(points: Mapping[str, tuple[float, float, float]], printed: Mapping[
     """Own accuracy against that at full shift, each method a disc as large as its traffic; crosses were published."""
     figure = NotebookFigure(figsize=(8.2, 6.4), layout="constrained")
     axes = figure.subplots()
+    heights = _apart({name: (own, shifted) for name, (own, shifted, _) in points.items()})
     for place, (name, (own, shifted, traffic)) in enumerate(points.items()):
-        colour = colormaps["tab20"](place % 20)
+        colour = colormaps["tab20" if place < 20 else "tab20b"](place % 20)
         axes.scatter(own, shifted, s=12 + 1.2 * traffic, color=colour, alpha=0.85, label=name)
-        axes.annotate(name, (own, shifted), fontsize=6.5, xytext=(5, 3), textcoords="offset points")
+        axes.annotate(name, (own, heights[name]), fontsize=6.5, xytext=(7, -2), textcoords="offset points")
         if name in printed:
             axes.plot(*zip((own, shifted), printed[name], strict=True), color=colour, linewidth=0.6, linestyle=":")
             axes.scatter(*printed[name], marker="x", s=28, color=colour)
     axes.set(xlabel="accuracy on own data, %", ylabel="accuracy at full shift, %")
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right + 0.16 * (right - left))  # names are to the right of discs
     axes.grid(alpha=0.3)
     figure.suptitle("discs: measured, as large as their traffic; crosses: published", fontsize=11)
     return figure
+
+
+def _apart(points: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Heights for names beside points, from the top: one that would lie over another goes below it."""
+    xs, ys = zip(*points.values(), strict=True)
+    wide, high = 0.25 * (max(xs) - min(xs)), 0.024 * (max(ys) - min(ys))
+    placed: dict[str, float] = {}
+    for name, (x, y) in sorted(points.items(), key=lambda of: -of[1][1]):
+        beside = sorted((placed[n] for n in placed if abs(points[n][0] - x) < wide), reverse=True)
+        for other in beside:
+            if abs(other - y) < high:
+                y = other - high
+        placed[name] = y
+    return placed
 
 
 def _titled(figure: Figure, title: str) -> Figure:
