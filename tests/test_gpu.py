@@ -35,6 +35,7 @@ from personafl.models import MODELS, ResNet18
 from personafl.sim.state import Row
 from tests import kills, worlds
 from tests.algorithms.test_contract import BUSY
+from tests.core.test_admission import largest_of
 from tests.evaluation.common import ASKED, Flat, federation
 from tests.experiment.test_checkpoint import CutError, cut_at
 from tests.sim.test_faulty_clients import DAMPED, one, poisoned, simulated, without
@@ -374,6 +375,10 @@ def test_a_gpu_finds_the_same(corrupted: Any) -> None:
 # With and without a client in the stack, and recorded or not, a sum has another order. In float64 that is far below
 # 1e-9, the bound between devices above; in float32, 2^-24 of a sum in each of about 50 steps, and what follows from it.
 NEAR = {"float64": 1e-9, "float32": 1e-4}
+
+
+def test_the_largest_number_is_finite_only_if_all_are() -> None:
+    largest_of("cuda")
 
 
 @pytest.mark.parametrize(

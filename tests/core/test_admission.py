@@ -105,11 +105,22 @@ def test_a_stage_without_a_download_has_a_schema_too() -> None:
     assert admission.expected(sim.algorithm, sim.task, sim.model.initial, sim.server, rnd) == {}
 
 
-def test_the_sum_of_a_hope_is_finite_only_if_all_numbers_are() -> None:
-    fine, exact, counts = torch.ones(3, 2), torch.ones(3, dtype=torch.float64), torch.tensor([1])
-    assert admission.finite_sum([fine, exact, counts, fine]).isfinite() and admission.finite_sum([]) == 0
+def largest_of(device: str) -> None:
+    """What is largest of tensors of several types on a device, and what one wrong number among them makes of it."""
+    sizes = {torch.float32: 3e38, torch.float64: 1e300, torch.bfloat16: 3e38}  # squares and sums of them overflow
+    fine = [torch.full((3, 70_000), size, dtype=kind, device=device) for kind, size in sizes.items()]
+    beside = [torch.tensor([1], device=device), torch.zeros(3, 0, device=device), fine[0]]
+    assert float(admission.largest([*fine, *beside])) == float(fine[1][0, 0])
+    assert admission.all_finite([*fine, *beside])
     for wrong in (torch.nan, torch.inf, -torch.inf):
-        for t in (fine, exact):
+        for place, t in enumerate(fine):
             broken = t.clone()
-            broken.view(-1)[1] = wrong
-            assert not admission.finite_sum([fine, broken, exact]).isfinite()
+            broken.view(-1)[69_999] = wrong
+            held = [*fine[:place], broken, *fine[place + 1 :], *beside]
+            assert not admission.largest(held).isfinite() and not admission.all_finite(held)
+
+
+def test_the_largest_number_is_finite_only_if_all_are() -> None:
+    assert admission.largest([]) == 0 and admission.largest([torch.zeros(0)]) == 0
+    assert admission.largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0], dtype=torch.float64)]) == 3
+    largest_of("cpu")

@@ -135,18 +135,19 @@ def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     return list({id(t): t for t in tensors if t.is_floating_point()}.values())
 
 
-def finite_sum(tensors: Iterable[Tensor]) -> Tensor:
-    """A number, on the device, that is finite only if all of these tensors are; one that overflowed is not either."""
+def largest(tensors: Iterable[Tensor]) -> Tensor:
+    """The largest absolute number, on the device: finite only if all of them are."""
     alike: dict[torch.dtype, list[Tensor]] = {}
     for t in _distinct(tensors):
-        alike.setdefault(t.dtype, []).append(t)
-    norms = [torch.stack(torch._foreach_norm(of_type)).sum().double() for of_type in alike.values()]
-    return sum(norms[1:], norms[0]) if norms else torch.zeros((), dtype=torch.float64)
+        if t.numel():
+            alike.setdefault(t.dtype, []).append(t)
+    found = [torch.stack(torch._foreach_norm(of_type, math.inf)).amax().double() for of_type in alike.values()]
+    return torch.stack(found).amax() if found else torch.zeros((), dtype=torch.float64)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers of these tensors are finite: one pass over them, and one small copy from a GPU."""
     held = _distinct(tensors)
-    if not any(t.is_cuda for t in held):
-        return all(math.isfinite(float(t.sum())) or bool(t.isfinite().all()) for t in held)
-    return math.isfinite(float(finite_sum(held))) or all(bool(t.isfinite().all()) for t in held)
+    if any(t.is_cuda for t in held):
+        return math.isfinite(float(largest(held)))
+    return all(math.isfinite(float(t.sum())) or bool(t.isfinite().all()) for t in held)

@@ -129,7 +129,7 @@ class Simulation(Displayed):
             self.plan.activations,
         )
         self.shift = shift or self._shift()
-        self._hopes: list[Tensor] | None = None  # sums that are finite only if all numbers of a stage are
+        self._hopes: list[Tensor] | None = None  # finite only if all numbers of a stage are
         self._former: list[tuple[Store, Tensor, Params]] = []  # rows of stores before the stage
 
     def _facts(self) -> dict[str, object]:
@@ -479,7 +479,7 @@ class Simulation(Displayed):
                     sums = self.ranks.sum(sums)
             if self._hopes is not None and sums:
                 self.state.server = self.algorithm.aggregate(self.server, sums, rnd)
-                self._hopes.append(admission.finite_sum(self.server.values()))
+                self._hopes.append(admission.largest(self.server.values()))
                 return ""
             self.state.server, why = next_server(self.algorithm, self.server, sums, rnd)
             return why
@@ -575,7 +575,7 @@ class Simulation(Displayed):
     ) -> tuple[list[Refused], int]:
         """Whose updates are not taken, and how many bytes more than their uploads all clients sent."""
         if self._hopes is not None:
-            self._hopes.append(admission.finite_sum([loss, *tree.values(upload).values(), *kept.values()]))
+            self._hopes.append(admission.largest([loss, *tree.values(upload).values(), *kept.values()]))
             return [], 0
         found = admission.not_finite(loss, upload, kept)
         refused, more = [Refused(int(ids[row]), why, diverged=True) for row, why in found.items()], 0
