@@ -43,6 +43,7 @@ from personafl.experiment.jobs import side_by_side
 from personafl.models import StackedModel
 from personafl.sim.simulator import Simulation
 from personafl.slots import EstimatedPrior, RunningPrior
+from personafl.slots.label_prior import squared_lead
 
 DEGREES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Kept = dict[str, Any]
@@ -204,7 +205,7 @@ def _padded(clients: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, Examples]:
 
 def judged(rule: Any, of: Outputs, metric: Metric, batch: int, before: int) -> dict[str, float]:
     """Mean accuracy over clients and draws at each degree, and on each other set."""
-    given: Params = {"labels/own": of.own, "labels/size": _sizes(rule, *of.at(0, 0.0))}
+    given: Params = {"labels/own": of.own, "labels/lead": _leads(rule, *of.at(0, 0.0))}
     if rule.in_turn:
         given = dataclasses.replace(rule, wary=0.0).measure(None, {}, lambda _: {"examples": of.own.exp()}) | given
         given["labels/now"] = of.own.clone()
@@ -225,10 +226,9 @@ def judged(rule: Any, of: Outputs, metric: Metric, batch: int, before: int) -> d
     return found | {n: statistics.fmean(v) for n, v in by_severity.items()}
 
 
-def _sizes(rule: Any, out: Tensor, data: Examples) -> Tensor:
-    """The usual size of outputs, as `wary` measures it on validation data."""
-    z = rule.share * out[:, :, 0] + (1 - rule.share) * out[:, :, 1]
-    each = (z - z.mean(-1, keepdim=True)).norm(dim=-1)
+def _leads(rule: Any, out: Tensor, data: Examples) -> Tensor:
+    """The usual lead, as `wary` measures it on validation data."""
+    each = squared_lead(rule.mixed({}, out[:, :, 0], out[:, :, 1]))
     real = torch.arange(each.shape[1]) < data.count.unsqueeze(1)
     usual: Tensor = (each * real).sum(1) / data.count
     return usual
@@ -243,7 +243,9 @@ def rules(args: argparse.Namespace) -> None:
         found = []
         grid = itertools.product(args.share, args.temperature, args.pull, args.doubt, args.wary)
         for share, warm, pull, doubt, wary in grid:
-            usual = {"share": share, "temperature": warm, "pull": pull, "doubt": doubt, "wary": wary if doubt else 0.0}
+            if wary and not doubt:
+                continue
+            usual = {"share": share, "temperature": warm, "pull": pull, "doubt": doubt, "wary": wary}
             for kind in args.kind:
                 stream = kind == "stream"
                 tried = RunningPrior(**usual, forgetting=args.forgetting) if stream else EstimatedPrior(**usual)

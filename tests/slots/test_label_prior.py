@@ -77,7 +77,8 @@ def answer(
 ) -> Any:
     """Log-probabilities of one input, by how likely own, equal and estimated frequencies make all of `z`."""
     mixes, likely = (prior, (prior + 0.25) / 2, np.full(4, 0.25), q), []
-    for mix, more in zip(mixes, (own, 0, 0, -3 * doubt), strict=True):
+    classes = sum(1 - (1 - share) ** sum(weight) for share in q)  # that so many inputs of this mix would show
+    for mix, more in zip(mixes, (own, 0, 0, -doubt * (classes - 1)), strict=True):
         each = [c * math.log((np.exp(o) / np.exp(o).sum()) @ mix) for o, c in zip(z, weight, strict=True)]
         likely.append(sum(each) + more)
     share = np.exp(np.array(likely) - max(likely))
@@ -344,8 +345,8 @@ def _fitted_by_hand(
     return fitted
 
 
-def test_the_usual_size_of_outputs_is_that_on_validation_data() -> None:
-    """Client by client, from its own models: the mean distance of an input's outputs from their mean."""
+def test_the_usual_lead_is_that_on_validation_data() -> None:
+    """Client by client, from its own models: the mean square of what the first class is ahead of the second."""
     rule = EstimatedPrior(share=0.3, wary=5.0)
     uneven = held_out((30, 120, 140, 240, 320))
     sim = worlds.simulation(Ditto(inference=rule), fed=uneven, num_rounds=6, lr=0.5)
@@ -357,25 +358,27 @@ def test_the_usual_size_of_outputs_is_that_on_validation_data() -> None:
         alone = {n: t[c : c + 1] for n, t in have.items()}
         own, common = (z[0].numpy() for z in sim.algorithm.both_answers(sim.model, alone, x.unsqueeze(0)))
         z = 0.3 * own + 0.7 * common
-        size = np.sqrt(((z - z.mean(1, keepdims=True)) ** 2).sum(1)).mean()
-        assert float(have["labels/size"][c]) == pytest.approx(size, rel=1e-12)
+        rising = np.sort(z, 1)
+        lead = ((rising[:, -1] - rising[:, -2]) ** 2).mean()
+        assert float(have["labels/lead"][c]) == pytest.approx(lead, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     "rule", [EstimatedPrior(wary=0.5, doubt=0.2), RunningPrior(wary=0.5, doubt=0.2, window=12, forgetting=0.0)]
 )
 @pytest.mark.parametrize("calibrate", [False, True])
-def test_small_outputs_speak_for_the_clients_own_frequencies(rule: Any, calibrate: bool) -> None:
-    """By hand: half as large as usual, less the tenth that is allowed, is 0.4 x 0.5 nats for each of nine inputs."""
+def test_small_leads_speak_for_the_clients_own_frequencies(rule: Any, calibrate: bool) -> None:
+    """By hand: half as large as usual, less the 0.3 that is allowed, is 0.2 x 0.5 nats for each of nine inputs."""
     rule = dataclasses.replace(rule, calibrate=calibrate, temperature=2.0)
     have = {n: t[:1] for n, t in ready(EstimatedPrior()).items()}
     mine, _ = outputs(clients=1)
     z = mine[0].numpy() / 2
     warm = {"labels/temperature": torch.tensor([2.0], dtype=torch.float64)} if calibrate else {}
-    usual = 2 * 2 * np.sqrt(((z - z.mean(1, keepdims=True)) ** 2).sum(1)).mean()  # twice that of these, before T
+    rising = np.sort(z, 1)
+    usual = 2 * 2**2 * ((rising[:, -1] - rising[:, -2]) ** 2).mean()  # twice that of these, before T
     nothing = torch.zeros(1, 12, 4, dtype=torch.float64)
     state = {"labels/now": have["labels/own"], "labels/seen": nothing, "labels/weight": nothing[..., 0]}
-    given = have | warm | state | {"labels/size": torch.tensor([usual], dtype=torch.float64)}
+    given = have | warm | state | {"labels/lead": torch.tensor([usual], dtype=torch.float64)}
     prior = own_frequencies(0)
 
     def told(given: Params, extra: float) -> None:
@@ -388,9 +391,10 @@ def test_small_outputs_speak_for_the_clients_own_frequencies(rule: Any, calibrat
             q = by_hand(z, np.ones(9), prior, prior, 2.0, 30)
         np.testing.assert_allclose(found, answer(z[-1], z, np.ones(9), prior, q, 0.2, extra), rtol=0, atol=1e-12)
 
-    told(given, 9 * 0.5 * 0.4)
-    told(given | {"labels/size": given["labels/size"] * 0.5}, 0.0)  # as large as usual
-    told(given | {"labels/size": given["labels/size"] * 0}, 0.0)  # nothing is known
+    told(given, 9 * 0.5 * 0.2)
+    told(given | {"labels/lead": given["labels/lead"] * 0.5}, 0.0)  # as large as usual
+    told(given | {"labels/lead": given["labels/lead"] / 1.5}, 0.0)  # smaller by a quarter, which is allowed
+    told(given | {"labels/lead": given["labels/lead"] * 0}, 0.0)  # nothing is known
 
 
 def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:
@@ -398,7 +402,7 @@ def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:
     counts = {"examples": torch.ones(3, 4, dtype=torch.float64)}
     found = rule.measure(None, {}, lambda _, split="train": counts if split == "train" else {})  # type: ignore[arg-type]
     assert found["labels/temperature"].tolist() == [2.3, 2.3, 2.3]
-    assert found["labels/size"].tolist() == [0, 0, 0]  # nothing is known
+    assert found["labels/lead"].tolist() == [0, 0, 0]  # nothing is known
 
 
 @pytest.mark.parametrize(

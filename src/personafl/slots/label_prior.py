@@ -13,23 +13,24 @@ in turn, from q = pi. `pull` are inputs' worth of trust in the client's own freq
 outvote it. A batch has w_i = 1. A stream remembers the outputs of the last `window` inputs, each counting a share
 `forgetting` less for every one that came after it; the input to be answered is one of them.
 
-An estimate has K - 1 numbers that were chosen to fit, and fits better than the truth. So it is held against mixes that
-nobody chose, pi, equal frequencies and the mean of the two, by how likely each makes the inputs, less `doubt` for each
-of its numbers (with 1 Akaike's criterion):
+An estimate was chosen to fit, and fits better than the truth, by about half a nat for each frequency that was free. So
+it is held against mixes that nobody chose, pi, equal frequencies and the mean of the two, by how likely each makes the
+inputs, less `doubt` for each class but one that n = sum_i w_i inputs of the estimated mix would show (with 1 and many
+inputs that is Akaike's criterion):
 
     L(p) = sum_i w_i log sum_k p_k softmax(z_i)_k
-    a    = softmax(L(pi), L((pi + 1/K) / 2), L(1/K), L(q) - doubt (K - 1))
+    a    = softmax(L(pi), L((pi + 1/K) / 2), L(1/K), L(q) - doubt (sum_k (1 - (1 - q_k)^n) - 1))
     p(y = k | x_i) = sum_p a_p softmax(z_i + log p)_k
 
 Where inputs are the client's own, or of all classes alike, they are answered so; with `doubt` 0 always by z_i + log q.
 
 Corrupted inputs fool an estimate: a network that is lost leans to some class or other, input after input, and that
-looks like a mix of classes. Its outputs are also smaller. With m the mean size of inputs' outputs, |z_i - mean_k z_ik|,
-and m_0 that on the client's validation data, `wary` adds to L(pi)
+looks like a mix of classes. Its first choice is also less far ahead of the second. With m the mean square of that lead,
+(max_k z_ik - second_k z_ik)^2, and m_0 that on the client's validation data, `wary` adds to L(pi)
 
     wary max(0, 1 - m / m_0 - SLACK) sum_i w_i
 
-so that inputs whose outputs are much smaller than they should be are answered for the client's own classes.
+so that inputs between whose classes the models can hardly tell are answered for the client's own classes.
 
 With `calibrate` each client takes the T, from an eighth to eight times `temperature`, under which the labels of its
 validation data are the likeliest given softmax(z + log pi), with a normal distribution of log T around that of
@@ -58,8 +59,8 @@ from personafl.core.types import Batch, Model, Params, Sweep, per_example
 
 PRIOR = "labels/own"  # log pi, [C, K]
 WARMTH = "labels/temperature"  # of each client that fits its own, [C]
-SIZE = "labels/size"  # m_0 before the temperature, [C]
-SLACK = 0.1  # by which other classes' outputs may well be smaller
+LEAD = "labels/lead"  # m_0 before the temperature, [C]
+SLACK = 0.3  # by which that of other classes may well be smaller
 TRUST = 0.5  # in `temperature`: a normal distribution of its logarithm, which few examples do not outvote
 
 
@@ -74,14 +75,14 @@ class LabelPrior:
     temperature: float = field(default=1.5, metadata={"help": "by which outputs are divided (T)"})
     pull: float = field(default=2.0, metadata={"help": "inputs' worth of trust in the client's own label frequencies"})
     doubt: float = field(
-        default=0.5,
+        default=1.0,
         metadata={
             "help": "in an estimated mix of classes beside the client's own and an equal one; 0: it alone answers"
         },
     )
     wary: float = field(
         default=0.0,
-        metadata={"help": "of inputs whose outputs are smaller than on validation data, in favour of own frequencies"},
+        metadata={"help": "of inputs told apart less clearly than validation data, in favour of own frequencies"},
     )
     contains_prior: bool = field(
         default=False, metadata={"help": "whether the own model's outputs contain the client's label frequencies"}
@@ -117,22 +118,22 @@ class LabelPrior:
     def measure(self, method: Answers, deployed: Params, sweep: Sweep) -> Params:
         found = measured_frequencies(sweep)
         if self.wary:
-            found |= {SIZE: self._usual_size(method, deployed | found, sweep)}
+            found |= {LEAD: self._usual_lead(method, deployed | found, sweep)}
         return found | {WARMTH: self._fitted(method, deployed | found, sweep)} if self.calibrate else found
 
-    def _usual_size(self, method: Answers, deployed: Params, sweep: Sweep) -> Tensor:
-        """The mean size of outputs on each client's validation data, `[C]`; 0 where it has none."""
+    def _usual_lead(self, method: Answers, deployed: Params, sweep: Sweep) -> Tensor:
+        """The mean square of leads on each client's validation data, `[C]`; 0 where it has none."""
 
-        def sizes(model: Model, batch: Batch) -> Params:
+        def leads(model: Model, batch: Batch) -> Params:
             mine = tree.take(deployed, slice(len(batch.x)))
-            found = _size(self._mixed(mine, *method.both_answers(model, mine, batch.x, batch.valid)).double())
+            found = squared_lead(self.mixed(mine, *method.both_answers(model, mine, batch.x, batch.valid)).double())
             real = torch.ones_like(found) if batch.valid is None else batch.valid.to(found.dtype)
-            return {"sizes": (found * real).sum(1), "inputs": real.sum(1)}
+            return {"leads": (found * real).sum(1), "inputs": real.sum(1)}
 
-        found = sweep(sizes, "validation")
+        found = sweep(leads, "validation")
         if not found:
             return deployed[PRIOR].new_zeros(len(deployed[PRIOR]))
-        return (found["sizes"] / found["inputs"].clamp(min=1)).to(deployed[PRIOR].dtype)
+        return (found["leads"] / found["inputs"].clamp(min=1)).to(deployed[PRIOR].dtype)
 
     def _fitted(self, method: Answers, deployed: Params, sweep: Sweep) -> Tensor:
         """The temperature under which each client's validation labels are the likeliest, `[C]`."""
@@ -142,7 +143,7 @@ class LabelPrior:
         def losses(model: Model, batch: Batch) -> Params:
             k = len(batch.x)
             mine = tree.take(deployed, slice(k))
-            z = self._mixed(mine, *method.both_answers(model, mine, batch.x, batch.valid)).double()
+            z = self.mixed(mine, *method.both_answers(model, mine, batch.x, batch.valid)).double()
             each = [z / t + mine[PRIOR].double().unsqueeze(1) for t in tried]
             nll = [per_example(cross_entropy, out, batch.y) for out in each]
             return {"nll": torch.stack([(n if batch.valid is None else n * batch.valid).sum(1) for n in nll], 1)}
@@ -157,7 +158,7 @@ class LabelPrior:
 
     def _fit(self, deployed: Params, own: Tensor, common: Tensor) -> Tensor:
         """z, how well inputs fit each class: `[C, B, K]`."""
-        return self._mixed(deployed, own, common) / self._warmth(deployed, own)
+        return self.mixed(deployed, own, common) / self._warmth(deployed, own)
 
     def _answered(self, deployed: Params, z: Tensor, seen: Tensor, weight: Tensor, now: Tensor) -> Tensor:
         """Answers `[C, B, K]` to inputs `z`, for the mixes of classes that `seen` `[C, N, K]` may have.
@@ -171,16 +172,18 @@ class LabelPrior:
         mixes = torch.stack([*simple, now], 1)  # [C, 4, K]
         likely = (_fits(seen, mixes).logsumexp(-1) * weight.unsqueeze(2)).sum(1)
         first = likely[:, :1] + self._suspicion(deployed, seen, weight)
-        likely = torch.cat([first, likely[:, 1:-1], likely[:, -1:] - self.doubt * (classes - 1)], 1)
+        shown = 1 - (1 - now.exp()).clamp(min=0).pow(weight.sum(1, keepdim=True))
+        fitted = likely[:, -1:] - self.doubt * (shown.sum(1, keepdim=True) - 1)
+        likely = torch.cat([first, likely[:, 1:-1], fitted], 1)
         what = torch.log_softmax(_fits(z, mixes), -1) + torch.log_softmax(likely, 1)[:, None, :, None]
         return what.logsumexp(2)
 
     def _suspicion(self, deployed: Params, seen: Tensor, weight: Tensor) -> Tensor | float:
-        """What speaks for the client's own frequencies because outputs are smaller than they should be, `[C, 1]`."""
+        """What speaks for the client's own frequencies because leads are smaller than they should be, `[C, 1]`."""
         if not self.wary:
             return 0.0
-        usual = deployed[SIZE].to(seen.dtype) / self._warmth(deployed, seen).flatten()
-        now = (_size(seen) * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+        usual = deployed[LEAD].to(seen.dtype) / self._warmth(deployed, seen).flatten().square()
+        now = (squared_lead(seen) * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
         smaller = torch.relu(1 - now / usual.clamp(min=1e-9) - SLACK)
         known = torch.where(usual > 0, smaller, torch.zeros_like(smaller))
         return (self.wary * known * weight.sum(1)).unsqueeze(1)
@@ -191,10 +194,12 @@ class LabelPrior:
             return deployed[WARMTH].to(like.dtype).view(-1, 1, 1)
         return torch.full((len(like), 1, 1), self.temperature, dtype=like.dtype, device=like.device)
 
-    def _mixed(self, deployed: Params, own: Tensor, common: Tensor) -> Tensor:
+    def mixed(self, deployed: Params, own: Tensor, common: Tensor) -> Tensor:
         """z before it is divided by the temperature."""
         if self.contains_prior:
             own = own - self._prior(deployed, own).unsqueeze(1)
+        if self.share in (0, 1):  # nothing of the other, were it infinite
+            return own if self.share else common
         return self.share * own + (1 - self.share) * common
 
 
@@ -287,6 +292,7 @@ def _fits(z: Tensor, mixes: Tensor) -> Tensor:
     return torch.log_softmax(z, -1).unsqueeze(2) + mixes.unsqueeze(1)
 
 
-def _size(z: Tensor) -> Tensor:
-    """How far the outputs of an input are from being all the same, `[C, B]`."""
-    return (z - z.mean(-1, keepdim=True)).square().sum(-1).sqrt()
+def squared_lead(z: Tensor) -> Tensor:
+    """By how much an input's largest output is ahead of the second, squared: `[C, B]`."""
+    first, second = z.topk(2, -1).values.unbind(-1)
+    return (first - second).square()
