@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tools import results
@@ -28,13 +29,15 @@ def test_every_summary_is_of_a_run_that_a_target_asks_for() -> None:
 
 
 def test_methods_of_a_setting_and_seed_saw_the_same_data() -> None:
-    seen: dict[tuple[str, str], set[str]] = {}
+    """Those that hold validation data out train on less of the same, and are judged by the same test data."""
+    asked = {results.kept_at(r.home): r for r in results.planned()}
+    seen: dict[tuple[Any, ...], set[str]] = {}
     for path in results.RUNS.glob("*/*.json"):
         hashes = json.loads(path.read_text())["hashes"]
-        seed = path.stem.rpartition("-")[2]
-        seen.setdefault((path.parent.name, seed), set()).add(
-            json.dumps([hashes[n] for n in ("split", "cohorts", "init")])
-        )
+        of = path.parent.name, path.stem.rpartition("-")[2]
+        trained = *of, asked[path].recipe.data.validation_share
+        seen.setdefault(trained, set()).add(json.dumps([hashes[n] for n in ("split", "cohorts")]))
+        seen.setdefault(of, set()).add(json.dumps([hashes[n] for n in ("init", "data", "shift")]))
     assert seen and all(len(kinds) == 1 for kinds in seen.values())
 
 
