@@ -3,14 +3,15 @@
     python benchmarks/frontier.py train RECIPE ... [--set KEY=VALUE ...] --seeds 1000 --out FOLDER [--jobs 12]
     python benchmarks/frontier.py rules FOLDER/*.npz [--kind batch stream] [--batch 0 1 8 32] [--before 32]
                                                      [--temperature 1 2] [--share 0 0.5 1] [--pull 1 2 4]
-                                                     [--doubt 0 1] [--wary 0 10]
+                                                     [--doubt 0 2] [--wary 0 2]
 
 `train` plays every method of these recipes with every seed, each in a process, and keeps in `RECIPE-LABEL-SEED.npz`,
 for every client, the outputs of its own model and of the global one on its own test examples, on those of every draw of
-donor shift, on as many of all clients together (`uniform`) and on its own corrupted (`--corruptions`, `--severities`),
-with its label frequencies. `rules` then judges every rule on them, on a CPU: accuracy in the mean over six degrees and
-at each, on uniform classes, and in the mean over corruptions at each severity, over clients and draws; files that
-differ in the seed alone are one row. What `wary` needs of validation data it takes from the examples that are judged.
+donor shift, on as many of all clients together (`uniform`) and on its own corrupted (`--corruptions`, or `all` fifteen,
+`--severities`), with its label frequencies. `rules` then judges every rule on them, on a CPU: accuracy in the mean over
+six degrees and at each, on uniform classes, and in the mean over corruptions at each severity, over clients and draws;
+files that differ in the seed alone are one row. What `wary` needs of validation data it takes from the examples that
+are judged.
 Choose on validation data (`evaluation.split=validation data.validation_share=0.2`), with other seeds than those
 reported. Methods must have `inference = "batch"`, so that label frequencies are taken.
 """
@@ -36,6 +37,7 @@ from torch import Tensor
 import personafl
 from personafl import config
 from personafl.core.types import Examples, Metric, Params
+from personafl.data.corruptions import STANDARD
 from personafl.data.shift import draw, mix_scores
 from personafl.evaluation import evaluate, image_transforms, together
 from personafl.evaluation.metrics import METRICS
@@ -139,7 +141,7 @@ def train(args: argparse.Namespace) -> None:
             seed,
             args.device,
             args.out,
-            tuple(args.corruptions),
+            STANDARD if args.corruptions == ["all"] else tuple(args.corruptions),
             tuple(args.severities),
         )
         for recipe in args.recipe
