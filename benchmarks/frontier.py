@@ -13,7 +13,8 @@ six degrees and at each, on uniform classes, and in the mean over corruptions at
 files that differ in the seed alone are one row. What `wary` needs of validation data it takes from the examples that
 are judged.
 Choose on validation data (`evaluation.split=validation data.validation_share=0.2`), with other seeds than those
-reported. Methods must have `inference = "batch"`, so that label frequencies are taken.
+reported. Methods must have `inference = "batch"`, so that label frequencies are taken, without what is fitted to
+validation data (`wary`, `calibrate`): outputs alone are kept.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ def _leads(rule: Any, out: Tensor, data: Examples) -> Tensor:
     """The usual lead, as `wary` measures it on validation data."""
     each = squared_lead(rule.mixed({}, out[:, :, 0], out[:, :, 1]))
     real = torch.arange(each.shape[1]) < data.count.unsqueeze(1)
-    usual: Tensor = (each * real).sum(1) / data.count
+    usual: Tensor = (each * real).sum(1) / data.count.clamp(min=1)
     return usual
 
 
@@ -286,7 +287,7 @@ def main() -> None:
     two.add_argument("--share", nargs="*", type=float, default=[0.0, 0.5, 1.0])
     two.add_argument("--temperature", nargs="*", type=float, default=[1.0, 2.0, 3.0])
     two.add_argument("--pull", nargs="*", type=float, default=[1.0, 4.0])
-    two.add_argument("--doubt", nargs="*", type=float, default=[0.0])
+    two.add_argument("--doubt", nargs="*", type=float, default=[1.0])
     two.add_argument("--wary", nargs="*", type=float, default=[0.0])
     two.add_argument("--forgetting", type=float, default=0.02)
     two.add_argument("--best", type=int, default=5)

@@ -192,7 +192,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: personafl.FedPeWS(base=3), r"base=3: must be an Algorithm"),  # type: ignore[arg-type]
     (
         lambda: run(algorithms=[{"name": "ditto", "inherit": {"name": [1]}}]),
-        r"ditto.inherit.name=\[1\]: no such filling",
+        r"ditto.inherit.name=\[1\]: no such choice",
     ),
     (lambda: run(algorithms=[{"name": "ditto", "lr": np.zeros(3)}]), r"ditto.lr=array.*: must be a number"),
     (lambda: run(algorithms=[{"name": []}]), r"algorithm \[\]: no such algorithm"),

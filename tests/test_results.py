@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tools import results
 
+from personafl import config
 from personafl.experiment import targets
 from personafl.experiment.shared_runs import SharedRun
 
@@ -24,7 +25,9 @@ def test_every_summary_is_of_a_run_that_a_target_asks_for() -> None:
         told = json.loads(path.read_text())
         run = asked[path]
         assert (told["seed"], told["rounds"]) == (run.seed, run.recipe.training.num_rounds)
-        assert told["algorithm"] == run.recipe.algorithms[0].name
+        method = run.recipe.algorithms[0]
+        assert (told["algorithm"], told["label"]) == (method.name, method.label)
+        assert told["settings"] == json.loads(json.dumps(config.settings(method.algorithm)))
         assert told["lr"] == run.recipe.training.lr and told["environment"]["commit"]
 
 

@@ -32,6 +32,7 @@ from personafl import (
 )
 from personafl.core import cost
 from personafl.core.types import Setup, Stage
+from personafl.slots import EstimatedPrior
 from tests import worlds
 from tests.references.world import world
 
@@ -127,6 +128,9 @@ def test_adaptive_inference_needs_a_global_model_also_behind_a_warm_up(name: str
         worlds.simulation(FedPeWS(base=base, inference="per-sample"))
     with pytest.raises(ValueError, match=why):
         worlds.simulation(ALGORITHMS[name](inference="per-sample", inherit=Inherit()))
+    why = f"inference='batch' needs a global model, which {type(base).__name__} has not; with share=1 a client's own"
+    with pytest.raises(ValueError, match=why):
+        worlds.simulation(ALGORITHMS[name](inference=EstimatedPrior(share=0.25)))
 
 
 def test_parts_that_would_collide_are_refused() -> None:

@@ -397,6 +397,107 @@ def test_small_leads_speak_for_the_clients_own_frequencies(rule: Any, calibrate:
     told(given | {"labels/lead": given["labels/lead"] * 0}, 0.0)  # nothing is known
 
 
+def test_a_stream_that_forgets_counts_its_suspicion_by_what_inputs_count() -> None:
+    """Nine inputs of which each counts 0.9 of the next, half as clear as usual: 0.2 nats of what they count in all."""
+    rule = RunningPrior(share=1.0, temperature=2.0, wary=0.5, doubt=0.2, window=12, forgetting=0.1)
+    have = {n: t[:1] for n, t in ready(dataclasses.replace(rule, wary=0.0)).items()}
+    mine, _ = outputs(clients=1)
+    z, weight = mine[0].numpy() / 2, 0.9 ** np.arange(8, -1, -1)
+    rising = np.sort(z * 2, 1)
+    usual = 2 * (weight * (rising[:, -1] - rising[:, -2]) ** 2).sum() / weight.sum()
+    found = rule.decide(have | {"labels/lead": torch.tensor([usual], dtype=torch.float64)}, mine, mine)[0][0, -1]
+    q = prior = own_frequencies(0)
+    for i in range(9):
+        q = by_hand(z[: i + 1], weight[8 - i :], prior, q, 2.0, 5)
+    true = answer(z[-1], z, weight, prior, q, 0.2, weight.sum() * 0.5 * 0.2)
+    np.testing.assert_allclose(found.numpy(), true, rtol=0, atol=1e-12)
+
+
+def test_one_client_without_validation_data_is_not_wary_and_others_are() -> None:
+    counts = {"examples": torch.ones(2, 4, dtype=torch.float64)}
+    found = {"leads": torch.tensor([8.0, 0.0]), "inputs": torch.tensor([4.0, 0.0])}
+    rule = EstimatedPrior(wary=1.0)
+    have = rule.measure(None, {}, lambda _, split="train": counts if split == "train" else found)  # type: ignore[arg-type]
+    assert have["labels/lead"].tolist() == [2, 0] and have["labels/lead"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("rule", [EstimatedPrior(wary=1.0), RunningPrior(wary=1.0)], ids=["batch", "stream"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_an_input_that_is_not_finite_spoils_its_own_answer_alone(rule: Any, wrong: float) -> None:
+    have = ready(dataclasses.replace(rule, wary=0.0)) | {"labels/lead": torch.full((2,), 30.0, dtype=torch.float64)}
+    own, common = outputs(inputs=12)
+    own[1, 3, 2] = wrong
+    rest = [i for i in range(12) if i != 3]
+    found, state = rule.decide(have, own, common)
+    alone, kept = rule.decide(have, own[:, rest], common[:, rest])
+    assert found[1, 3].isnan().all()
+    torch.testing.assert_close(found[1, rest], alone[1], rtol=0, atol=1e-12)
+    assert all(t.isfinite().all() for t in state.values())
+    for n, t in state.items():
+        torch.testing.assert_close(t[1], kept[n][1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [EstimatedPrior(wary=2.0), RunningPrior(wary=2.0)], ids=["batch", "stream"])
+def test_padding_may_hold_anything(rule: Any) -> None:
+    have = ready(dataclasses.replace(rule, wary=0.0)) | {"labels/lead": torch.full((2,), 30.0, dtype=torch.float64)}
+    own, common = outputs(inputs=12)
+    valid = torch.arange(12).expand(2, 12) < torch.tensor([[12], [7]])
+    plain = rule.decide(have, own, common, valid)[0]
+    for anything in (math.nan, math.inf, -math.inf):
+        found = rule.decide(have, own.masked_fill(~valid.unsqueeze(2), anything), common, valid)[0]
+        torch.testing.assert_close(found[valid], plain[valid], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [EstimatedPrior, RunningPrior])
+def test_a_share_of_all_or_nothing_leaves_the_other_model_out(kind: Any) -> None:
+    own, common = outputs()
+    have, lost = ready(kind()), torch.full_like(own, -math.inf)
+    mine, theirs = (kind(share=share).decide(have, own, common)[0] for share in (1.0, 0.0))
+    assert not mine.allclose(theirs)
+    torch.testing.assert_close(kind(share=1.0).decide(have, own, lost)[0], mine, rtol=0, atol=0)
+    torch.testing.assert_close(kind(share=0.0).decide(have, lost, common)[0], theirs, rtol=0, atol=0)
+    torch.testing.assert_close(kind(share=0.5).decide(have, own, own)[0], mine)
+
+
+@pytest.mark.parametrize("rule", [EstimatedPrior(wary=2.0), RunningPrior(wary=2.0)], ids=["batch", "stream"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_outputs_of_few_digits_are_answered_as_exactly_as_they_are(rule: Any, dtype: torch.dtype) -> None:
+    have = ready(dataclasses.replace(rule, wary=0.0)) | {"labels/lead": torch.full((2,), 30.0, dtype=torch.float64)}
+    own, common = (t.to(dtype) for t in outputs(inputs=150))
+    found = rule.decide(have, own, common)[0]
+    exact = rule.decide(have, own.double(), common.double())[0]
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+def test_doubt_never_speaks_for_an_estimate() -> None:
+    """One input shows one class, whatever the mix: no penalty, and no reward by rounding, however great the doubt."""
+    counts = {"examples": torch.ones(3, 1000)}
+    have = EstimatedPrior().measure(None, {}, lambda _: counts)  # type: ignore[arg-type]
+    z = torch.randn(3, 1, 1000, generator=torch.Generator().manual_seed(0))
+    little, much = (EstimatedPrior(doubt=d).decide(have, z, z)[0] for d in (1.0, 1e6))
+    exact = EstimatedPrior(doubt=1.0).decide(have, z.double(), z.double())[0]
+    torch.testing.assert_close(little.double(), exact, rtol=0, atol=1e-4)
+    assert float((much - little).max()) < 0.05  # a mix that rounding charges for loses, and wins nothing
+
+
+def test_wariness_goes_by_leads_whatever_the_temperature_and_the_scale() -> None:
+    own, _ = outputs(clients=1, inputs=50)
+    first, second = own[0].topk(2, -1).values.unbind(-1)
+    have = {n: t[:1] for n, t in ready(EstimatedPrior()).items()}
+    for scale, temperature in ((1.0, 1.0), (1.0, 1e5), (1e-5, 1.0), (1e5, 1e-3)):
+        lead = ((first - second) * scale).square().mean().view(1)
+        plain, wary = (
+            EstimatedPrior(share=1.0, temperature=temperature, wary=w).decide(
+                have | {"labels/lead": lead}, own * scale, own * scale
+            )[0]
+            for w in (0.0, 3e38)
+        )
+        torch.testing.assert_close(wary, plain, rtol=0, atol=1e-9)  # as clear as usual
+    halved = EstimatedPrior(share=1.0, wary=3e38).decide(have | {"labels/lead": lead * 1e10}, own, own)[0]
+    assert halved.isfinite().all()
+
+
 def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:
     rule = EstimatedPrior(temperature=2.3, calibrate=True, wary=1.0)
     counts = {"examples": torch.ones(3, 4, dtype=torch.float64)}
@@ -604,7 +705,7 @@ def test_a_method_takes_a_rule_as_a_table() -> None:
     made = Ditto(inference={"name": "stream", "window": 8, "calibrate": True})  # type: ignore[arg-type]
     assert made == Ditto(inference=RunningPrior(window=8, calibrate=True))
     for table, why in (
-        ({"name": "bach"}, "inference.name=.bach.: no such filling; did you mean batch"),
+        ({"name": "bach"}, "inference.name=.bach.: no such choice; did you mean batch"),
         ({"name": "batch", "shares": 1}, "inference.shares=1: no such setting of .inference.; did you mean share"),
         ({"name": "per-sample", "calibrate": True}, "inference.calibrate=True: no such setting"),
         ({"name": "batch", "calibrate": "yes"}, "inference.calibrate=.yes.: must be true or false"),

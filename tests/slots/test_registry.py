@@ -137,7 +137,7 @@ def test_a_recipe_names_a_filling_and_the_resolved_one_keeps_the_name() -> None:
     assert config.method({"name": "fedavg", "inherit": {"transfer": "kd"}}).algorithm.inherit == Inherit(transfer="kd")
     worlds.simulation(method.algorithm)
     assert SEEN == [(3, "FedAvg")]
-    with pytest.raises(UserError, match=r"inherit.name='nothin': no such filling; did you mean nothing\?"):
+    with pytest.raises(UserError, match=r"inherit.name='nothin': no such choice; did you mean nothing\?"):
         config.method({"name": "fedavg", "inherit": {"name": "nothin"}})
 
 
@@ -163,8 +163,8 @@ def test_a_table_has_a_rules_settings_and_a_name_its_usual_ones() -> None:
     assert config.method({"name": "ditto", **config.settings(told)}).algorithm == told
     for value, why in (
         ("men", "inference='men': possible are own, "),
-        ({"name": "men"}, r"inference.name='men': no such filling; did you mean mean\?"),
-        ({"name": "own"}, "no such filling"),
+        ({"name": "men"}, r"inference.name='men': no such choice; did you mean mean\?"),
+        ({"name": "own"}, "inference.name='own': it has no settings; give the name alone"),
         ({"name": "mean", "shar": 1}, "inference.shar=1: no such setting"),
         (7, "inference=7: must be text"),
     ):

@@ -499,6 +499,14 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         kind = INFERENCE[self.inference]
         return None if kind is None else kind()
 
+    def without_common(self, called: str) -> UserError:
+        """The refusal of `inference` where a method, called so, has no complete global model."""
+        told = self.inference
+        if not isinstance(told, str):
+            told = next((n for n, kind in INFERENCE.items() if kind is type(told)), type(told).__name__)
+        instead = "; with share=1 a client's own model is asked alone" if hasattr(self.rule, "share") else ""
+        return UserError(f"inference={told!r} needs a global model, which {called} has not{instead}")
+
     def deploy(self, own: Params, down: Payload) -> Params:
         """All a client needs to predict: its own model, and the common one where inference asks for it."""
         if self.rule is None or not self.rule.asks_global:
@@ -506,7 +514,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         statistics: Payload = {n: own[n] for n in self.info.buffers if n in own}  # the client's, where none travel
         common = self.common(statistics | down)
         if common is None:
-            raise UserError(f"inference={self.inference!r} needs a global model, which {self.called} has not")
+            raise self.without_common(self.called)
         return own | tree.prefixed(common, "global")
 
     def calibrate(self, deployed: Params, sweep: Sweep) -> Params:

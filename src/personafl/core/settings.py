@@ -222,8 +222,10 @@ def filled(where: str, table: Mapping[str, Any], fillings: Mapping[str, type[Any
     """What a table puts into a slot: it may name one of the fillings, else the first is meant; the rest is settings."""
     kinds = {n: kind for n, kind in fillings.items() if kind is not None}
     name = table.get("name", next(iter(kinds)))
+    if isinstance(name, str) and name in fillings and name not in kinds:
+        raise UserError(f"{where}.name={name!r}: it has no settings; give the name alone, without a table")
     if not isinstance(name, str) or name not in kinds:
-        raise UserError(f"{where}.name={shortened(name)}: {unknown('filling', shortened(name), kinds)}")
+        raise UserError(f"{where}.name={shortened(name)}: {unknown('choice', shortened(name), kinds)}")
     kind = kinds[name]
     own = {k: v for k, v in table.items() if k != "name"}
     names, of_type = [f.name for f in dataclasses.fields(kind)], hints(kind)  # type: ignore[arg-type]

@@ -170,9 +170,7 @@ def _as_batch(x: Any, data: Tensor) -> Tensor:
     fits = batch.dim() == data.dim() and (tokens or tuple(batch.shape[1:]) == wanted)
     if not fits or batch.is_complex() or batch.layout != torch.strided:
         kind = str(batch.dtype).removeprefix("torch.") + ("" if batch.layout == torch.strided else ", sparse")
-        raise UserError(
-            f"predict: inputs of shape {tuple(batch.shape)} ({kind}): must be (B, {', '.join(map(str, wanted))})"
-        )
+        raise UserError(f"inputs of shape {tuple(batch.shape)} ({kind}): must be (B, {', '.join(map(str, wanted))})")
     return batch
 
 

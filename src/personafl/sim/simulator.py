@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -351,7 +350,7 @@ class Simulation(Displayed):
                 before = [s for p in parts for s in p.before]
                 found = self._evaluated(self.placement.together(ids, before) if judged else [])
         losses, more = self._count(spent)  # waits for the device, so it comes last
-        if self._hopes and not math.isfinite(float(sum(self._hopes))):
+        if self._hopes and not bool(torch.stack([h.to(self.device) for h in self._hopes]).isfinite().all()):
             raise ArithmeticError("not all numbers are finite")
         diverged = {r.client for r in more if r.diverged}
         self.state.diverged |= diverged

@@ -45,4 +45,4 @@ def require_common(method: Algorithm, wanted: Algorithm) -> None:
     down = tree.received(sent, 1)
     statistics: Payload = {n: blank[n][None] for n in method.info.buffers}
     if method.common(statistics | down) is None:
-        raise UserError(f"inference={wanted.inference!r} needs a global model, which {method.called} has not")
+        raise wanted.without_common(method.called)

@@ -42,7 +42,6 @@ trained without `prior_free` contain log pi; `contains_prior` takes it out of th
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -60,6 +59,7 @@ from personafl.core.types import Batch, Model, Params, Sweep, per_example
 PRIOR = "labels/own"  # log pi, [C, K]
 WARMTH = "labels/temperature"  # of each client that fits its own, [C]
 LEAD = "labels/lead"  # m_0 before the temperature, [C]
+MOST = 1e30  # nats, so that they can be added to others
 SLACK = 0.3  # by which that of other classes may well be smaller
 TRUST = 0.5  # in `temperature`: a normal distribution of its logarithm, which few examples do not outvote
 
@@ -96,13 +96,16 @@ class LabelPrior:
         if not 0 <= self.share <= 1:
             raise UserError(f"share={self.share}: must be in [0, 1]")
         for name in ("temperature", "pull"):
-            if not 0 < getattr(self, name) < math.inf:
+            if not 0 < getattr(self, name) <= LARGEST:
                 raise UserError(f"{name}={getattr(self, name)}: must be positive")
         for name in ("doubt", "wary"):
             if not 0 <= getattr(self, name) <= LARGEST:
                 raise UserError(f"{name}={getattr(self, name)}: must be a number that is not negative")
         if self.wary and not self.doubt:
-            raise UserError(f"wary={self.wary}: needs doubt in the estimate, which alone answers with doubt=0")
+            raise UserError(
+                f"wary={self.wary}: needs doubt in the estimate, which alone answers with doubt=0; set doubt, such as "
+                "1, or leave wary out"
+            )
 
     @property
     def asks_global(self) -> bool:
@@ -127,8 +130,8 @@ class LabelPrior:
         def leads(model: Model, batch: Batch) -> Params:
             mine = tree.take(deployed, slice(len(batch.x)))
             found = squared_lead(self.mixed(mine, *method.both_answers(model, mine, batch.x, batch.valid)).double())
-            real = torch.ones_like(found) if batch.valid is None else batch.valid.to(found.dtype)
-            return {"leads": (found * real).sum(1), "inputs": real.sum(1)}
+            real = torch.ones_like(found, dtype=torch.bool) if batch.valid is None else batch.valid
+            return {"leads": torch.where(real, found, 0).sum(1), "inputs": real.sum(1).to(found.dtype)}
 
         found = sweep(leads, "validation")
         if not found:
@@ -146,7 +149,7 @@ class LabelPrior:
             z = self.mixed(mine, *method.both_answers(model, mine, batch.x, batch.valid)).double()
             each = [z / t + mine[PRIOR].double().unsqueeze(1) for t in tried]
             nll = [per_example(cross_entropy, out, batch.y) for out in each]
-            return {"nll": torch.stack([(n if batch.valid is None else n * batch.valid).sum(1) for n in nll], 1)}
+            return {"nll": torch.stack([_of_inputs(n, batch.valid).sum(1) for n in nll], 1)}
 
         away = (tried / self.temperature).log().square() / (2 * TRUST**2)
         found = sweep(losses, "validation").get("nll", prior.new_zeros(len(prior), 1))
@@ -160,6 +163,19 @@ class LabelPrior:
         """z, how well inputs fit each class: `[C, B, K]`."""
         return self.mixed(deployed, own, common) / self._warmth(deployed, own)
 
+    def _given(
+        self, deployed: Params, own: Tensor, common: Tensor, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """z, in float32 at least, the same with zeros for what tells nothing, and what tells something, `[C, B]`.
+
+        That is neither padding nor an input to which the models' answers are not finite.
+        """
+        exact = torch.promote_types(own.dtype, torch.float32)
+        z = self._fit(deployed, own.to(exact), common.to(exact))
+        finite = z.amax(-1).isfinite()
+        tells = finite if valid is None else finite & valid
+        return z, torch.where(tells.unsqueeze(2), z, 0), tells
+
     def _answered(self, deployed: Params, z: Tensor, seen: Tensor, weight: Tensor, now: Tensor) -> Tensor:
         """Answers `[C, B, K]` to inputs `z`, for the mixes of classes that `seen` `[C, N, K]` may have.
 
@@ -172,8 +188,9 @@ class LabelPrior:
         mixes = torch.stack([*simple, now], 1)  # [C, 4, K]
         likely = (_fits(seen, mixes).logsumexp(-1) * weight.unsqueeze(2)).sum(1)
         first = likely[:, :1] + self._suspicion(deployed, seen, weight)
-        shown = 1 - (1 - now.exp()).clamp(min=0).pow(weight.sum(1, keepdim=True))
-        fitted = likely[:, -1:] - self.doubt * (shown.sum(1, keepdim=True) - 1)
+        inputs = weight.sum(1, keepdim=True).clamp(min=1)
+        shown = -torch.expm1(inputs * torch.log1p(-now.exp().clamp(max=1)))
+        fitted = likely[:, -1:] - self.doubt * (shown.sum(1, keepdim=True) - 1).clamp(min=0)
         likely = torch.cat([first, likely[:, 1:-1], fitted], 1)
         what = torch.log_softmax(_fits(z, mixes), -1) + torch.log_softmax(likely, 1)[:, None, :, None]
         return what.logsumexp(2)
@@ -182,11 +199,12 @@ class LabelPrior:
         """What speaks for the client's own frequencies because leads are smaller than they should be, `[C, 1]`."""
         if not self.wary:
             return 0.0
-        usual = deployed[LEAD].to(seen.dtype) / self._warmth(deployed, seen).flatten().square()
-        now = (squared_lead(seen) * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
-        smaller = torch.relu(1 - now / usual.clamp(min=1e-9) - SLACK)
-        known = torch.where(usual > 0, smaller, torch.zeros_like(smaller))
-        return (self.wary * known * weight.sum(1)).unsqueeze(1)
+        usual = deployed[LEAD].to(seen.dtype)
+        each = squared_lead(seen * self._warmth(deployed, seen))
+        now = (each * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+        smaller = torch.relu(1 - now / torch.where(usual > 0, usual, 1) - SLACK)
+        known = torch.where((usual > 0) & usual.isfinite(), smaller, 0)
+        return (self.wary * known * weight.sum(1)).clamp(max=MOST).unsqueeze(1)
 
     def _warmth(self, deployed: Params, like: Tensor) -> Tensor:
         """T of each client, `[C, 1, 1]`."""
@@ -216,10 +234,10 @@ class EstimatedPrior(LabelPrior):
     def decide(
         self, deployed: Params, own: Tensor, common: Tensor, valid: Tensor | None = None
     ) -> tuple[Tensor, Params]:
-        z, prior = self._fit(deployed, own, common), self._prior(deployed, own)
-        weight = torch.ones_like(z[..., 0]) if valid is None else valid.to(z.dtype)
-        now = estimated(z, weight, prior, prior, self.pull, self.steps)
-        return self._answered(deployed, z, z, weight, now), {}
+        z, seen, tells = self._given(deployed, own, common, valid)
+        prior, weight = self._prior(deployed, z), tells.to(z.dtype)
+        now = estimated(seen, weight, prior, prior, self.pull, self.steps)
+        return self._answered(deployed, z, seen, weight, now).to(own.dtype), {}
 
 
 @dataclass(frozen=True)
@@ -250,22 +268,21 @@ class RunningPrior(LabelPrior):
     def decide(
         self, deployed: Params, own: Tensor, common: Tensor, valid: Tensor | None = None
     ) -> tuple[Tensor, Params]:
-        z, prior = self._fit(deployed, own, common), self._prior(deployed, own)
+        z, sound, tells = self._given(deployed, own, common, valid)
+        prior = self._prior(deployed, z)
         now, seen, weight = (deployed[f"labels/{n}"].to(z.dtype) for n in ("now", "seen", "weight"))
         answers = []
         for i in range(z.shape[1]):
-            newer = torch.cat([seen[:, 1:], z[:, i : i + 1]], 1)
+            newer = torch.cat([seen[:, 1:], sound[:, i : i + 1]], 1)
             counts = torch.cat([weight[:, 1:] * (1 - self.forgetting), torch.ones_like(weight[:, :1])], 1)
             coming = estimated(newer, counts, prior, now, self.pull, self.steps)
-            if valid is not None:  # what is padding changes nothing
-                real = valid[:, i : i + 1]
-                coming, counts = torch.where(real, coming, now), torch.where(real, counts, weight)
-                newer = torch.where(real.unsqueeze(2), newer, seen)
-            now, seen, weight = coming, newer, counts
+            real = tells[:, i : i + 1]  # what tells nothing changes nothing
+            now, weight = torch.where(real, coming, now), torch.where(real, counts, weight)
+            seen = torch.where(real.unsqueeze(2), newer, seen)
             answers.append(self._answered(deployed, z[:, i : i + 1], seen, weight, now))
         state = {"labels/now": now, "labels/seen": seen, "labels/weight": weight}
         out = torch.cat(answers, 1) if answers else z
-        return out, {n: t.to(deployed[n].dtype) for n, t in state.items()}
+        return out.to(own.dtype), {n: t.to(deployed[n].dtype) for n, t in state.items()}
 
 
 def measured_frequencies(sweep: Sweep) -> Params:
@@ -292,7 +309,14 @@ def _fits(z: Tensor, mixes: Tensor) -> Tensor:
     return torch.log_softmax(z, -1).unsqueeze(2) + mixes.unsqueeze(1)
 
 
+def _of_inputs(each: Tensor, valid: Tensor | None) -> Tensor:
+    """Numbers of inputs, and 0 of padding."""
+    return each if valid is None else torch.where(valid, each, 0)
+
+
 def squared_lead(z: Tensor) -> Tensor:
     """By how much an input's largest output is ahead of the second, squared: `[C, B]`."""
+    if z.shape[-1] < 2:
+        return torch.zeros_like(z[..., 0])
     first, second = z.topk(2, -1).values.unbind(-1)
     return (first - second).square()

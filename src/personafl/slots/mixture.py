@@ -63,7 +63,7 @@ class Mixture:
     ) -> tuple[Tensor, Params]:
         fit = torch.log_softmax(common / self.temperature, -1)
         each = math.log(common.shape[2]) + torch.logsumexp(fit + deployed[PRIOR].to(fit.dtype).unsqueeze(1), -1)
-        odds = self.strength * (each if valid is None else each * valid).sum(1) + math.log(
+        odds = self.strength * (each if valid is None else torch.where(valid, each, 0)).sum(1) + math.log(
             self.trust / (1 - self.trust)
         )
         sides = (
