@@ -174,7 +174,9 @@ def test_runs_on_data_given_as_objects_are_compared(call, tmp_path: Path) -> Non
     assert re.search(r"local .*fedavg ", said.out, re.S)
 
 
-@pytest.mark.parametrize("what", ["algorithms", "datasets", "partitions", "corruptions", "models", "recipes"])
+@pytest.mark.parametrize(
+    "what", ["algorithms", "datasets", "partitions", "corruptions", "models", "inference", "recipes"]
+)
 def test_list_names_what_there_is(call, what: str) -> None:
     found = json.loads(call("list", what, "--json").out)
     assert len(found) > 0
@@ -188,6 +190,14 @@ def test_info_explains_by_name(call, name: str) -> None:
     assert said.code == 0
     assert name in said.out
     assert len(said.out) > 40
+
+
+def test_info_explains_how_clients_may_answer(call) -> None:
+    assert call("info", "inference").out == call("list", "inference").out
+    out = call("info", "stream").out
+    assert "inference.doubt = 1.0: in an estimated mix" in out and "inference.window = 64: inputs" in out
+    assert "inference.calibrate = false" in out
+    assert call("info", "own").out == "inference own: The client's own model answers.\n"
 
 
 def test_info_gives_settings_with_defaults(call) -> None:
@@ -527,7 +537,7 @@ def test_help_has_no_escapes_and_says_what_every_argument_means(call, command: s
 
 def test_list_alone_and_its_help_name_what_can_be_listed(call) -> None:
     kinds = {entry["name"] for entry in json.loads(call("list", "--json").out)}
-    assert kinds == {"algorithms", "datasets", "partitions", "corruptions", "models", "recipes"}
+    assert kinds == {"algorithms", "datasets", "partitions", "corruptions", "models", "inference", "recipes"}
     for words in (("list",), ("list", "--help")):
         assert all(kind in call(*words).out for kind in kinds)
     said = call("list", "algorithm")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tools import results
 
-from personafl import config
 from personafl.experiment import targets
 from personafl.experiment.shared_runs import SharedRun
 
@@ -24,10 +23,7 @@ def test_every_summary_is_of_a_run_that_a_target_asks_for() -> None:
     for path in results.RUNS.glob("*/*.json"):
         told = json.loads(path.read_text())
         run = asked[path]
-        assert (told["seed"], told["rounds"]) == (run.seed, run.recipe.training.num_rounds)
-        method = run.recipe.algorithms[0]
-        assert (told["algorithm"], told["label"]) == (method.name, method.label)
-        assert told["settings"] == json.loads(json.dumps(config.settings(method.algorithm)))
+        assert results.is_of(run, told), path
         assert told["lr"] == run.recipe.training.lr and told["environment"]["commit"]
 
 
@@ -76,13 +72,15 @@ def test_what_is_missing_is_run_and_kept(small: Path, tmp_path: Path) -> None:
     told = json.loads(one.read_text())
     one.write_text(json.dumps(told | {"masks": {}}))
     assert settings_of(results.missing(names)) == ["fifteen-and-five"]  # it was judged by less
+    one.write_text(json.dumps(told | {"settings": told["settings"] | {"sparsity": 0.4}}))
+    assert settings_of(results.missing(names)) == ["fifteen-and-five"]  # the target has other settings now
     one.write_text(json.dumps(told | {"robustness": {"expected": {}, "more": {}}}))
     with pytest.raises(SystemExit, match=r"has no .*more.*, and .* has"):
         results.collect(out, small)
     one.unlink()
     path = next(out.rglob("dm-pfl/seed-0/summary.json"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": 4}))
-    with pytest.raises(SystemExit, match="of other seeds or rounds"):
+    with pytest.raises(SystemExit, match="of other seeds, rounds or settings"):
         results.collect(out, small)
     (out / "runs" / "fifteen-and-five").rename(out / "runs" / "other")
     path.unlink()

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from personafl import config
 from personafl.core.plain_text import markdown_table
 from personafl.experiment import shared_runs, targets
 from personafl.experiment.comparison import Comparison
@@ -69,11 +70,21 @@ def missing(names: Sequence[str], runs: Path | None = None) -> list[SharedRun]:
     return [r for r in needed if not _whole(r, kept_at(r.home, runs), names)]
 
 
+def is_of(run: SharedRun, told: dict[str, Any]) -> bool:
+    """Whether a summary is of this run's method with these settings, seed and rounds."""
+    method = run.recipe.algorithms[0]
+    asked = json.loads(json.dumps(config.settings(method.algorithm)))
+    same = told["seed"], told["rounds"], told["algorithm"], told["label"], told["settings"]
+    return same == (run.seed, run.recipe.training.num_rounds, method.name, method.label, asked)
+
+
 def _whole(run: SharedRun, path: Path, names: Sequence[str]) -> bool:
     """Whether a summary has all that these targets ask of its run."""
     if not path.is_file():
         return False
     told = json.loads(path.read_text())
+    if not is_of(run, told):
+        return False
     for name, setting, label in run.places:
         if name in names:
             target = targets.load(name)
@@ -154,8 +165,8 @@ def collect(folder: Path, runs: Path = RUNS) -> int:
         run = plan.get(home)
         if run is None:
             raise SystemExit(f"{path}: no target has such a run when all of a paper are run; use `run`")
-        if (told["seed"], told["rounds"]) != (run.seed, run.recipe.training.num_rounds):
-            raise SystemExit(f"{path}: is of other seeds or rounds than {home}, or a rehearsal")
+        if not is_of(run, told):
+            raise SystemExit(f"{path}: is of other seeds, rounds or settings than {home}, or a rehearsal")
         there = kept_at(home, runs)
         before = json.loads(there.read_text()).get("robustness", {}) if there.is_file() else {}
         if gone := before.keys() - told.get("robustness", {}).keys():

@@ -58,12 +58,19 @@ def _corruptions() -> dict[str, str]:
     return {name: _first_sentence(make) for name, make in CORRUPTIONS.items()}
 
 
+def _rules() -> dict[str, str]:
+    from personafl.slots import INFERENCE
+
+    return {n: _first_sentence(kind) if kind else "The client's own model answers." for n, kind in INFERENCE.items()}
+
+
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "algorithms": _algorithms,
     "datasets": _datasets,
     "partitions": _partitions,
     "corruptions": _corruptions,
     "models": _models,
+    "inference": _rules,
     "recipes": _recipes,
 }
 
@@ -73,6 +80,7 @@ KINDS = {
     "partitions": "ways to divide a data set over clients",
     "corruptions": "of images, for training and for evaluation",
     "models": "networks by name",
+    "inference": "rules by which a client answers",
     "recipes": "whole comparisons",
 }
 """What each list is of."""
@@ -86,10 +94,7 @@ def _of_partition(name: str) -> list[str]:
     return [
         *([more] if more else []),
         f"data.num_clients: {'all, unless given' if found.knows_clients else 'how many clients there are'}",
-        *(
-            f"data.{n} = {str(s.default).lower() if isinstance(s.default, bool) else s.default}: {s.help}"
-            for n, s in found.settings.items()
-        ),
+        *(f"data.{n} = {_written(s.default)}: {s.help}" for n, s in found.settings.items()),
         *(["may deal a test part in the same way (data.official_test=dealt)"] if found.deals_test_part else []),
     ]
 
@@ -102,16 +107,34 @@ def _of_corruption(name: str) -> list[str]:
     return [f"severity {severity}: {step}" for severity, step in enumerate(steps, 1)]
 
 
+def _of_rule(name: str) -> list[str]:
+    from personafl.slots import INFERENCE
+
+    settings: Any = INFERENCE[name]
+    told = [f"inference.{f.name} = {_written(f.default)}: {f.metadata['help']}" for f in _fields(settings)]
+    return [*told, "docs/inference.md has more of them."] if told else []
+
+
+def _fields(kind: Any) -> tuple[Any, ...]:
+    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+
+
+def _written(default: Any) -> str:
+    """A plain default as a recipe would write it."""
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 DETAILS: dict[str, Callable[[str], list[str]]] = {
     "partitions": _of_partition,
     "corruptions": _of_corruption,
+    "inference": _of_rule,
     "recipes": lambda name: [config.recipes()[name]],
 }
 
 
 def list_(
     what: Annotated[
-        str | None, typer.Argument(help="algorithms, datasets, partitions, corruptions, models or recipes.")
+        str | None, typer.Argument(help="algorithms, datasets, partitions, corruptions, models, inference or recipes.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
@@ -132,8 +155,8 @@ def info(
     name: Annotated[
         str,
         typer.Argument(
-            help="An algorithm, data set, partition, corruption, model or recipe; a section of recipes, as training; "
-            "or one key, as training.momentum."
+            help="An algorithm, data set, partition, corruption, model, rule of inference or recipe; a section of "
+            "recipes, as training; or one key, as training.momentum."
         ),
     ],
 ) -> None:
@@ -142,6 +165,9 @@ def info(
 
     if name in SECTIONS:
         _section(name)
+        return
+    if name in LISTS:
+        list_(name)
         return
     if name in ALGORITHMS:
         _explain(name, ALGORITHMS[name])
