@@ -111,7 +111,7 @@ def _of_rule(name: str) -> list[str]:
     from personafl.slots import INFERENCE
 
     settings: Any = INFERENCE[name]
-    told = [f"inference.{f.name} = {_written(f.default)}: {f.metadata['help']}" for f in _fields(settings)]
+    told = [f"inference.{f.name} = {_written(f.default)}: {f.metadata.get('help', '')}" for f in _fields(settings)]
     return [*told, "docs/inference.md has more of them."] if told else []
 
 
