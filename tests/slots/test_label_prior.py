@@ -494,8 +494,15 @@ def test_wariness_goes_by_leads_whatever_the_temperature_and_the_scale() -> None
             for w in (0.0, 3e38)
         )
         torch.testing.assert_close(wary, plain, rtol=0, atol=1e-9)  # as clear as usual
-    halved = EstimatedPrior(share=1.0, wary=3e38).decide(have | {"labels/lead": lead * 1e10}, own, own)[0]
-    assert halved.isfinite().all()
+    for usual in (lead * 1e10, lead / 0):  # never mind how wary, or what cannot be
+        for z in (own, own.float()):
+            found = EstimatedPrior(share=1.0, wary=3e38).decide(have | {"labels/lead": usual}, z, z)[0]
+            assert found.isfinite().all()
+    own[0, :, 1:] = -math.inf  # leads without end, as on validation data
+    plain, wary = (
+        EstimatedPrior(share=1.0, wary=w).decide(have | {"labels/lead": lead / 0}, own, own)[0] for w in (0.0, 2.0)
+    )
+    torch.testing.assert_close(wary, plain, rtol=0, atol=0)
 
 
 def test_who_has_no_validation_data_keeps_the_given_temperature() -> None:

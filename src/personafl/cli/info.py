@@ -59,7 +59,7 @@ def _corruptions() -> dict[str, str]:
 
 
 def _rules() -> dict[str, str]:
-    from personafl.slots import INFERENCE
+    from personafl.core.slots import INFERENCE
 
     return {n: _first_sentence(kind) if kind else "The client's own model answers." for n, kind in INFERENCE.items()}
 
@@ -108,7 +108,7 @@ def _of_corruption(name: str) -> list[str]:
 
 
 def _of_rule(name: str) -> list[str]:
-    from personafl.slots import INFERENCE
+    from personafl.core.slots import INFERENCE
 
     settings: Any = INFERENCE[name]
     told = [f"inference.{f.name} = {_written(f.default)}: {f.metadata.get('help', '')}" for f in _fields(settings)]
