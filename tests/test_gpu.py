@@ -35,7 +35,7 @@ from personafl.models import MODELS, ResNet18
 from personafl.sim.state import Row
 from tests import kills, worlds
 from tests.algorithms.test_contract import BUSY
-from tests.core.test_admission import largest_of
+from tests.core.test_admission import assert_the_largest_is_found
 from tests.evaluation.common import ASKED, Flat, federation
 from tests.experiment.test_checkpoint import CutError, cut_at
 from tests.sim.test_faulty_clients import DAMPED, one, poisoned, simulated, without
@@ -378,7 +378,7 @@ NEAR = {"float64": 1e-9, "float32": 1e-4}
 
 
 def test_the_largest_number_is_finite_only_if_all_are() -> None:
-    largest_of("cuda")
+    assert_the_largest_is_found("cuda")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_stage_without_a_download_has_a_schema_too() -> None:
     assert admission.expected(sim.algorithm, sim.task, sim.model.initial, sim.server, rnd) == {}
 
 
-def largest_of(device: str) -> None:
+def assert_the_largest_is_found(device: str) -> None:
     """What is largest of tensors of several types on a device, and what one wrong number among them makes of it."""
     sizes = {torch.float32: 3e38, torch.float64: 1e300, torch.bfloat16: 3e38}  # squares and sums of them overflow
     fine = [torch.full((3, 70_000), size, dtype=kind, device=device) for kind, size in sizes.items()]
@@ -123,4 +123,4 @@ def largest_of(device: str) -> None:
 def test_the_largest_number_is_finite_only_if_all_are() -> None:
     assert admission.largest([]) == 0 and admission.largest([torch.zeros(0)]) == 0
     assert admission.largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0], dtype=torch.float64)]) == 3
-    largest_of("cpu")
+    assert_the_largest_is_found("cpu")

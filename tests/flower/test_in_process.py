@@ -67,17 +67,20 @@ def test_a_method_gives_the_simulator_s_numbers(
 
 
 @pytest.mark.parametrize("rule", ["batch", "stream"])
-def test_clients_fit_their_temperatures_as_in_the_simulator(
-    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("setting", "kept"), [({"calibrate": True}, "labels/temperature"), ({"wary": 2.0}, "labels/lead")]
+)
+def test_clients_fit_their_answers_to_validation_data_as_in_the_simulator(
+    rule: str, setting: dict[str, Any], kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = {"name": "ditto", "prior_free": True, "inference": {"name": rule, "calibrate": True}}
+    method = {"name": "ditto", "prior_free": True, "inference": {"name": rule} | setting}
     text = worlds.recipe(method, data={"validation_share": 0.3}, training={"local_epochs": 10, "lr": 0.3})
     server = through_flower(text, tmp_path, monkeypatch)
     sim = worlds.simulated(text)
     worlds.same_run(server, tmp_path, sim)
-    fitted = sim.deployed_models(sim.model, sim.everybody)["labels/temperature"]
+    fitted = sim.deployed_models(sim.model, sim.everybody)[kept]
     sim._held = lambda ids: lambda split: sim.federation.examples("train", ids)  # type: ignore[method-assign]
-    on_training_data = sim.deployed_models(sim.model, sim.everybody)["labels/temperature"]
+    on_training_data = sim.deployed_models(sim.model, sim.everybody)[kept]
     assert (fitted != on_training_data).any()  # so a client that took these would be seen
 
 

@@ -504,8 +504,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         told = self.inference
         if not isinstance(told, str):
             told = next((n for n, kind in INFERENCE.items() if kind is type(told)), type(told).__name__)
-        instead = "; with share=1 a client's own model is asked alone" if hasattr(self.rule, "share") else ""
-        return UserError(f"inference={told!r} needs a global model, which {called} has not{instead}")
+        return UserError(f"inference={told!r} needs a global model, which {called} has not")
 
     def deploy(self, own: Params, down: Payload) -> Params:
         """All a client needs to predict: its own model, and the common one where inference asks for it."""

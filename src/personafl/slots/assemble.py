@@ -9,6 +9,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.slots import WEIGHTS
 from personafl.core.types import Payload, Round, Setup, Stage, Training
+from personafl.slots.label_prior import LabelPrior
 from personafl.slots.prior_free import PriorFree
 
 
@@ -45,4 +46,6 @@ def require_common(method: Algorithm, wanted: Algorithm) -> None:
     down = tree.received(sent, 1)
     statistics: Payload = {n: blank[n][None] for n in method.info.buffers}
     if method.common(statistics | down) is None:
-        raise wanted.without_common(method.called)
+        why = wanted.without_common(method.called)
+        instead = "; with share=1 a client's own model is asked alone"
+        raise UserError(f"{why}{instead}") if isinstance(wanted.rule, LabelPrior) else why
