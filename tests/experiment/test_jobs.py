@@ -69,12 +69,17 @@ def test_a_request_to_stop_that_a_call_could_not_heed_ends_it_behind_the_call() 
     assert (begun, stopped.value.code) == ([1], 143)
 
 
-def test_between_calls_it_ends_at_once() -> None:
-    going = side_by_side([partial(told, 1), partial(told, 2)], 1)
-    next(going)
-    with pytest.raises(Stopped):
-        os.kill(os.getpid(), signal.SIGINT)
-    going.close()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_between_calls_it_ends_at_once(number: signal.Signals) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind it has it ignored
+    try:
+        going = side_by_side([partial(told, 1), partial(told, 2)], 1)
+        next(going)
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), number)
+        going.close()  # type: ignore[attr-defined]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def variable(name: str) -> str | None:
