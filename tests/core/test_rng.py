@@ -13,6 +13,15 @@ def test_words_are_splitmix64():
     assert [w % 2**64 for w in rng.bits(torch.tensor(0), 3).tolist()] == published
 
 
+def test_all_ways_to_mix_give_the_same_words():
+    """By Python's numbers, by NumPy's, and by PyTorch's, which a GPU takes."""
+    words = torch.randint(-(2**63), 2**63 - 1, (64,))
+    expected = [rng._mix_int(w) for w in words.tolist()]
+    assert rng._mix(words).tolist() == expected
+    assert rng._mixed(words.numpy().copy()).tolist() == expected
+    assert [int(rng._mixed(w)[0]) for w in words.numpy()[:, None].copy()] == expected
+
+
 def test_a_stream_is_the_same_alone_and_in_a_stack():
     stacked = rng.bits(rng.key(7, "batches", 2, IDS), 6)  # [3, 6]
     for row, client in enumerate(IDS.tolist()):

@@ -3,7 +3,7 @@
 A stream is a function of its key alone, so a draw does not depend on which clients share a
 stack, on their order, or on the device: everything is exact 64-bit integer arithmetic
 (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014),
-done for a whole stack at once.
+done for a whole stack at once, or for a few numbers one by one, which is faster.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -25,6 +26,7 @@ MIX2 = 0x94D049BB133111EB - (1 << 64)
 _WORD = (1 << 64) - 1
 _ROUNDS = ((np.uint64(30), np.uint64(MIX1 & _WORD)), (np.uint64(27), np.uint64(MIX2 & _WORD)))
 _LAST = np.uint64(31)
+FEW = 8  # numbers that Python mixes faster than NumPy
 _SHARED = threading.RLock()
 
 
@@ -34,17 +36,21 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's mix of words that nobody else looks at."""
-    if z.device.type == "cpu":
-        return _mixed_in_place(z)
+    """SplitMix64's mix, on a GPU."""
     z = (z ^ _shift(z, 30)) * MIX1
     z = (z ^ _shift(z, 27)) * MIX2
     return z ^ _shift(z, 31)
 
 
-def _mixed_in_place(z: Tensor) -> Tensor:
-    """The same on the host, where NumPy has unsigned words: fewer operations, each in a fraction of PyTorch's time."""
-    words = z.numpy().view(np.uint64)
+def _mixed(z: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same on the host, over the words that are given: NumPy has unsigned ones, and takes a fraction of PyTorch's
+    time over few.
+
+    A few are mixed as Python's own numbers, which is faster still.
+    """
+    if z.size <= FEW:
+        return np.array([_mix_int(word) for word in z.ravel().tolist()], np.int64).reshape(z.shape)
+    words = z.view(np.uint64)
     for bits, factor in _ROUNDS:
         words ^= words >> bits
         words *= factor
@@ -69,8 +75,11 @@ def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
 
 def keys(seed: int, purposes: Sequence[str], rnd: int, ids: Tensor) -> Tensor:
     """The keys of several purposes at once, `[P, C]`: one pass over few numbers costs as much as over one."""
-    words = torch.tensor([_word(purpose, (seed, rnd)) for purpose in purposes])
-    return extend(words.unsqueeze(1), ids)
+    words = [_word(purpose, (seed, rnd)) for purpose in purposes]
+    if len(words) * len(ids) > FEW:
+        return extend(torch.tensor(words).unsqueeze(1), ids)
+    each = ids.tolist()
+    return torch.tensor([[_mix_int((word ^ client) + GOLDEN) for client in each] for word in words])
 
 
 def _word(purpose: str, parts: Sequence[int]) -> int:
@@ -98,16 +107,20 @@ def _mix_int(z: int) -> int:
 
 def extend(keys: int | Tensor, part: int | str | Tensor) -> Tensor:
     """The keys of the streams one level below; one of the two is a tensor."""
-    part = part.long() if isinstance(part, Tensor) else part
-    words = (keys ^ (purpose_key(part) if isinstance(part, str) else part)) + GOLDEN
+    part = purpose_key(part) if isinstance(part, str) else part.long() if isinstance(part, Tensor) else part
+    if not any(isinstance(t, Tensor) and t.is_cuda for t in (keys, part)):
+        held, more = (t.numpy() if isinstance(t, Tensor) else t for t in (keys, part))
+        return torch.from_numpy(_mixed(np.asarray(np.add(np.bitwise_xor(held, more), GOLDEN))))
+    words = (keys ^ part) + GOLDEN
     assert isinstance(words, Tensor)
     return _mix(words)
 
 
 def bits(keys: Tensor, count: int) -> Tensor:
     """The first `count` words of each stream: `[..., count]` int64."""
-    place = torch.arange(1, count + 1, device=keys.device)
-    return _mix(keys.unsqueeze(-1) + place * GOLDEN)
+    if keys.device.type == "cpu":
+        return torch.from_numpy(_mixed(keys.numpy()[..., None] + np.arange(1, count + 1) * GOLDEN))
+    return _mix(keys.unsqueeze(-1) + torch.arange(1, count + 1, device=keys.device) * GOLDEN)
 
 
 def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -125,10 +138,12 @@ def normal(keys: Tensor, count: int) -> Tensor:
 def order(keys: Tensor, counts: Tensor | None, width: int) -> Tensor:
     """Each stream's random permutation of `0..counts-1`, padded to `width` by the unused places (None: no place is)."""
     words = bits(keys, width)
-    if counts is None:
-        return words.argsort(dim=-1, stable=True)
-    unused = torch.arange(width, device=keys.device) >= counts.unsqueeze(-1)
-    return words.masked_fill(unused, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+    if counts is not None:
+        unused = torch.arange(width, device=keys.device) >= counts.unsqueeze(-1)
+        words = words.masked_fill(unused, torch.iinfo(torch.int64).max)
+    if words.device.type == "cpu":
+        return torch.from_numpy(words.numpy().argsort(-1, kind="stable"))
+    return words.argsort(dim=-1, stable=True)
 
 
 def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:
