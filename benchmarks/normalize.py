@@ -96,9 +96,8 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
     def gathered(sim: Simulation) -> None:
         data = sim.federation.examples("train", torch.arange(clients))
         keys = streams.key(0, "batches", torch.arange(clients))
-        plan = batches.plan(data, 64, keys, epochs=1)
-        noise = streams.extend(keys.unsqueeze(1), torch.arange(len(plan.active))).to(sim.device)
-        for _ in batches.minibatches(data, plan, noise, torch.float32):
+        plan = batches.plan(data, 64, keys, epochs=1, noise=keys)
+        for _ in batches.minibatches(data, plan, torch.float32):
             pass
 
     out = []

@@ -56,6 +56,35 @@ def test_the_shape_of_a_plan_in_numbers():
     assert plan.examples.dtype == torch.float64
 
 
+@pytest.mark.parametrize("counts", [COUNTS, (5, 5), (1,)])
+@pytest.mark.parametrize("length", [{"epochs": 2.5}, {"steps": 4}, {"epochs": 0.0}, {"epochs": 0.2, "least": 3}])
+def test_few_numbers_are_ordered_as_many_are(monkeypatch, counts, length):
+    """The host orders few, the device of the rows many, and layouts are kept or found anew: the same minibatches."""
+    data, streams = examples(counts, IDS[: len(counts)]), keys(IDS[: len(counts)])
+    first, passed = (torch.tensor([n] * len(counts)) for n in (2, 7))
+    how = length | {"first": first, "noise": streams, "passed": passed}
+    few, again = (batches.plan(data, 3, streams, **how) for _ in range(2))
+    assert again.active is few.active  # the layout is the same one
+    monkeypatch.setattr(batches, "FEW", -1)
+    monkeypatch.setattr(batches, "KEPT", -1)
+    many = batches.plan(data, 3, streams, **how)
+    assert many.active is not few.active
+    for one in (again, many):
+        for field in dataclasses.fields(batches.Plan):
+            mine, other = getattr(few, field.name), getattr(one, field.name)
+            assert torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
+    assert few.noise.shape == few.real.shape
+
+
+def test_noise_goes_on_where_it_was():
+    """Each step's stream is that of its number: what a second turn has is what one long turn would have had."""
+    long = batches.plan(examples(), 3, keys(), steps=5, noise=keys()).noise
+    assert torch.equal(long, rng.extend(keys().unsqueeze(1), torch.arange(5)))
+    later = batches.plan(examples(), 3, keys(), steps=3, noise=keys(), passed=torch.tensor([2, 2, 2])).noise
+    assert torch.equal(later, long[:, 2:])
+    assert batches.plan(examples(), 3, keys(), steps=5).noise.shape == (3, 0)
+
+
 def test_batches_are_no_wider_than_the_largest_client():
     plan = batches.plan(examples(), 64, keys(), epochs=1)
     assert plan.rows.shape == (3, 1, 7)
@@ -259,9 +288,9 @@ def test_minibatches_fetched_many_at_a_time_are_the_same(block, augment, monkeyp
     if augment:
         x = torch.rand(len(data.x), 1, 4, 4, generator=torch.Generator().manual_seed(0))
         data = dataclasses.replace(data, x=x, augment=True)
-    plan = batches.plan(data, 3, keys(), epochs=2)
-    noise = rng.extend(keys().unsqueeze(1), torch.arange(len(plan.active)))
-    found = list(batches.minibatches(data, plan, noise, torch.float64))
+    plan = batches.plan(data, 3, keys(), epochs=2, noise=keys())
+    noise = plan.noise
+    found = list(batches.minibatches(data, plan, torch.float64))
     assert len(found) == 6
     for s, (k, batch) in enumerate(zip(plan.active, found, strict=True)):
         alone = batches.minibatch(data, plan, s, noise[:k, s], torch.float64)
@@ -338,13 +367,13 @@ def photographs(augment):
 
 def by_every_way(data, monkeypatch):
     """The minibatches of an epoch one by one, many at a time and from the host, and a pass in order."""
-    plan = batches.plan(data, 3, keys(), epochs=1)
-    noise = rng.extend(keys().unsqueeze(1), torch.arange(len(plan.active)))
+    plan = batches.plan(data, 3, keys(), epochs=1, noise=keys())
+    noise = plan.noise
 
     def epoch():
         return [batches.minibatch(data, plan, s, noise[:k, s], torch.float64) for s, k in enumerate(plan.active)]
 
-    blocks = list(batches.minibatches(data, plan, noise, torch.float64))
+    blocks = list(batches.minibatches(data, plan, torch.float64))
     alone, passed = epoch(), [b for b, _ in batches.in_order(data, 3, torch.float64)]
     with monkeypatch.context() as patch:
         patch.setattr(batches, "_lies_on", lambda x, device: False)

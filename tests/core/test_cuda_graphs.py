@@ -39,7 +39,7 @@ def plan(sizes: list[list[int]], width: int) -> Plan:
     real = torch.tensor(sizes)
     rows = torch.zeros(*real.shape, width, dtype=torch.int64)
     active = (real > 0).sum(0).tolist()
-    return Plan(rows, rows, real, real, (real > 0).sum(1), active, [False] * len(active), real.sum(1).double())
+    return Plan(rows, rows, real, real, (real > 0).sum(1), active, [False] * len(active), real.sum(1).double(), real)
 
 
 def test_steps_are_told_apart_by_clients_or_by_sizes() -> None:

@@ -7,6 +7,8 @@ those who have finished. The last, short batch of a client's epoch is padded; `v
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +29,8 @@ except ImportError:  # no Triton, so no GPU it would run on
 SWEEP = 256  # examples of a client at a time in passes without training
 BLOCK = 2**20  # bytes of minibatches fetched at a time on a CPU
 PADDING = 4  # pixels on each side, of augmented images
+KEPT = 2**14  # steps of all clients of a layout that is worth keeping
+FEW = 2**12  # numbers that a GPU does not order faster than the host
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,15 @@ class Plan:
     active: list[int]  # clients still at work, per step
     full: list[bool]  # whether all their places are filled, per step
     examples: Tensor  # [C] float64 on the host: examples each client processes
+    noise: Tensor  # [C, S] random streams of the steps; [C, 0] where there are none
 
     def client(self, place: int) -> Plan:
         """The minibatches of one of the clients."""
         own, steps = slice(place, place + 1), int(self.steps[place])
         sizes, width = self.sizes[own, :steps], self.rows.shape[2]
-        rows, there, real = (t[own, :steps] for t in (self.rows, self.there, self.real))
+        rows, there, real, noise = (t[own, :steps] for t in (self.rows, self.there, self.real, self.noise))
         full = [n == width for n in sizes[0].tolist()]
-        return Plan(rows, there, real, sizes, self.steps[own], [1] * steps, full, self.examples[own])
+        return Plan(rows, there, real, sizes, self.steps[own], [1] * steps, full, self.examples[own], noise)
 
 
 def steps_per_epoch(count: Tensor, batch_size: int) -> Tensor:
@@ -64,40 +69,105 @@ def plan(
     steps: int = 0,
     least: int = 0,
     first: int | Tensor = 0,
+    noise: Tensor | None = None,
+    passed: int | Tensor = 0,
 ) -> Plan:
     """Shuffled minibatches for this many epochs (a fraction is rounded to whole steps, `least` or more) or steps.
 
-    `keys` are the clients' streams of batch orders, `first` the number of each client's first epoch in them.
+    `keys` are the clients' streams of batch orders, `first` the number of each client's first epoch in them; `noise`
+    the streams of their steps' noise, if any, of which so many steps have passed.
     """
-    count = data.count.numpy()  # [C]: NumPy takes a fraction of PyTorch's time over a few numbers
+    counts, (width, home) = data.count.numpy(), (data.rows.shape[1], data.rows.device)
+    longest = steps or max(math.ceil(epochs * -(-int(counts[0]) // batch_size)), least)
+    found = _layout if len(counts) * longest > KEPT else _kept_layout
+    layout = found(counts.tobytes(), width, batch_size, epochs, steps, least)
+    streams = _streams(keys, layout.epochs, first)
+    noises = keys.new_empty(len(counts), 0) if noise is None else _streams(noise, layout.numbers, passed)
+    if streams.numel() * width <= FEW:  # the host has ordered a handful before a GPU has begun
+        chosen = rng.order(streams, layout.held, width).flatten(1).gather(1, layout.at)  # [C, S B]
+        filled, noises, chosen = _sent_together((layout.sizes, noises, chosen), home)
+    else:
+        table = (layout.sizes, noises, layout.begin, layout.end, streams, data.count[:, None])
+        filled, noises, begin, end, streams, count = _sent_together(table, home)
+        order = rng.order(streams, None if layout.held is None else count, width)
+        chosen = order.flatten(1).gather(1, _at(begin, end, layout.size))
+    rows = data.rows.gather(1, chosen).view(len(counts), len(layout.active), layout.size)
+    there = rows if data.x.device == home else rows.to(data.x.device)
+    return Plan(rows, there, filled, layout.sizes, layout.steps, layout.active, layout.full, layout.examples, noises)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a plan is by the sizes of its clients alone, before anything is drawn; not to be written to."""
+
+    held: Tensor | None  # [C, 1] examples of each client, None where all have as many as there are places
+    size: int  # of a minibatch
+    epochs: Tensor  # [E] the numbers of those that are drawn
+    numbers: Tensor  # [S] of the steps
+    begin: Tensor  # [C, S] where each step begins in its client's orders, one epoch behind the other
+    end: Tensor  # [C, S] the last place of its epoch
+    sizes: Tensor
+    steps: Tensor
+    active: list[int]
+    full: list[bool]
+    examples: Tensor
+
+    @functools.cached_property
+    def at(self) -> Tensor:
+        """The places of all steps: `[C, S B]`."""
+        return _at(self.begin, self.end, self.size)
+
+
+def _at(begin: Tensor, end: Tensor, size: int) -> Tensor:
+    """The places of minibatches that begin at these; what is behind the end of an epoch is padding."""
+    return torch.minimum(begin.unsqueeze(2) + torch.arange(size, device=begin.device), end.unsqueeze(2)).flatten(1)
+
+
+def _layout(counts: bytes, width: int, batch_size: int, epochs: float, steps: int, least: int) -> _Layout:
+    """The layout of clients with so many examples each, at most `width`."""
+    count = np.frombuffer(counts, np.int64)  # [C]: NumPy takes a fraction of PyTorch's time over a few numbers
     per_epoch = -(-count // batch_size)
     total = np.full_like(per_epoch, steps) if steps else _steps_of(epochs, per_epoch, least)
-    width, size, longest = data.rows.shape[1], min(batch_size, int(count[0])), int(total[0])  # the largest is first
-    rounds = int((-(-total // per_epoch)).max()) if longest else 0
+    size, longest = min(batch_size, int(count[0])), int(total[0])  # the largest is first
+    drawn = int((-(-total // per_epoch)).max()) if longest else 0
 
     step = np.arange(longest)
     epoch, place = np.divmod(step, per_epoch[:, None])  # [C, S]: of all epochs, and within its own
-    passed = place * batch_size  # examples of the epoch behind each step
+    passed = place * batch_size
     real = np.minimum(count[:, None] - passed, size)
     going = step < total[:, None]
     active = going.sum(0).tolist()
     full = ((real == size) | ~going).all(0).tolist()
-    examples = (real * going).sum(1, dtype=np.float64)
-    begins = np.minimum(epoch, max(rounds - 1, 0)) * width  # where the epoch's order begins
+    examples = torch.from_numpy((real * going).sum(1, dtype=np.float64))
+    first = np.minimum(epoch, max(drawn - 1, 0)) * width  # the place where the epoch's order begins
+    return _Layout(
+        None if count[-1] == width else torch.from_numpy(count[:, None].copy()),
+        size,
+        torch.arange(drawn),
+        torch.from_numpy(step),
+        torch.from_numpy(first + passed),
+        torch.from_numpy(first + (width - 1)),
+        torch.from_numpy(real),
+        torch.from_numpy(total),
+        active,
+        full,
+        examples,
+    )
 
-    number = np.asarray(first).reshape(-1, 1) + np.arange(rounds)  # of each epoch
-    streams = rng.extend(keys.unsqueeze(1), torch.from_numpy(number))  # [C, E]
-    table = streams.numpy(), count[:, None], real, begins + passed, begins + (width - 1)
-    streams, held, filled, first_places, last_places = _sent_together(table, data.rows.device)
-    rows = _ordered(data.rows, streams, None if count[-1] == width else held, first_places, last_places, size)
-    sizes, steps_of = torch.from_numpy(real), torch.from_numpy(total)
-    return Plan(rows, rows.to(data.x.device), filled, sizes, steps_of, active, full, torch.from_numpy(examples))
+
+_kept_layout = functools.lru_cache(maxsize=16)(_layout)
 
 
-def _sent_together(parts: Sequence[NDArray[np.int64]], device: torch.device) -> Sequence[Tensor]:
-    """Arrays of as many rows on the device: to send one is to send all."""
-    sent = tree.sent(torch.from_numpy(np.concatenate(parts, 1)), device)
-    return sent.split_with_sizes([part.shape[1] for part in parts], 1)
+def _streams(keys: Tensor, numbers: Tensor, behind: int | Tensor) -> Tensor:
+    """Each client's streams of these numbers, behind so many: `[C, N]`."""
+    return rng.extend(keys.unsqueeze(1), numbers + (behind if isinstance(behind, int) else behind.unsqueeze(1)))
+
+
+def _sent_together(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Tensors of as many rows on the device: to send one is to send all."""
+    if device.type == "cpu":
+        return parts
+    return tree.sent(torch.cat(list(parts), 1), device).split_with_sizes([part.shape[1] for part in parts], 1)
 
 
 def _steps_of(epochs: float, per_epoch: NDArray[np.int64], least: int) -> NDArray[np.int64]:
@@ -109,18 +179,6 @@ def _steps_of(epochs: float, per_epoch: NDArray[np.int64], least: int) -> NDArra
     return np.maximum(rounded, least)
 
 
-def _ordered(held: Tensor, streams: Tensor, count: Tensor | None, first: Tensor, last: Tensor, size: int) -> Tensor:
-    """The rows `[C, S, B]` of minibatches that begin at these places `[C, S]` of the epochs' orders, one after another.
-
-    `streams` `[C, E]` are the epochs' own, `last` the last place of a step's epoch; what is behind it is padding.
-    """
-    order = rng.order(streams, count, held.shape[1])  # [C, E, M]
-    place = first.unsqueeze(2) + torch.arange(size, device=held.device)  # [C, S, B]
-    at = torch.minimum(place, last.unsqueeze(2)).flatten(1)
-    rows = held.gather(1, order.flatten(1).gather(1, at)) if at.shape[1] else held[:, :0]
-    return rows.view(place.shape)
-
-
 def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.dtype) -> Batch:
     """A step of a plan, for the clients active in it; `keys` `[k]` are their streams for this step."""
     k = plan.active[step]
@@ -128,9 +186,9 @@ def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.
     return gather(data, plan.rows[:k, step], real, full, keys, dtype, there)
 
 
-def minibatches(data: Examples, plan: Plan, keys: Tensor, dtype: torch.dtype) -> Iterator[Batch]:
-    """The steps of a plan one after the other; `keys` `[C, S]`. Small ones on a CPU are fetched many at a time."""
-    stack, steps, size = plan.rows.shape
+def minibatches(data: Examples, plan: Plan, dtype: torch.dtype) -> Iterator[Batch]:
+    """The steps of a plan, with noise, one after the other. Small ones on a CPU are fetched many at a time."""
+    (stack, steps, size), keys = plan.rows.shape, plan.noise
     each = stack * size * data.x.shape[1:].numel() * data.x.element_size()
     many = BLOCK // max(each, 1)
     if many < 2 or data.x.device.type != "cpu" or plan.rows.device.type != "cpu":

@@ -169,8 +169,9 @@ class CapturedTurn:
         self.states = [_blank(s) for s in states]
         self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in moves]
         self.plan = plan.rows.new_zeros(count, room, plan.rows.shape[2] + 2)  # rows, how many are real, random stream
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.loss = torch.zeros(count, dtype=torch.float64, device=device)
+        self._from_zero = torch.zeros(1 + count, dtype=torch.int64, device=device)  # set back for a round in one go
+        self.at, self.loss = self._from_zero[:1], self._from_zero[1:].view(torch.float64)
+        self._rates: list[float] = []  # the last
         self.data, self.dtype, self.pool = data, dtype, pool
         self.update = make(self.local, list(self.masks), self.states, self.rates)
         self.graphs: dict[Step, torch.cuda.CUDAGraph] = {}
@@ -183,7 +184,6 @@ class CapturedTurn:
         states: Sequence[Params],
         rates: Sequence[float],
         plan: batches.Plan,
-        noise: Tensor,
     ) -> None:
         """Take over the values of a round."""
         assert local.keys is not None and self.local.keys is not None
@@ -194,12 +194,13 @@ class CapturedTurn:
             copy(state, now)
         for masks, given in zip(self.masks, moves, strict=True):
             copy(masks, given)
-        for held, rate in zip(self.rates, rates, strict=True):
-            held.fill_(rate)
+        if self._rates != list(rates):
+            for held, rate in zip(self.rates, rates, strict=True):
+                held.fill_(rate)
+            self._rates = list(rates)
         steps = plan.rows.shape[1]
-        self.plan[:, :steps] = torch.cat([plan.rows, plan.real.unsqueeze(2), noise.unsqueeze(2)], 2)
-        self.at.zero_()
-        self.loss.zero_()
+        self.plan[:, :steps] = torch.cat([plan.rows, plan.real.unsqueeze(2), plan.noise.unsqueeze(2)], 2)
+        self._from_zero.zero_()
 
     def run(self, step: Step) -> None:
         """Run the next step of a plan."""

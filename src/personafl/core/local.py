@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -190,15 +188,13 @@ class _Session:
         """Minibatch steps on the turn's loss, over the clients that still have some."""
         size = self.training.batch_size
         length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs, "least": turn.least}
+        length["noise"] = self._stream("noise" if turn.stream == "batches" else f"noise {turn.stream}")
+        length |= {"first": self._epochs(turn.stream), "passed": self._steps(turn.stream)}
         with self.clock("data"):
-            plan = batches.plan(self.data, size, self._stream(turn.stream), first=self._epochs(turn.stream), **length)
+            plan = batches.plan(self.data, size, self._stream(turn.stream), **length)
         parts = self._moving(list(_chain(turn)), plan)
         if parts:
-            name = "noise" if turn.stream == "batches" else f"noise {turn.stream}"
-            passed = self._steps(turn.stream).numpy()[:, None] + np.arange(len(plan.active))
-            noise = rng.extend(self._stream(name).unsqueeze(1), torch.from_numpy(passed))  # [C, S]
-            noise = tree.sent(noise, plan.rows.device)
-            self._run(_Stack(self.local, parts, plan, noise, self.loss, capacity(len(plan.active))))
+            self._run(_Stack(self.local, parts, plan, self.loss, capacity(len(plan.active))))
         self.played.setdefault(turn.stream, []).append(plan.steps)
 
     def _steps(self, stream: str) -> Tensor:
@@ -221,8 +217,6 @@ class _Session:
                 pull.anchors(self.local.fixed, names)  # refused before anything is trained
         if not self.really or not any(moves):
             return []
-        moving = {n for names in moves for n in names}
-        self.local = replace(self.local, params=self.local.params | self._writable(moving))
         return [
             _MinibatchUpdate(
                 part.loss,
@@ -242,11 +236,16 @@ class _Session:
         at_hand = self.data.x.device == stack.plan.rows.device  # what is recorded fetches examples itself
         cache = self.graph_cache if at_hand and stack.plan.active else None
         if self.task.model.one_by_one:
-            self._one_by_one(stack, [] if cache is None else cache.lanes)
-        elif cache is None:
-            self._step_by_step(stack)
-        else:
-            deque(self._replayed(stack, cache, _of_stack(stack.plan)), 0)
+            self._one_by_one(self._owned(stack), [] if cache is None else cache.lanes)
+        elif cache is None or not self._replayed_as_one(stack, cache):
+            self._step_by_step(self._owned(stack))
+
+    def _owned(self, stack: _Stack, *, copied: bool = True) -> _Stack:
+        """The stack over memory of its own for what training changes, with what is there now, or to be written to."""
+        changed = {n for part in stack.parts for n in part.moves}
+        mine = self._writable(changed) if copied else _room_for(self._changing(changed))
+        self.local = replace(self.local, params=self.local.params | mine)
+        return replace(stack, local=self.local)
 
     def _one_by_one(self, stack: _Stack, lanes: Sequence[Lane]) -> None:
         """One client after the other, the largest first, several at a time where there are lanes for them.
@@ -283,7 +282,7 @@ class _Session:
     def _step_by_step(self, stack: _Stack) -> None:
         """Play the steps as they are."""
         update = self._update(stack.parts, stack.local)
-        coming = batches.minibatches(self.data, stack.plan, stack.noise, self.dtype)
+        coming = batches.minibatches(self.data, stack.plan, self.dtype)
         for k in stack.plan.active:
             with self.clock("data"):
                 batch = next(coming)
@@ -292,10 +291,25 @@ class _Session:
     def _update(self, parts: Sequence[_MinibatchUpdate], local: ClientState) -> _Update:
         return _Update([_Steps(self.task, local, part) for part in parts])
 
+    def _replayed_as_one(self, stack: _Stack, cache: GraphCache) -> bool:
+        """Run a plan from recordings of all clients' steps; False, and nothing has changed, where there can be none."""
+        steps = _of_stack(stack.plan)
+        reel = self._reel(stack, cache, len(steps), None)
+        if reel is None:
+            return False
+        try:
+            for step in steps:
+                reel.run(step)
+        except RuntimeError as e:
+            cache.refuse(self._key(stack), e)
+            return False
+        self._take_out(self._owned(stack, copied=False), reel)
+        return True
+
     def _replayed(
-        self, stack: _Stack, cache: GraphCache, steps: list[Step], stream: torch.cuda.Stream | None = None
+        self, stack: _Stack, cache: GraphCache, steps: list[Step], stream: torch.cuda.Stream
     ) -> Iterator[None]:
-        """Run a plan from recordings of these steps, one at each turn; as it is where there can be none."""
+        """Run a client's plan from recordings of these steps, one at each turn; as it is where there can be none."""
         reel = self._reel(stack, cache, len(steps), stream)
         if reel is None:
             self._step_by_step(stack)
@@ -336,7 +350,7 @@ class _Session:
 
         reel = cache.reel(self._key(stack), recorder, steps)
         if reel is not None:
-            reel.load(local, *split, [float(p.lr) for p in parts], plan, stack.noise)
+            reel.load(local, *split, [float(p.lr) for p in parts], plan)
         return reel
 
     def _take_out(self, stack: _Stack, reel: CapturedTurn) -> None:
@@ -400,8 +414,11 @@ class _Session:
 
     def _writable(self, names: Collection[str]) -> Params:
         """Own copies of these tensors, and of running statistics, which change in the forward pass."""
-        mine = tree.select(self.local.params, names) | self._statistics(self.local)
-        return {n: t.clone(memory_format=torch.contiguous_format) for n, t in mine.items()}
+        return {n: t.clone(memory_format=torch.contiguous_format) for n, t in self._changing(names).items()}
+
+    def _changing(self, names: Collection[str]) -> Params:
+        """These tensors, and running statistics."""
+        return tree.select(self.local.params, names) | self._statistics(self.local)
 
     def _statistics(self, local: ClientState) -> Params:
         found = self.task.model.info.buffers
@@ -412,8 +429,9 @@ class _Session:
         info = self.task.model.info
         masked, full = cost.step(info, names, active, self.count, regrow=regrow)
         beside = turn.flops + (turn.teachers * cost.forward_pass(info) if isinstance(turn, Turn) else 0.0)
-        self.flops += (masked + beside) * plan.examples
-        self.dense += (full + beside) * plan.examples
+        whole = (full + beside) * plan.examples
+        self.flops += (masked + beside) * plan.examples if active else whole
+        self.dense += whole
 
 
 def _of_stack(plan: batches.Plan) -> list[Step]:
@@ -425,6 +443,10 @@ def _of_client(plan: batches.Plan, exact: bool) -> list[Step]:
     """Steps of one client, told apart by the size of a minibatch; a short one is padded if sizes need not be exact."""
     width = plan.rows.shape[2]
     return [Step(1, n, True) if exact or n == width else Step(1, width, False) for n in plan.sizes[0].tolist()]
+
+
+def _room_for(tensors: Params) -> Params:
+    return {n: torch.empty_like(t, memory_format=torch.contiguous_format) for n, t in tensors.items()}
 
 
 def _chain(turn: Turn) -> Iterator[Turn]:
@@ -464,7 +486,6 @@ class _Stack:
     local: ClientState
     parts: list[_MinibatchUpdate]
     plan: batches.Plan
-    noise: Tensor  # [C, S] random streams
     loss: Tensor  # [C] sums so far, written to
     room: int  # steps that recordings are made for
 
@@ -475,8 +496,7 @@ class _Stack:
         states = [tree.take(p.state, rows) for p in self.parts]
         parts = [replace(p, moves=m, state=s) for p, m, s in zip(self.parts, moves, states, strict=True)]
         plan = self.plan.client(place)
-        noise = self.noise[rows, : len(plan.active)]
-        return replace(self, local=_rows(self.local, rows), parts=parts, plan=plan, noise=noise, loss=self.loss[rows])
+        return replace(self, local=_rows(self.local, rows), parts=parts, plan=plan, loss=self.loss[rows])
 
 
 class _Update:
