@@ -136,13 +136,37 @@ def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def largest(tensors: Iterable[Tensor]) -> Tensor:
-    """The largest absolute number, on the device: finite only if all of them are."""
+    """The largest absolute number, on the device, in float64 where there are several types: finite only if all are."""
     alike: dict[torch.dtype, list[Tensor]] = {}
     for t in _distinct(tensors):
         if t.numel():
             alike.setdefault(t.dtype, []).append(t)
-    found = [torch.stack(torch._foreach_norm(of_type, math.inf)).amax().double() for of_type in alike.values()]
-    return torch.stack(found).amax() if found else torch.zeros((), dtype=torch.float64)
+    found = [torch.stack(torch._foreach_norm(of_type, math.inf)).amax() for of_type in alike.values()]
+    if len(found) == 1:
+        return found[0]
+    return torch.stack([one.double() for one in found]).amax() if found else torch.zeros((), dtype=torch.float64)
+
+
+class Hopes:
+    """Numbers that are taken to be finite before anybody has looked: to look is to wait for the device."""
+
+    def __init__(self) -> None:
+        self._unseen: list[Tensor] = []
+        self._largest: list[Tensor] = []
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        self._unseen += tensors
+
+    def reduce(self) -> None:
+        """Hold on to one number instead of all tensors so far."""
+        self._largest.append(largest(self._unseen))
+        self._unseen = []
+
+    def hold(self) -> bool:
+        """Whether all were finite."""
+        if self._unseen:
+            self.reduce()
+        return all(math.isfinite(float(number)) for number in self._largest)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from personafl.core import admission
+from personafl.core import admission, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import Params, Payload, Round
 
@@ -42,6 +42,9 @@ def total(t: Tensor) -> Tensor:
 
 def add(sums: Params, more: Params) -> None:
     """Add those of one more stack, in float64."""
+    if not sums:
+        sums |= tree.converted(more, torch.float64)
+        return
     for n, t in more.items():
         sums[n] = sums[n].add_(t) if n in sums else t.to(torch.float64, copy=True)
 

@@ -428,6 +428,9 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """
         sent = tree.values(upload)
         counts = {kind: weights.to(kind) for kind in {t.dtype for t in sent.values()}}
+        if len(counts) == len(weights) == 1:  # a lone client: on a GPU all in one go
+            terms = torch._foreach_mul(list(sent.values()), next(iter(counts.values())).squeeze())
+            return {**dict(zip(sent, terms, strict=True)), "aux/weight": weights}
         return {n: t * tree.column(counts[t.dtype], t) for n, t in sent.items()} | {"aux/weight": weights}
 
     def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
@@ -436,7 +439,9 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""
-        return {n: self.approach(old, (sums[n] / sums["aux/weight"]).to(old.dtype)) for n, old in server.items()}
+        means = torch._foreach_div([sums[n] for n in server], sums["aux/weight"]) if server else ()
+        targets = tree.converted(dict(zip(server, means, strict=True)), server)
+        return {n: self.approach(old, targets[n]) for n, old in server.items()}
 
     def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
         """What of these uploads stays in the server's state for good, where that adds up over rounds: `[C, ...]`."""

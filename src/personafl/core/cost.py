@@ -15,6 +15,7 @@ every step are counted by their expected density, to the nearest whole FLOP of a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ def traffic(stage: Stage, down: Download, upload: Payload, count: int) -> Traffi
     if stage.down:
         received = wire.size(down.shared) * count
         if down.own:  # one message: the header of the rows' part is that of the shared part
-            received += int(wire.sizes(down.own, count).sum()) - wire.size({}) * count
-    sent = int(wire.sizes(upload, count).sum()) if stage.up else 0
+            received += wire.total_size(down.own, count) - wire.size({}) * count
+    sent = wire.total_size(upload, count) if stage.up else 0
     paper = (_plain(down.shared) * count + _plain(down.own) + _plain(upload)) / 2 if stage.in_paper else 0.0
     return Traffic(sent, received, paper)
 
@@ -86,6 +87,33 @@ def step(
     `moving` names tensors of all the client's models; `active` has the masks of those that run
     masked, or their densities `[C]`; `regrow` asks for the dense gradient of the weights.
     """
+    if not active:
+        return _unmasked(_Known(info), tuple(moving), count)
+    return _step(info, moving, active, count, regrow)
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A model's facts as what they are of: to compare them would take longer than what is looked up."""
+
+    info: ModelInfo
+
+    def __hash__(self) -> int:
+        return id(self.info)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and other.info is self.info
+
+
+@functools.lru_cache(maxsize=32)
+def _unmasked(of: _Known, moving: tuple[str, ...], count: int) -> tuple[Tensor, Tensor]:
+    """What nothing masked costs, which is the same in every round; not to be written to."""
+    return _step(of.info, moving, {}, count)
+
+
+def _step(
+    info: ModelInfo, moving: Collection[str], active: Mapping[str, Tensor], count: int, regrow: bool = False
+) -> tuple[Tensor, Tensor]:
     masked: float | Tensor = 0.0  # a tensor from the first mask on
     dense: float | Tensor = 0.0
     for prefix in dict.fromkeys(map(tree.prefix_of, moving)):

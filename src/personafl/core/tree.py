@@ -59,6 +59,14 @@ def copied(tree: Mapping[str, Tensor]) -> Params:
     return {n: t.clone(memory_format=torch.contiguous_format) for n, t in tree.items()}
 
 
+def converted(tree: Mapping[str, Tensor], to: torch.dtype | Mapping[str, Tensor]) -> Params:
+    """Copies of this type, or of the types these tensors have; on a GPU all in one go."""
+    out = {n: torch.empty_like(t, dtype=to if isinstance(to, torch.dtype) else to[n].dtype) for n, t in tree.items()}
+    if out:
+        torch._foreach_copy_(list(out.values()), list(tree.values()))
+    return out
+
+
 def rows(tree: Mapping[str, Tensor]) -> int:
     """How many clients a stacked tree holds."""
     return next(iter(tree.values())).shape[0]

@@ -125,7 +125,19 @@ def size(payload: Payload) -> int:
 
 def sizes(payload: Payload, count: int) -> Tensor:
     """How many bytes `pack` would make of each client's row of a stacked payload: `[C]` int64."""
-    total, masked = _FIXED, []
+    alike, masked = _sizes(payload)
+    return sum(masked, torch.full((count,), alike, dtype=torch.int64))
+
+
+def total_size(payload: Payload, count: int) -> int:
+    """How many bytes those of all clients are."""
+    alike, masked = _sizes(payload)
+    return alike * count + sum(int(t.sum()) for t in masked)
+
+
+def _sizes(payload: Payload) -> tuple[int, list[Tensor]]:
+    """The bytes that all clients of a stack have in common, and those `[C]` that go by their masks."""
+    total, masked = _FIXED, list[Tensor]()
     for name, entry in payload.items():
         if isinstance(entry, Masked):
             total += _entry_size(name, entry.values.shape[1:])
@@ -133,7 +145,7 @@ def sizes(payload: Payload, count: int) -> Tensor:
         else:
             shape = entry.shape[1:]
             total += _entry_size(name, shape) + _length(shape.numel(), entry.dtype)
-    return sum(masked, torch.full((count,), total, dtype=torch.int64))
+    return total, masked
 
 
 def _entry_size(name: str, shape: torch.Size) -> int:

@@ -21,9 +21,9 @@ from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, ModelInfo, Params
 
 try:
-    from personafl.models import kernels
+    from personafl.models import kernels, norm_kernels
 except ImportError:  # no Triton, so no GPU it would run on
-    kernels = None  # type: ignore[assignment]
+    kernels = norm_kernels = None  # type: ignore[assignment]
 
 Channels = Literal["first", "last", "either"]
 """How images lie in memory; either: as is fastest."""
@@ -427,12 +427,20 @@ def _moments(rows: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
 class StackedLayerNorm(Stacked):
     def forward(self, x: Tensor) -> Tensor:
-        norm = cast(nn.LayerNorm, self.original)
+        norm, weight, bias = cast(nn.LayerNorm, self.original), self.get("weight"), self.get("bias")
+        if weight is not None and bias is not None and self._in_one_pass(x):
+            rows = x.reshape(self.context.count, -1, x.shape[-1])
+            return norm_kernels.layer_norm(rows, weight, bias, norm.eps).view(x.shape)
         if self.context.count == 1:  # PyTorch's own: one pass over memory instead of three
-            weight, bias = (None if (t := self.get(n)) is None else t.squeeze(0) for n in ("weight", "bias"))
-            return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+            scale, shift = (None if t is None else t.squeeze(0) for t in (weight, bias))
+            return F.layer_norm(x, norm.normalized_shape, scale, shift, norm.eps)
         rows = self.split(F.layer_norm(x, norm.normalized_shape, eps=norm.eps))
-        return _affine(rows, self.get("weight"), self.get("bias"), len(norm.normalized_shape))
+        return _affine(rows, weight, bias, len(norm.normalized_shape))
+
+    def _in_one_pass(self, x: Tensor) -> bool:
+        """Whether a kernel of our own has all clients; a client that runs by itself has PyTorch's."""
+        shape = cast(nn.LayerNorm, self.original).normalized_shape
+        return norm_kernels is not None and not self.context.one_by_one and norm_kernels.fits(x, shape)
 
 
 class StackedGroupNorm(Stacked):

@@ -56,6 +56,7 @@ class Stack:
     late: LateResults | None  # what comes a stage later
     before: list[Tensor]  # scores of what the clients came with, where they are judged right after training
     trained: Params  # and what they then predict with
+    sums: Params = field(default_factory=dict)  # over the uploads, in their place
 
 
 @dataclass
@@ -83,12 +84,13 @@ class Spent:
         """The mean loss of each client that trained."""
         if not self.losses:
             return []
-        losses, steps = torch.cat(self.losses).tolist(), torch.cat(self.steps).tolist()
+        joined = (held[0] if len(held) == 1 else torch.cat(held) for held in (self.losses, self.steps))
+        losses, steps = (t.tolist() for t in joined)
         return [loss / count for loss, count in zip(losses, steps, strict=True) if count]
 
 
 def finite_mean(losses: Sequence[float]) -> float | None:
     """The mean over clients that trained and whose loss is still finite; None where there are none."""
     finite = [loss for loss in losses if math.isfinite(loss)]
-    mean = float(torch.tensor(finite, dtype=torch.float64).mean()) if finite else math.nan
+    mean = math.fsum(loss / len(finite) for loss in finite) if finite else math.nan
     return mean if math.isfinite(mean) else None

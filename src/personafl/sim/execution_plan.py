@@ -239,7 +239,7 @@ def each(
 
 
 @contextmanager
-def products(precision: Arithmetic, device: torch.device = HOST) -> Iterator[None]:
+def products(precision: Arithmetic, device: torch.device = HOST, *, recurrent: bool = True) -> Iterator[None]:
     """Round the factors of matrix products and convolutions on a GPU, or not, as the precision says.
 
     Kernels and recordings are made on the GPU at work, also where it is not the first one.
@@ -253,7 +253,7 @@ def products(precision: Arithmetic, device: torch.device = HOST) -> Iterator[Non
     conv.allow_tf32 = coarse
     try:
         with ExitStack() as changes:
-            for change in _changes(device):
+            for change in _changes(device, recurrent):
                 changes.enter_context(change)
             yield
     finally:
@@ -261,10 +261,11 @@ def products(precision: Arithmetic, device: torch.device = HOST) -> Iterator[Non
         conv.allow_tf32 = before[1]
 
 
-def _changes(device: torch.device) -> Iterator[AbstractContextManager[object]]:
+def _changes(device: torch.device, recurrent: bool) -> Iterator[AbstractContextManager[object]]:
     """What is to change of PyTorch's state around a run: to set what is set already would cost time in every round."""
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
         yield torch.cuda.device(device)
+    if device.type == "cuda" and recurrent:
         yield _without_cudnn_warning()
     if torch.is_inference_mode_enabled():
         yield torch.inference_mode(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from personafl.core import admission, cost, rng, sampling, tree, wire
-from personafl.core.admission import Schema, Update
+from personafl.core.admission import Hopes, Schema, Update
 from personafl.core.aggregation import add, next_server, summed
 from personafl.core.algorithm import Algorithm, choose
 from personafl.core.batches import steps_per_epoch
@@ -59,6 +60,7 @@ from personafl.slots.assemble import assembled
 
 P = TypeVar("P")
 T = TypeVar("T")
+KEPT = 2**20  # rows of a cohort's examples that are held on to
 
 
 class Simulation(Displayed):
@@ -128,7 +130,10 @@ class Simulation(Displayed):
             self.plan.activations,
         )
         self.shift = shift or self._shift()
-        self._hopes: list[Tensor] | None = None  # finite only if all numbers of a stage are
+        self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.module.modules())
+        self._last_data: Examples | None = None  # that were trained on
+        self._all_clients: Tensor | None = None
+        self._hopes: Hopes | None = None  # of a stage whose numbers are looked at behind it
         self._former: list[tuple[Store, Tensor, Params]] = []  # rows of stores before the stage
 
     def _facts(self) -> dict[str, object]:
@@ -224,7 +229,11 @@ class Simulation(Displayed):
 
     def cohort(self, stage: Stage) -> Tensor:
         """The clients of a stage, largest first: a function of seed and round, the same for every method."""
-        return sampling.cohort(self.federation, self.training, stage)
+        if self._size(stage) < self.federation.num_clients:
+            return sampling.cohort(self.federation, self.training, stage)
+        if self._all_clients is None:
+            self._all_clients = sampling.cohort(self.federation, self.training, stage)
+        return self._all_clients
 
     def evaluated_clients(self, stage: Stage) -> Tensor:
         """The clients that are evaluated after a stage."""
@@ -244,7 +253,7 @@ class Simulation(Displayed):
         self, threads: int, ids: Tensor, work: Callable[[StackedModel, P], T], prepare: Callable[[Tensor], P]
     ) -> Iterator[T]:
         plan = self.plan if threads == self.plan.threads else dataclasses.replace(self.plan, threads=threads)
-        with execution_plan.products(self.training.arithmetic, self.device):
+        with execution_plan.products(self.training.arithmetic, self.device, recurrent=self._recurrent):
             yield from execution_plan.each(plan, self.model, ids, work, prepare)
 
     def alone(self) -> AbstractContextManager[None]:
@@ -281,7 +290,7 @@ class Simulation(Displayed):
         before = dataclasses.replace(
             state, totals=dataclasses.replace(state.totals), left=dict(state.left), diverged=set(state.diverged)
         )
-        self._hopes, self._former = [], []
+        self._hopes, self._former = Hopes(), []
         try:
             return self._stage()
         except torch.OutOfMemoryError:
@@ -327,16 +336,19 @@ class Simulation(Displayed):
                 return chunk, self.download(chunk, rnd) if rnd.stage.down else Download()
 
         def work(model: StackedModel, given: tuple[Tensor, Download]) -> Stack:
-            return self._client_side(model, *given, rnd, wanted)
+            part = self._client_side(model, *given, rnd, wanted)
+            if together or not stage.up or not len(part.senders):
+                return part
+            with self.clock("aggregation"):  # of its stack alone, beside others at work
+                return dataclasses.replace(part, upload={}, sums=self._server_side(part.senders, part.upload, rnd))
 
         for part in self._stacks(self.plan.threads, mine, work, prepare):
             spent.add(part)
-            summed_up = stage.up and not together
-            if summed_up and len(part.senders):
+            if part.sums:
                 with self.clock("aggregation"):
-                    add(sums, self._server_side(part.senders, part.upload, rnd))
-            if part.before or part.trained or (part.upload and not summed_up):
-                parts.append(dataclasses.replace(part, upload={}) if summed_up else part)
+                    add(sums, part.sums)
+            if part.before or part.trained or part.upload:
+                parts.append(dataclasses.replace(part, sums={}))
             del part  # nothing else outlives its stack
         kept_model = self._aggregate(ids, parts, sums, arrived, rnd) if stage.up and stage.who != "nobody" else ""
         self._put_off(spent.late)
@@ -350,7 +362,7 @@ class Simulation(Displayed):
                 before = [s for p in parts for s in p.before]
                 found = self._evaluated(self.placement.together(ids, before) if judged else [])
         losses, more = self._count(spent)  # waits for the device, so it comes last
-        if self._hopes and not bool(torch.stack([h.to(self.device) for h in self._hopes]).isfinite().all()):
+        if self._hopes is not None and not (all(map(math.isfinite, losses)) and self._hopes.hold()):
             raise ArithmeticError("not all numbers are finite")
         diverged = {r.client for r in more if r.diverged}
         self.state.diverged |= diverged
@@ -478,7 +490,8 @@ class Simulation(Displayed):
                     sums = self.ranks.sum(sums)
             if self._hopes is not None and sums:
                 self.state.server = self.algorithm.aggregate(self.server, sums, rnd)
-                self._hopes.append(admission.largest(self.server.values()))
+                self._hopes.add(self.server.values())
+                self._hopes.reduce()
                 return ""
             self.state.server, why = next_server(self.algorithm, self.server, sums, rnd)
             return why
@@ -574,7 +587,7 @@ class Simulation(Displayed):
     ) -> tuple[list[Refused], int]:
         """Whose updates are not taken, and how many bytes more than their uploads all clients sent."""
         if self._hopes is not None:
-            self._hopes.append(admission.largest([loss, *tree.values(upload).values(), *kept.values()]))
+            self._hopes.add([*tree.values(upload).values(), *kept.values()])  # losses are looked at by themselves
             return [], 0
         found = admission.not_finite(loss, upload, kept)
         refused, more = [Refused(int(ids[row]), why, diverged=True) for row, why in found.items()], 0
@@ -618,7 +631,12 @@ class Simulation(Displayed):
         return self.task if model is self.model else dataclasses.replace(self.task, model=model)
 
     def _training_data(self, ids: Tensor) -> Examples:
-        return self.federation.examples("train", ids, augment=self.training.augment != "none")
+        """What these clients train on; kept for the next round, which where all take part is of the same ones."""
+        held = self._last_data
+        if held is None or held.x is not self.federation.source.x or not torch.equal(held.ids, ids):
+            held = self.federation.examples("train", ids, augment=self.training.augment != "none")
+            self._last_data = held if held.rows.numel() <= KEPT else None
+        return held
 
     def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
         """The sums over these clients that the server works with; what it will know of them."""
