@@ -241,18 +241,27 @@ def _uncollected() -> Iterator[None]:
 
 
 def _blank(tensors: Mapping[str, Tensor]) -> Params:
-    """Buffers for these tensors. Weights of images' convolutions lie channels last where they are one client's."""
-    found: Params = {}
-    for n, t in tensors.items():
-        if t.dim() == 5 and len(t) == 1:  # [1, out, in, height, width]
-            found[n] = t.new_empty(*t.shape[:2], *t.shape[3:], t.shape[2]).movedim(4, 2)
-        else:
-            found[n] = torch.empty_like(t, memory_format=torch.contiguous_format)
-    return found
+    """Buffers for these tensors, as a lane has them where they are one client's."""
+    return {
+        n: lane_room(t) if len(t) == 1 else torch.empty_like(t, memory_format=torch.contiguous_format)
+        for n, t in tensors.items()
+    }
+
+
+def lane_room(t: Tensor) -> Tensor:
+    """Memory for a tensor of clients in lanes: weights of images' convolutions lie channels last."""
+    if t.dim() == 5:  # [C, out, in, height, width]
+        return t.new_empty(*t.shape[:2], *t.shape[3:], t.shape[2]).movedim(4, 2)
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
 def copy(into: Mapping[str, Tensor | None], what: Mapping[str, Tensor | None]) -> None:
-    """Write these values over those of the same name."""
+    """Write these values over those of the same name: what lies in memory alike in one launch."""
     pairs = [(t, f) for n, t in into.items() if t is not None and (f := what[n]) is not None]
-    if pairs:
-        torch._foreach_copy_([t for t, _ in pairs], [f for _, f in pairs])
+    alike = [t.stride() == f.stride() and t.dtype == f.dtype for t, f in pairs]
+    if any(alike):
+        together = [pair for pair, same in zip(pairs, alike, strict=True) if same]
+        torch._foreach_copy_([t for t, _ in together], [f for _, f in together])
+    for (t, f), same in zip(pairs, alike, strict=True):
+        if not same:
+            t.copy_(f)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from personafl.core.algorithm import (
     own_loss,
 )
 from personafl.core.criteria import CRITERION_GRADIENTS
-from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, same, shapes
+from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, lane_room, same, shapes
 from personafl.core.errors import UserError
 from personafl.core.model_around import ModelAround
 from personafl.core.types import (
@@ -41,6 +41,7 @@ from personafl.core.types import (
     Training,
 )
 
+T = TypeVar("T", Tensor, Tensor | None)
 Clock = Callable[[str], AbstractContextManager[None]]
 """Told which part of a session is at work; time inside belongs to it."""
 
@@ -236,30 +237,33 @@ class _Session:
         at_hand = self.data.x.device == stack.plan.rows.device  # what is recorded fetches examples itself
         cache = self.graph_cache if at_hand and stack.plan.active else None
         if self.task.model.one_by_one:
-            self._one_by_one(self._owned(stack), [] if cache is None else cache.lanes)
+            lanes = [] if cache is None else cache.lanes
+            stack = self._owned(stack, lane_room if lanes else _room)
+            if lanes:
+                self._in_lanes(stack, lanes)
+            else:
+                for one in stack.clients():
+                    self._step_by_step(one)
         elif cache is None or not self._replayed_as_one(stack, cache):
-            self._step_by_step(self._owned(stack))
+            self._step_by_step(self._owned(stack, _room))
 
-    def _owned(self, stack: _Stack, *, copied: bool = True) -> _Stack:
+    def _owned(self, stack: _Stack, room: Callable[[Tensor], Tensor], *, copied: bool = True) -> _Stack:
         """The stack over memory of its own for what training changes, with what is there now, or to be written to."""
-        changed = {n for part in stack.parts for n in part.moves}
-        mine = self._writable(changed) if copied else _room_for(self._changing(changed))
+        mine = {n: room(t) for n, t in self._changing(stack.moving).items()}
+        if copied:
+            copy(mine, self.local.params)
         self.local = replace(self.local, params=self.local.params | mine)
         return replace(stack, local=self.local)
 
-    def _one_by_one(self, stack: _Stack, lanes: Sequence[Lane]) -> None:
-        """One client after the other, the largest first, several at a time where there are lanes for them.
+    def _in_lanes(self, stack: _Stack, lanes: Sequence[Lane]) -> None:
+        """Clients one at a time in each lane, the largest first.
 
         Lanes take steps in turn: a GPU takes only so much work in advance, and none of them must use that up alone.
         """
         sizes, steps = stack.plan.sizes.tolist(), stack.plan.steps.tolist()
         short = {n for row, count in zip(sizes, steps, strict=True) for n in row[:count]} - {stack.plan.rows.shape[2]}
         exact = not self.task.model.pads or len(short) <= FEW
-        clients = [stack.client(place) for place in range(len(sizes))]  # what a lane reads is held until it has done so
-        if not lanes:
-            for one in clients:
-                self._step_by_step(one)
-            return
+        clients = stack.clients()  # what a lane reads is held until it has done so
         now = torch.cuda.current_stream()
         for lane in lanes:
             lane.stream.wait_stream(now)
@@ -278,6 +282,8 @@ class _Session:
                     at_work[lane] = self._replayed(coming, lane.cache, own, lane.stream)
         for lane in lanes:
             now.wait_stream(lane.stream)
+        usual = {n: t.contiguous() for n, t in self._changing(stack.moving).items()}
+        self.local = replace(self.local, params=self.local.params | usual)
 
     def _step_by_step(self, stack: _Stack) -> None:
         """Play the steps as they are."""
@@ -303,7 +309,7 @@ class _Session:
         except RuntimeError as e:
             cache.refuse(self._key(stack), e)
             return False
-        self._take_out(self._owned(stack, copied=False), reel)
+        self._take_out(self._owned(stack, _room, copied=False), reel)
         return True
 
     def _replayed(
@@ -355,7 +361,7 @@ class _Session:
 
     def _take_out(self, stack: _Stack, reel: CapturedTurn) -> None:
         """What the recordings made of a stack, back into it."""
-        moved = {n for p in stack.parts for n in p.moves} | self._statistics(stack.local).keys()
+        moved = stack.moving | self._statistics(stack.local).keys()
         copy({n: stack.local.params[n] for n in moved}, reel.local.params)
         for part, state in zip(stack.parts, reel.states, strict=True):
             copy(part.state, state)
@@ -445,8 +451,8 @@ def _of_client(plan: batches.Plan, exact: bool) -> list[Step]:
     return [Step(1, n, True) if exact or n == width else Step(1, width, False) for n in plan.sizes[0].tolist()]
 
 
-def _room_for(tensors: Params) -> Params:
-    return {n: torch.empty_like(t, memory_format=torch.contiguous_format) for n, t in tensors.items()}
+def _room(t: Tensor) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
 def _chain(turn: Turn) -> Iterator[Turn]:
@@ -454,6 +460,12 @@ def _chain(turn: Turn) -> Iterator[Turn]:
     yield turn
     if turn.then is not None:
         yield from _chain(turn.then)
+
+
+def _each_row(tree: Mapping[str, T], count: int) -> list[dict[str, T]]:
+    """A tree of stacks as one tree for each of so many clients; what is None is so for all."""
+    rows = {n: (t,) * count if t is None else t.chunk(count) for n, t in tree.items()}
+    return [{n: of_all[c] for n, of_all in rows.items()} for c in range(count)]
 
 
 def _prefix(local: ClientState, k: int) -> ClientState:
@@ -489,14 +501,25 @@ class _Stack:
     loss: Tensor  # [C] sums so far, written to
     room: int  # steps that recordings are made for
 
-    def client(self, place: int) -> _Stack:
-        """One of them alone, over the same memory."""
-        rows = slice(place, place + 1)
-        moves = [{n: m if m is None else m[rows] for n, m in p.moves.items()} for p in self.parts]
-        states = [tree.take(p.state, rows) for p in self.parts]
-        parts = [replace(p, moves=m, state=s) for p, m, s in zip(self.parts, moves, states, strict=True)]
-        plan = self.plan.client(place)
-        return replace(self, local=_rows(self.local, rows), parts=parts, plan=plan, loss=self.loss[rows])
+    @property
+    def moving(self) -> set[str]:
+        """The tensors that any part moves."""
+        return {n for part in self.parts for n in part.moves}
+
+    def clients(self) -> list[_Stack]:
+        """Each of them alone, over the same memory."""
+        count = len(self.plan.rows)
+        params, fixed = (_each_row(t, count) for t in (self.local.params, self.local.fixed))
+        moves = [_each_row(p.moves, count) for p in self.parts]
+        states = [_each_row(p.state, count) for p in self.parts]
+        found = []
+        for c in range(count):
+            own = slice(c, c + 1)
+            ids, keys = (None if t is None else t[own] for t in (self.local.ids, self.local.keys))
+            local = ClientState(params[c], fixed[c], ids=ids, keys=keys)
+            parts = [replace(p, moves=m[c], state=s[c]) for p, m, s in zip(self.parts, moves, states, strict=True)]
+            found.append(replace(self, local=local, parts=parts, plan=self.plan.client(c), loss=self.loss[own]))
+        return found
 
 
 class _Update:
