@@ -17,6 +17,11 @@ from torch import Tensor, nn
 from personafl.core.types import ModelInfo
 from personafl.models.layers import Context, Stacked, dropped, products
 
+try:
+    from personafl.models import attention_kernels
+except ImportError:  # no Triton, so no GPU it would run on
+    attention_kernels = None  # type: ignore[assignment]
+
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """`[N, length, parts * heads * width]` as so many `[N, heads, length, width]`."""
@@ -93,9 +98,15 @@ class StackedAttention(Stacked):
             raise ValueError("attention to other examples of a batch would be attention to other clients'")
         if is_causal and attn_mask is None:
             raise ValueError("is_causal says what attn_mask is, and there is none")
-        q, k, v = self._projected(query, key, value)
-        weights = None
         dropping = self.dropout > 0 and self.training and self.context.keys is not None and self.context.drops
+        plain = key_padding_mask is None and (attn_mask is None or is_causal) and not need_weights and not dropping
+        projected = self._projected(query, key, value)
+        if plain and len(projected) == 1 and self._in_one_launch(projected[0]):
+            how = self.context.arithmetic
+            joined = attention_kernels.short_attention(projected[0], self.num_heads, causal=is_causal, how=how)
+            return self._left(joined), None
+        q, k, v = (t for x in projected for t in split_heads(x, x.shape[2] // self.embed_dim, self.num_heads))
+        weights = None
         if need_weights or dropping:
             mask = joined_masks(key_padding_mask, attn_mask, q)
             weights = attention_weights(q, k, mask)
@@ -106,15 +117,24 @@ class StackedAttention(Stacked):
             causal = is_causal and key_padding_mask is None
             mask = None if causal else joined_masks(key_padding_mask, attn_mask, q)
             seen = attend(q, k, v, mask, causal=causal)
-        out = self._product(join_heads(seen), self._own("out_proj.weight"), self._own("out_proj.bias"))
-        if not self.batch_first:
-            out = out.transpose(0, 1)
+        out = self._left(join_heads(seen))
         if weights is None or not need_weights:
             return out, None
         return out, weights.mean(1) if average_attn_weights else weights
 
+    def _in_one_launch(self, packed: Tensor) -> bool:
+        """Whether a kernel of our own has this; a client that runs by itself has PyTorch's."""
+        own = attention_kernels is not None and not self.context.one_by_one
+        return own and attention_kernels.fits(packed, self.num_heads)
+
+    def _left(self, joined: Tensor) -> Tensor:
+        """What leaves the layer, of what is seen `[N, length, heads * width]`."""
+        out = self._product(joined, self._own("out_proj.weight"), self._own("out_proj.bias"))
+        return out if self.batch_first else out.transpose(0, 1)
+
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Queries, keys and values, `[N, heads, length, width]`; what has the same input is one product."""
+        """Queries, keys and values side by side, `[N, length, parts * heads * width]`: one where they have one input,
+        two where keys and values do, or three."""
         packed, bias = self.get("in_proj_weight"), self.get("in_proj_bias")
         parts = [1, 1, 1]
         if packed is not None and key is value:
@@ -126,9 +146,9 @@ class StackedAttention(Stacked):
             weights = [packed] if len(parts) == 1 else list(torch.split_with_sizes(packed, widths, 1))
         biases = [None] * 3 if bias is None else torch.split_with_sizes(bias, widths, 1)
         found: list[Tensor] = []
-        for x, n, weight, own in zip((query, key, value), parts, weights, biases, strict=False):
+        for x, weight, own in zip((query, key, value), weights, biases, strict=False):
             rows = x if self.batch_first else x.transpose(0, 1)
-            found += split_heads(self._product(rows, weight, own), n, self.num_heads)
+            found.append(self._product(rows, weight, own))
         return found
 
     def _product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

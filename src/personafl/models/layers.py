@@ -399,7 +399,12 @@ class StackedBatchNorm(Stacked):
         norm = cast(nn.BatchNorm2d, self.original)
         named = (self.get(n) for n in (*RUNNING, "weight", "bias"))
         mean, var, weight, bias = (None if t is None else t.squeeze(0) for t in named)
-        return F.batch_norm(x, mean, var, weight, bias, self.training or mean is None, norm.momentum or 0.0, norm.eps)
+        moves, rate = self.training or mean is None, norm.momentum or 0.0
+        if weight is None or bias is None or not moves or norm_kernels is None:
+            return F.batch_norm(x, mean, var, weight, bias, moves, rate, norm.eps)
+        if norm_kernels.batch_fits(x, weight, bias):
+            return norm_kernels.batch_norm(x, weight, bias, mean, var, rate, norm.eps)
+        return F.batch_norm(x, mean, var, weight, bias, moves, rate, norm.eps)
 
     def _track(self, mean: Tensor, var: Tensor, places: Tensor) -> None:
         norm = cast(nn.BatchNorm2d, self.original)

@@ -1,0 +1,308 @@
+"""Layer norms of many clients, and batch norms of one, in as few passes over memory as can be (Triton, for GPUs).
+
+PyTorch's layer norm gives each row a block of threads, most of them idle where rows are short, and knows one set of
+weights. Here a program has several rows of a client, and scales and shifts by that client's own numbers; the way back
+finds means and spreads again, and adds up the gradients of scale and shift on the way.
+
+A batch norm of images that lie channels last is one of the columns of `[N * H * W, F]`. Programs find mean and spread
+of their own rows, and every program that norms puts these together for itself; likewise the sums of the way back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+WIDEST = 1024  # numbers of a row
+_NUMBERS = 4096  # of the rows a program has at a time
+_PROGRAMS = 528  # that add up gradients: four for each multiprocessor of an H200
+_SIZES = ["R", "per", "each", "parts", "F"]  # no constants of a kernel
+_BATCH = {"BR": 64, "BF": 64, "num_warps": 4}  # rows and columns of images that a program has at a time
+_PARTS = 64  # that rows are cut into, at most
+
+
+@triton.jit
+def _centred(t, there, eps, W: tl.constexpr):
+    """Rows without their mean, and what brings their spread to 1."""
+    far = tl.where(there, t - (tl.sum(t, 1) / W)[:, None], 0.0)
+    return far, 1 / tl.sqrt(tl.sum(far * far, 1) / W + eps)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _norm(x, weight, bias, out, R, eps, W: tl.constexpr, BW: tl.constexpr, BR: tl.constexpr):
+    client, column = tl.program_id(1), tl.arange(0, BW)
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    there = (row < R)[:, None] & (column < W)[None, :]
+    at = (client.to(tl.int64) * R + row)[:, None] * W + column[None, :]
+    far, spread = _centred(tl.load(x + at, there, 0.0), there, eps, W)
+    scale = tl.load(weight + client * W + column, column < W, 0.0)
+    shift = tl.load(bias + client * W + column, column < W, 0.0)
+    tl.store(out + at, far * spread[:, None] * scale[None, :] + shift[None, :], there)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _norm_back(
+    x, weight, grad, out, for_weight, for_bias, R, per, eps, W: tl.constexpr, BW: tl.constexpr, BR: tl.constexpr
+):  # fmt: skip
+    part, client, column = tl.program_id(0), tl.program_id(1), tl.arange(0, BW)
+    scale = tl.load(weight + client * W + column, column < W, 0.0)
+    of_scale, of_shift = tl.zeros((BW,), tl.float32), tl.zeros((BW,), tl.float32)
+    for first in range(0, per, BR):
+        row = part * per + first + tl.arange(0, BR)
+        there = (row < R)[:, None] & (column < W)[None, :]
+        at = (client.to(tl.int64) * R + row)[:, None] * W + column[None, :]
+        far, spread = _centred(tl.load(x + at, there, 0.0), there, eps, W)
+        g = tl.load(grad + at, there, 0.0)
+        normed = far * spread[:, None]
+        of_scale += tl.sum(g * normed, 0)
+        of_shift += tl.sum(g, 0)
+        slope = g * scale[None, :]
+        along = tl.sum(slope * normed, 1) / W
+        mean = tl.sum(slope, 1) / W
+        tl.store(out + at, spread[:, None] * (slope - mean[:, None] - normed * along[:, None]), there)
+    own = (client.to(tl.int64) * tl.num_programs(0) + part) * W + column
+    tl.store(for_weight + own, of_scale, column < W)
+    tl.store(for_bias + own, of_shift, column < W)
+
+
+@triton.jit
+def _columns(F, BF: tl.constexpr):
+    """The columns a program has, and which of them there are."""
+    column = tl.program_id(1) * BF + tl.arange(0, BF)
+    return column, column < F
+
+
+@triton.jit
+def _joined(means, spreads, R, per, column, have, F, PARTS: tl.constexpr):
+    """Mean and sum of squares around it of all rows, from those of each part of so many rows."""
+    part = tl.arange(0, PARTS)
+    count = tl.maximum(tl.minimum(R - part * per, per), 0).to(tl.float32)
+    there = (count > 0)[:, None] & have[None, :]
+    at = part[:, None] * F + column[None, :]
+    mean = tl.load(means + at, there, 0.0)
+    spread = tl.load(spreads + at, there, 0.0)
+    middle = tl.sum(mean * count[:, None], 0) / R
+    away = tl.where(there, mean - middle[None, :], 0.0)
+    return middle, tl.sum(spread + away * away * count[:, None], 0)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _batch_moments(x, means, spreads, R, per, F, BR: tl.constexpr, BF: tl.constexpr):
+    """Mean, and sum of squares around it, of a part of the rows."""
+    part = tl.program_id(0)
+    column, have = _columns(F, BF)
+    mean, spread = tl.zeros((BF,), tl.float32), tl.zeros((BF,), tl.float32)
+    behind = 0.0
+    for first in range(0, per, BR):
+        row = part * per + first + tl.arange(0, BR)
+        real = (row < R) & (first + tl.arange(0, BR) < per)
+        there = real[:, None] & have[None, :]
+        t = tl.load(x + row.to(tl.int64)[:, None] * F + column[None, :], there, 0.0)
+        count = tl.sum(real.to(tl.float32), 0)
+        here = tl.sum(t, 0) / tl.maximum(count, 1.0)
+        far = tl.where(there, t - here[None, :], 0.0)
+        both = tl.maximum(behind + count, 1.0)
+        away = here - mean
+        mean += away * (count / both)
+        spread += tl.sum(far * far, 0) + away * away * (behind * count / both)
+        behind += count
+    tl.store(means + part * F + column, mean, have)
+    tl.store(spreads + part * F + column, spread, have)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _batch_norm(
+    x, weight, bias, means, spreads, running_mean, running_var, out, kept, R, per, each, F, eps, rate,
+    TRACK: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    column, have = _columns(F, BF)
+    mean, spread = _joined(means, spreads, R, per, column, have, F, PARTS)
+    scale = 1 / tl.sqrt(spread / R + eps)
+    if tl.program_id(0) == 0:
+        tl.store(kept + column, mean, have)
+        tl.store(kept + F + column, scale, have)
+        if TRACK:
+            before = tl.load(running_mean + column, have, 0.0)
+            tl.store(running_mean + column, before + rate * (mean - before), have)
+            before = tl.load(running_var + column, have, 0.0)
+            tl.store(running_var + column, before + rate * (spread / (R - 1) - before), have)
+    scale = scale * tl.load(weight + column, have, 0.0)
+    shift = tl.load(bias + column, have, 0.0)
+    for first in range(0, each, BR):
+        row = tl.program_id(0) * each + first + tl.arange(0, BR)
+        there = (row < R)[:, None] & have[None, :]
+        at = row.to(tl.int64)[:, None] * F + column[None, :]
+        t = tl.load(x + at, there, 0.0)
+        normed = (t - mean[None, :]) * scale[None, :] + shift[None, :]
+        tl.store(out + at, normed, there)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _batch_sums(x, grad, kept, of_shift, of_scale, R, per, F, BR: tl.constexpr, BF: tl.constexpr):
+    """What the gradients of shift and scale are of a part of the rows."""
+    part = tl.program_id(0)
+    column, have = _columns(F, BF)
+    mean = tl.load(kept + column, have, 0.0)
+    scale = tl.load(kept + F + column, have, 0.0)
+    shifts, scales = tl.zeros((BF,), tl.float32), tl.zeros((BF,), tl.float32)
+    for first in range(0, per, BR):
+        row = part * per + first + tl.arange(0, BR)
+        there = ((row < R) & (first + tl.arange(0, BR) < per))[:, None] & have[None, :]
+        at = row.to(tl.int64)[:, None] * F + column[None, :]
+        g = tl.load(grad + at, there, 0.0)
+        t = tl.load(x + at, there, 0.0)
+        shifts += tl.sum(g, 0)
+        scales += tl.sum(g * (t - mean[None, :]) * scale[None, :], 0)
+    tl.store(of_shift + part * F + column, shifts, have)
+    tl.store(of_scale + part * F + column, scales, have)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _batch_norm_back(
+    x, grad, weight, kept, of_shift, of_scale, out, found, R, parts, each, F,
+    PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    column, have = _columns(F, BF)
+    part = tl.arange(0, PARTS)
+    real = (part < parts)[:, None] & have[None, :]
+    own = part[:, None] * F + column[None, :]
+    shifts = tl.sum(tl.load(of_shift + own, real, 0.0), 0)
+    scales = tl.sum(tl.load(of_scale + own, real, 0.0), 0)
+    if tl.program_id(0) == 0:
+        tl.store(found + column, scales, have)
+        tl.store(found + F + column, shifts, have)
+    mean = tl.load(kept + column, have, 0.0)
+    scale = tl.load(kept + F + column, have, 0.0)
+    slope = scale * tl.load(weight + column, have, 0.0)
+    along, middle = scales * scale / R, shifts / R
+    for first in range(0, each, BR):
+        row = tl.program_id(0) * each + first + tl.arange(0, BR)
+        there = (row < R)[:, None] & have[None, :]
+        at = row.to(tl.int64)[:, None] * F + column[None, :]
+        g = tl.load(grad + at, there, 0.0)
+        t = tl.load(x + at, there, 0.0)
+        back = (g - middle[None, :] - (t - mean[None, :]) * along[None, :]) * slope[None, :]
+        tl.store(out + at, back, there)
+
+
+class BatchNorm(Function):
+    """Images `[N, F, H, W]` that lie channels last, by the statistics of their batch; running ones are moved."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        rate: float,
+        eps: float,
+    ) -> Tensor:
+        rows, features = x.numel() // x.shape[1], x.shape[1]
+        parts, per, grid = _parts(rows, features)
+        sums, kept = (weight.new_empty(2, *shape) for shape in ((parts, features), (features,)))
+        out = _like(x)
+        _batch_moments[grid](x, sums[0], sums[1], rows, per, features, **_BATCH)
+        track = running_mean is not None
+        running = (running_mean, running_var) if track else (kept, kept)
+        _batch_norm[grid](
+            x, weight, bias, sums[0], sums[1], *running, out, kept, rows, per, per, features, eps, rate,
+            TRACK=track, PARTS=_PARTS, **_BATCH,
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, kept = ctx.saved_tensors
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        rows, features = x.numel() // x.shape[1], x.shape[1]
+        parts, per, grid = _parts(rows, features)
+        sums, found, out = torch.empty_like(kept[:, None].expand(2, parts, features)), torch.empty_like(kept), _like(x)
+        _batch_sums[grid](x, grad, kept, sums[0], sums[1], rows, per, features, **_BATCH)
+        _batch_norm_back[grid](
+            x, grad, weight, kept, sums[0], sums[1], out, found, rows, parts, per, features, PARTS=_PARTS, **_BATCH
+        )
+        return out, found[0], found[1], None, None, None, None
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.channels_last)
+
+
+def _parts(rows: int, features: int) -> tuple[int, int, tuple[int, int]]:
+    """Into how many parts so many rows are cut, of how many each, and the grid of all programs."""
+    block = _BATCH["BR"]
+    per = triton.cdiv(triton.cdiv(rows, _PARTS), block) * block
+    parts = triton.cdiv(rows, per)
+    return parts, per, (parts, triton.cdiv(features, _BATCH["BF"]))
+
+
+def batch_fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether these kernels have the batch norm of these images."""
+    usual = all(t.dtype == torch.float32 and t.is_contiguous() for t in (weight, bias))
+    image = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.numel() > x.shape[1]
+    return usual and image and x.is_cuda and x.dtype == torch.float32  # in bf16 PyTorch's are as fast
+
+
+def batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor | None, running_var: Tensor | None, rate: float,
+    eps: float,
+) -> Tensor:  # fmt: skip
+    """`F.batch_norm` in training."""
+    out: Tensor = BatchNorm.apply(x, weight, bias, running_mean, running_var, rate, eps)
+    return out
+
+
+class LayerNorm(Function):
+    """`[C, R, W]` by each client's own scale and shift `[C, W]`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        (clients, rows, width), out = x.shape, torch.empty_like(x)
+        tile = _tile(width)
+        _norm[(triton.cdiv(rows, tile["BR"]), clients)](x, weight, bias, out, rows, eps, **tile)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        clients, rows, width = x.shape
+        tile, out = _tile(width), torch.empty_like(x)
+        blocks = triton.cdiv(rows, tile["BR"])
+        each = triton.cdiv(blocks, min(blocks, max(1, _PROGRAMS // clients)))
+        parts = triton.cdiv(blocks, each)
+        sums = x.new_empty(2, clients, parts, width)
+        _norm_back[(parts, clients)](
+            x, weight, grad.contiguous(), out, sums[0], sums[1], rows, each * tile["BR"], ctx.eps, **tile
+        )
+        for_weight, for_bias = sums.sum(2).unbind()
+        return out, for_weight, for_bias, None
+
+
+def _tile(width: int) -> dict[str, int]:
+    block = max(16, triton.next_power_of_2(width))
+    return {"W": width, "BW": block, "BR": max(1, _NUMBERS // block), "num_warps": 4}
+
+
+def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether these kernels have this norm of these rows."""
+    return x.is_cuda and x.dtype == torch.float32 and len(shape) == 1 and shape[0] <= WIDEST and x.numel() > 0
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Rows `[C, R, W]` with mean 0 and spread 1, scaled and shifted by each client's own numbers `[C, W]`."""
+    out: Tensor = LayerNorm.apply(x, weight, bias, eps)
+    return out

@@ -1,0 +1,79 @@
+"""Norms in few passes against PyTorch's, in float64: run with `-m gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+norms = pytest.importorskip("personafl.models.norm_kernels", reason="needs Triton", exc_type=ImportError)
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+
+
+def near(found: Tensor, wanted: Tensor, share: float) -> None:
+    assert found.isfinite().all()
+    assert (found.double() - wanted).abs().max() <= share * wanted.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8), (2, 5, 4), (3, 300, 20), (20, 700, 128), (5, 33, 64), (1, 3, 1024)])
+def test_a_norm_in_one_pass_is_each_clients_layer_norm(shape: tuple[int, int, int]) -> None:
+    clients, _, width = shape
+    torch.manual_seed(0)
+    rows = (3 * torch.randn(shape, device=CUDA) + 5).requires_grad_()
+    scale, shift = (torch.randn(clients, width, device=CUDA, requires_grad=True) for _ in range(2))
+    grad = torch.randn(shape, device=CUDA)
+    out = norms.layer_norm(rows, scale, shift, 1e-5)
+    found = torch.autograd.grad(out, (rows, scale, shift), grad)
+    exact = [t.detach().double().requires_grad_() for t in (rows, scale, shift)]
+    wanted = torch.stack([F.layer_norm(r, (width,), w, b, 1e-5) for r, w, b in zip(*exact, strict=True)])
+    near(out.detach(), wanted.detach(), 1e-5)
+    for mine, other in zip(found, torch.autograd.grad(wanted, exact, grad.double()), strict=True):
+        near(mine, other, 2e-5)
+
+
+# images, channels, height and width
+IMAGES = [(64, 64, 32, 32), (64, 512, 4, 4), (10, 3, 7, 5), (2, 20, 3, 3), (8, 130, 1, 1), (129, 1, 1, 2)]
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("shape", IMAGES)
+def test_a_batch_norm_in_few_passes_is_pytorchs(shape: tuple[int, ...], tracked: bool) -> None:
+    torch.manual_seed(0)
+    x = (3 * torch.randn(shape, device=CUDA) + 20).contiguous(memory_format=torch.channels_last)
+    grad = torch.randn(shape, device=CUDA)  # another layout than the images'
+    x.requires_grad_()
+    weight, bias = (torch.randn(shape[1], device=CUDA, requires_grad=True) for _ in range(2))
+    running = [torch.randn(shape[1], device=CUDA), torch.rand(shape[1], device=CUDA)] if tracked else [None, None]
+    exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    exact_running = [None if t is None else t.double() for t in running]
+    assert norms.batch_fits(x, weight, bias)
+    out = norms.batch_norm(x, weight, bias, *running, 0.3, 1e-5)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    found = torch.autograd.grad(out, (x, weight, bias), grad)
+    wanted = F.batch_norm(exact[0], *exact_running, *exact[1:], training=True, momentum=0.3, eps=1e-5)
+    near(out.detach(), wanted.detach(), 1e-5)
+    for mine, other in zip(found, torch.autograd.grad(wanted, exact, grad.double()), strict=True):
+        near(mine, other, 1e-4)
+    for moved, exactly in zip(running, exact_running, strict=True):
+        assert (moved is None) == (exactly is None)
+        if moved is not None and exactly is not None:
+            near(moved, exactly, 1e-5)
+
+
+def test_a_mean_far_from_zero_leaves_the_spread_as_it_is() -> None:
+    """Squares of numbers around 10,000 have no bits left for a spread of 1."""
+    x = (torch.randn(64, 8, 16, 16, device=CUDA) + 1e4).contiguous(memory_format=torch.channels_last)
+    one, none = torch.ones(8, device=CUDA), torch.zeros(8, device=CUDA)
+    out = norms.batch_norm(x, one, none, None, None, 0.1, 1e-5)
+    near(out, F.batch_norm(x.double(), None, None, training=True), 1e-3)
+
+
+def test_other_layouts_and_types_are_left_to_pytorch() -> None:
+    one = torch.ones(4, device=CUDA)
+    x = torch.zeros(2, 4, 3, 3, device=CUDA).contiguous(memory_format=torch.channels_last)
+    assert norms.batch_fits(x, one, one)
+    for other in (x.contiguous(), x.double(), x.bfloat16(), x[:, :, :2], x.cpu(), torch.zeros(2, 4, device=CUDA)):
+        assert not norms.batch_fits(other, one, one)
+    assert not norms.batch_fits(x, one.double(), one) and not norms.batch_fits(x[:1, :, :1, :1], one, one)
