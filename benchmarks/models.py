@@ -328,6 +328,7 @@ def contest(
         "precision": sim.training.precision,
         "batch": batch,
         "clients": clients,
+        "each": args.each,
         "spread": spread,
         "milliseconds": {n: 1e3 * t for n, t in median.items()},
         "ratio": {n: t / own for n, t in median.items() if n != "personafl"},
