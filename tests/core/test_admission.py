@@ -124,3 +124,26 @@ def test_the_largest_number_is_finite_only_if_all_are() -> None:
     assert admission.largest([]) == 0 and admission.largest([torch.zeros(0)]) == 0
     assert admission.largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0], dtype=torch.float64)]) == 3
     assert_the_largest_is_found("cpu")
+
+
+def test_hopes_hold_where_all_numbers_are_finite() -> None:
+    fine, wrong = torch.ones(3), torch.tensor([1.0, torch.nan])
+    assert admission.Hopes().hold()
+    hopes = admission.Hopes()
+    hopes.add([fine])
+    assert hopes.hold()
+    hopes.add([wrong])
+    assert not hopes.hold()  # looked at without a reduction before
+    hopes = admission.Hopes()
+    hopes.add([fine, wrong])
+    hopes.reduce()
+    hopes.add([fine])
+    assert not hopes.hold()  # of an earlier reduction
+
+
+def test_what_is_written_to_before_it_is_looked_at_is_not_taken_for_fine() -> None:
+    sent = torch.tensor([1.0, torch.nan])
+    hopes = admission.Hopes()
+    hopes.add([sent])
+    sent.nan_to_num_()
+    assert not hopes.hold()

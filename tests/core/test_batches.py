@@ -76,6 +76,27 @@ def test_few_numbers_are_ordered_as_many_are(monkeypatch, counts, length):
     assert few.noise.shape == few.real.shape
 
 
+def test_what_a_minibatch_hands_out_is_not_the_kept_layout():
+    """A loss that writes to what it is given spoils its own step, not the next round's or another method's."""
+    data = examples((5,), IDS[:1])
+    before = batches.plan(data, 3, keys(IDS[:1]), steps=1, noise=keys(IDS[:1]))
+    real, noise = before.real.clone(), before.noise.clone()
+    batch = batches.minibatch(data, before, 0, before.noise[:, 0], torch.float64)
+    for t in (batch.count, batch.keys, before.real, before.noise, before.rows):
+        t.add_(1)
+    after = batches.plan(data, 3, keys(IDS[:1]), steps=1, noise=keys(IDS[:1]))
+    assert torch.equal(after.real, real) and torch.equal(after.noise, noise)
+    assert after.sizes.tolist() == [[3]]
+
+
+def test_each_client_of_a_plan_has_its_own_rows_and_noise():
+    plan = batches.plan(examples(), 3, keys(), epochs=1, noise=keys())
+    for c, steps in enumerate(plan.steps.tolist()):
+        alone = plan.client(c)
+        for name in ("rows", "there", "real", "noise"):
+            assert torch.equal(getattr(alone, name), getattr(plan, name)[c : c + 1, :steps])
+
+
 def test_noise_goes_on_where_it_was():
     """Each step's stream is that of its number: what a second turn has is what one long turn would have had."""
     long = batches.plan(examples(), 3, keys(), steps=5, noise=keys()).noise

@@ -22,6 +22,15 @@ def test_all_ways_to_mix_give_the_same_words():
     assert [int(rng._mixed(w)[0]) for w in words.numpy()[:, None].copy()] == expected
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 30])
+def test_several_purposes_at_once_are_each_alone(count):
+    ids, purposes = torch.arange(count), ("draws", "batches", "noise")
+    found = rng.keys(3, purposes, 7, ids)
+    assert found.shape == (3, count) and found.dtype == torch.int64
+    for purpose, mine in zip(purposes, found, strict=True):
+        assert torch.equal(mine, rng.key(3, purpose, 7, ids))
+
+
 def test_a_stream_is_the_same_alone_and_in_a_stack():
     stacked = rng.bits(rng.key(7, "batches", 2, IDS), 6)  # [3, 6]
     for row, client in enumerate(IDS.tolist()):

@@ -64,14 +64,16 @@ def test_attention_with_large_scores_stays_finite() -> None:
     assert back.isfinite().all()
 
 
-@pytest.mark.parametrize("change", ["long", "wide", "double", "host"])
-def test_what_has_no_kernel_is_left_to_pytorch(change: str) -> None:
+@pytest.mark.parametrize("change", ["long", "wide", "double", "host", "small"])
+def test_what_has_no_kernel_is_left_to_pytorch(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, kind, where = (2, 128, 3 * 2 * 64), torch.float32, "cuda"
     assert own.fits(torch.zeros(shape, device=CUDA), 2)
     if change == "long":
         shape = (2, 129, 3 * 2 * 64)
     elif change == "wide":
         shape = (2, 128, 3 * 2 * 65)
+    elif change == "small":
+        monkeypatch.setattr(own, "_room", lambda _: 101_376)  # of an RTX 3090
     kind, where = (torch.float64 if change == "double" else kind), ("cpu" if change == "host" else where)
     assert not own.fits(torch.zeros(shape, dtype=kind, device=where), 2)
 

@@ -17,6 +17,18 @@ def near(found: Tensor, wanted: Tensor, share: float) -> None:
     assert (found.double() - wanted).abs().max() <= share * wanted.abs().max()
 
 
+def test_a_norm_without_an_epsilon_has_slopes() -> None:
+    """A program's rows beyond the last have no spread, which may not reach the others."""
+    rows, scale, shift = (
+        torch.randn(2, 5, 4, device=CUDA),
+        torch.ones(2, 4, device=CUDA),
+        torch.zeros(2, 4, device=CUDA),
+    )
+    scale.requires_grad_()
+    (slope,) = torch.autograd.grad(norms.layer_norm(rows, scale, shift, 0.0).square().sum(), scale)
+    assert slope.isfinite().all()
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 8), (2, 5, 4), (3, 300, 20), (20, 700, 128), (5, 33, 64), (1, 3, 1024)])
 def test_a_norm_in_one_pass_is_each_clients_layer_norm(shape: tuple[int, int, int]) -> None:
     clients, _, width = shape

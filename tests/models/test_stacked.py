@@ -12,7 +12,7 @@ from personafl import Algorithm, Ditto, Evaluation, FedAvg, Federation, FedPHP, 
 from personafl.core import rng, tree
 from personafl.core.criteria import CRITERION_GRADIENTS, cross_entropy
 from personafl.core.types import Batch, Task
-from personafl.models import CNN, MLP, MODELS, StackedModel
+from personafl.models import CNN, MLP, MODELS, StackedModel, layers
 from tests import worlds
 
 CLIENTS, SIZE = 3, 4
@@ -1026,3 +1026,17 @@ def test_a_token_outside_of_its_embedding_reads_nobody_elses_row(token: int) -> 
     x[1, 1, 0] = token
     with pytest.raises(UserError, match=f"0.weight: no row {token} in an embedding of 5 rows"):
         model(params, x)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_product_turned_round_is_the_same_product(clients: int, turned: bool) -> None:
+    """Few outputs of many inputs and rows take the other way on a CPU; what comes out is nobody's view."""
+    rows, inputs, outputs = layers.TALL, layers.WIDE, layers.NARROW + (0 if turned else 1)
+    x, weight = (torch.randn(clients, n, inputs, dtype=torch.float64) for n in (rows, outputs))
+    weight_before, x_before = weight.clone(), x.clone()
+    out = layers._product(x, weight)
+    torch.testing.assert_close(out, torch.einsum("cbi,coi->cbo", x, weight), rtol=1e-12, atol=1e-12)
+    assert out.is_contiguous()
+    out.add_(1).relu_()
+    assert torch.equal(x, x_before) and torch.equal(weight, weight_before)

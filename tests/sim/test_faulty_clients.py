@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -12,8 +13,8 @@ from torch import Tensor
 from personafl import ALGORITHMS, Algorithm, Ditto, Evaluation, Faults, FedAvg, Federation, FedPeWS, Simulation
 from personafl.core import rng, tree, wire
 from personafl.core.admission import Update, refusal, schema
-from personafl.core.algorithm import ClientState
-from personafl.core.types import Masked, Params, Payload, Round, Stage
+from personafl.core.algorithm import ClientState, LocalWork, own_loss, whole
+from personafl.core.types import Batch, Masked, Params, Payload, Round, Stage, Task
 from personafl.sim.faulty_clients import attacking, sent
 from tests import checks, worlds
 
@@ -122,6 +123,50 @@ def test_a_stage_played_in_hope_is_played_again_where_that_was_wrong(
     played.clear()
     calm.run()
     assert played == list(range(len(calm.schedule)))  # once where all is well
+
+
+class OddLoss(FedAvg):
+    """Client 0's loss is infinite, its gradients and weights are not."""
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        def loss(task: Task, local: ClientState, batch: Batch) -> Tensor:
+            assert local.ids is not None
+            return own_loss(task, local, batch) + torch.where(local.ids == 0, math.inf, 0.0)
+
+        return [self.usual_turn(whole(self.info.parameters), loss=loss)]
+
+
+class OddServer(FedAvg):
+    """In the third round the new model is not finite."""
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        new = super().aggregate(server, sums, rnd)
+        return {n: t * math.inf for n, t in new.items()} if rnd.number == 2 else new
+
+
+class Mending(FedAvg):
+    """Writes over uploads that are no numbers before anybody has looked at them."""
+
+    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        for t in tree.values(upload).values():
+            t.nan_to_num_()
+        return super().summands(upload, weights, rnd)
+
+
+@pytest.mark.parametrize(("method", "wild"), [(OddLoss, False), (OddServer, False), (Mending, True)])
+def test_hope_is_given_up_wherever_the_number_was(
+    method: type[FedAvg], wild: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    careful, hopeful = (simulated(method(), fed=poisoned(0, 1e200) if wild else None) for _ in range(2))
+    careful.run()
+    monkeypatch.setattr(Simulation, "_may_hope", lambda self: True)
+    hopeful.run()
+    for one, other in zip(careful.rows, hopeful.rows, strict=True):
+        assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+    checks.assert_agree(careful.server, hopeful.server, 0)
+    assert careful.state.diverged == hopeful.state.diverged == (set() if method is OddServer else {0})
+    kept = [row.get("kept_model", "") for row in hopeful.rows]
+    assert any(kept) == (method is OddServer)
 
 
 def test_float32_and_1e30_as_well() -> None:

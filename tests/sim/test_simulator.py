@@ -557,3 +557,50 @@ def test_nothing_of_a_stack_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None
     sim.run()
     assert len(most) > 40 / 2
     assert max(most) == 1  # the one before
+
+
+# What is kept from round to round
+
+
+def test_a_cohort_is_ones_own_to_do_with_as_one_likes() -> None:
+    quiet, watched = (worlds.simulation(FedAvg(), join_ratio=1.0, num_rounds=2) for _ in range(2))
+    watched.cohort(watched.schedule[0]).fill_(0)
+    for sim in (quiet, watched):
+        sim.run()
+    assert [r["loss"] for r in quiet.rows] == [r["loss"] for r in watched.rows]
+
+
+def test_kept_training_data_are_of_these_clients_in_this_order() -> None:
+    sim = worlds.simulation(FedAvg(), join_ratio=1.0)
+    there = torch.tensor([2, 0, 1])
+    first = sim._training_data(there)
+    assert sim._training_data(there.clone()) is first
+    for other in (there.flip(0), there[:2], torch.tensor([0, 1, 2])):
+        found = sim._training_data(other)
+        assert torch.equal(found.ids, other)
+        assert torch.equal(found.rows, sim.federation.examples("train", other).rows)
+
+
+def test_kept_training_data_are_of_this_federation() -> None:
+    sim = worlds.simulation(FedAvg(), join_ratio=1.0)
+    ids = torch.tensor([0, 1])
+    sim._training_data(ids)
+    splits = {**sim.federation.splits, "train": sim.federation.splits["test"]}
+    sim.federation = dataclasses.replace(sim.federation, splits=splits)
+    assert torch.equal(sim._training_data(ids).rows, sim.federation.examples("train", ids).rows)
+
+
+def test_nothing_is_weighed_where_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last stage of FedAvg+FT trains and sends nothing."""
+    method = ALGORITHMS["fedavg-ft"]
+    weighed: list[bool] = []
+
+    class Watched(method):  # type: ignore[misc, valid-type]
+        def weigh(self, server, known, upload, examples, rnd):
+            weighed.append(rnd.stage.up)
+            return super().weigh(server, known, upload, examples, rnd)
+
+    sim = worlds.simulation(Watched(), join_ratio=1.0, num_rounds=2)
+    assert not all(stage.up for stage in sim.schedule)
+    sim.run()
+    assert weighed and all(weighed)

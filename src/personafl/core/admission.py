@@ -152,15 +152,19 @@ class Hopes:
 
     def __init__(self) -> None:
         self._unseen: list[Tensor] = []
+        self._versions: list[int] = []
         self._largest: list[Tensor] = []
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        self._unseen += tensors
+        more = list(tensors)
+        self._unseen += more
+        self._versions += [t._version for t in more]
 
     def reduce(self) -> None:
-        """Hold on to one number instead of all tensors so far."""
-        self._largest.append(largest(self._unseen))
-        self._unseen = []
+        """Hold on to one number instead of all tensors so far; what was written to since may have been anything."""
+        same = self._versions == [t._version for t in self._unseen]
+        self._largest.append(largest(self._unseen) if same else torch.tensor(math.nan))
+        self._unseen, self._versions = [], []
 
     def hold(self) -> bool:
         """Whether all were finite."""

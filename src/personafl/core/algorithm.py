@@ -439,7 +439,9 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         """The weighted mean of the uploads, approached by the server's learning rate."""
-        means = torch._foreach_div([sums[n] for n in server], sums["aux/weight"]) if server else ()
+        means, weight = [sums[n] for n in server], sums["aux/weight"]
+        if means:  # on a GPU all in one go, if one number stands for all
+            means = list(torch._foreach_div(means, weight)) if weight.dim() == 0 else [t / weight for t in means]
         targets = tree.converted(dict(zip(server, means, strict=True)), server)
         return {n: self.approach(old, targets[n]) for n, old in server.items()}
 

@@ -166,7 +166,7 @@ def _streams(keys: Tensor, numbers: Tensor, behind: int | Tensor) -> Tensor:
 def _sent_together(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     """Tensors of as many rows on the device: to send one is to send all."""
     if device.type == "cpu":
-        return parts
+        return [part.clone() for part in parts]  # those of a layout are kept, and a loss may write to what it is given
     return tree.sent(torch.cat(list(parts), 1), device).split_with_sizes([part.shape[1] for part in parts], 1)
 
 

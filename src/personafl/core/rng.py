@@ -79,7 +79,7 @@ def keys(seed: int, purposes: Sequence[str], rnd: int, ids: Tensor) -> Tensor:
     if len(words) * len(ids) > FEW:
         return extend(torch.tensor(words).unsqueeze(1), ids)
     each = ids.tolist()
-    return torch.tensor([[_mix_int((word ^ client) + GOLDEN) for client in each] for word in words])
+    return torch.tensor([[_mix_int((word ^ client) + GOLDEN) for client in each] for word in words], dtype=torch.int64)
 
 
 def _word(purpose: str, parts: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ written so; the way back finds the scores again instead of keeping them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from personafl.core.types import Arithmetic
 
 LONGEST, WIDEST = 128, 64  # positions of a sequence, numbers of a head
+ROOM = 160 * 2**10  # bytes of a multiprocessor's own memory that all of them need; some GPUs have less
 _PRODUCTS: dict[Arithmetic, str] = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
 """How Triton takes products of float32 numbers in a precision; those of bf16 are taken as they are."""
 _SIZES = ["L"]  # no constant of a kernel
@@ -134,7 +136,14 @@ def _launch(
 def fits(packed: Tensor, heads: int) -> bool:
     """Whether these kernels have this attention."""
     kinds = (torch.float32, torch.bfloat16)
-    return packed.is_cuda and packed.dtype in kinds and _short(packed.shape, heads)
+    return packed.is_cuda and packed.dtype in kinds and _short(packed.shape, heads) and _room(packed.device) >= ROOM
+
+
+@functools.cache
+def _room(device: torch.device) -> int:
+    """Bytes that one program may have for itself."""
+    found = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(found["max_shared_mem"])
 
 
 def _short(shape: torch.Size, heads: int) -> bool:

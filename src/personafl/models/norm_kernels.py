@@ -29,9 +29,10 @@ _PARTS = 64  # that rows are cut into, at most
 
 @triton.jit
 def _centred(t, there, eps, W: tl.constexpr):
-    """Rows without their mean, and what brings their spread to 1."""
+    """Rows without their mean, and what brings their spread to 1; rows that are not there are zero in any case."""
     far = tl.where(there, t - (tl.sum(t, 1) / W)[:, None], 0.0)
-    return far, 1 / tl.sqrt(tl.sum(far * far, 1) / W + eps)
+    real = tl.sum(there.to(tl.int32), 1) > 0
+    return far, tl.where(real, 1 / tl.sqrt(tl.sum(far * far, 1) / W + eps), 0.0)
 
 
 @triton.jit(do_not_specialize=_SIZES)

@@ -92,5 +92,7 @@ class Spent:
 def finite_mean(losses: Sequence[float]) -> float | None:
     """The mean over clients that trained and whose loss is still finite; None where there are none."""
     finite = [loss for loss in losses if math.isfinite(loss)]
-    mean = math.fsum(loss / len(finite) for loss in finite) if finite else math.nan
-    return mean if math.isfinite(mean) else None
+    try:
+        return math.fsum(loss / len(finite) for loss in finite) if finite else None
+    except OverflowError:  # by rounding, of the largest there are
+        return None

@@ -131,7 +131,7 @@ class Simulation(Displayed):
         )
         self.shift = shift or self._shift()
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.module.modules())
-        self._last_data: Examples | None = None  # that were trained on
+        self._last_data: tuple[Federation, Examples | None] = self.federation, None  # that were trained on
         self._all_clients: Tensor | None = None
         self._hopes: Hopes | None = None  # of a stage whose numbers are looked at behind it
         self._former: list[tuple[Store, Tensor, Params]] = []  # rows of stores before the stage
@@ -233,7 +233,7 @@ class Simulation(Displayed):
             return sampling.cohort(self.federation, self.training, stage)
         if self._all_clients is None:
             self._all_clients = sampling.cohort(self.federation, self.training, stage)
-        return self._all_clients
+        return self._all_clients.clone()  # its own, to do with as one likes
 
     def evaluated_clients(self, stage: Stage) -> Tensor:
         """The clients that are evaluated after a stage."""
@@ -632,10 +632,10 @@ class Simulation(Displayed):
 
     def _training_data(self, ids: Tensor) -> Examples:
         """What these clients train on; kept for the next round, which where all take part is of the same ones."""
-        held = self._last_data
-        if held is None or held.x is not self.federation.source.x or not torch.equal(held.ids, ids):
+        of, held = self._last_data
+        if held is None or of is not self.federation or not torch.equal(held.ids, ids):
             held = self.federation.examples("train", ids, augment=self.training.augment != "none")
-            self._last_data = held if held.rows.numel() <= KEPT else None
+            self._last_data = self.federation, held if held.rows.numel() <= KEPT else None
         return held
 
     def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
