@@ -17,18 +17,30 @@ from tests import worlds
 from tests.algorithms.test_contract import BUSY
 
 
-def test_one_clients_convolutions_lie_channels_last() -> None:
-    """Of a stack they lie as they are, and so does what is no weight of an image's convolution."""
-    one, two = torch.zeros(1, 4, 3, 5, 5), torch.zeros(2, 4, 3, 5, 5)
-    found = cuda_graphs._blank({"one": one, "two": two, "linear": torch.zeros(1, 4, 3).transpose(1, 2)})
-    assert found["one"].shape == one.shape
-    assert found["one"].squeeze(0).is_contiguous(memory_format=torch.channels_last)
-    assert found["two"].is_contiguous() and found["linear"].is_contiguous()
-    assert torch.empty_like(found["one"]).stride() == found["one"].stride()
+def test_convolutions_lie_channels_last_where_they_may() -> None:
+    """Of each client, under any prefix; what is named in vain, and all else, lies as usual."""
+    stack = {"conv": torch.zeros(2, 4, 3, 5, 5), "personal/conv": torch.zeros(2, 4, 3, 5, 5)}
+    others = {"other": torch.zeros(2, 4, 3, 5, 5), "steps/conv": torch.zeros(2), "linear": torch.zeros(2, 4, 3).mT}
+    found = cuda_graphs.room_for(stack | others, {"conv"})
+    for n, t in stack.items():
+        assert found[n].shape == t.shape
+        assert all(one.is_contiguous(memory_format=torch.channels_last) for one in found[n])
+        assert torch.empty_like(found[n]).stride() == found[n].stride()
+        alone = cuda_graphs.room_for({n: t[:1]}, {"conv"})[n]
+        assert found[n][1:].stride() == alone.stride()  # a lane takes its client's in one go
+    assert all(found[n].is_contiguous() for n in others)
+
+
+def test_only_weights_of_convolutions_whose_images_may_lie_so_are_named() -> None:
+    image = torch.zeros(2, 1, 8, 8)
+    assert StackedModel(Normed(), image).channels_last == {"conv.weight", "second.weight"}
+    assert StackedModel(Viewing(), image).channels_last == set()
+    assert StackedModel(Standardised(), image).channels_last == {"conv.weight"}  # the other is the module's own
+    assert StackedModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), image).channels_last == set()
 
 
 def test_gradients_lie_as_their_weights() -> None:
-    weight = cuda_graphs._blank({"w": torch.zeros(1, 4, 3, 5, 5)})["w"]
+    weight = cuda_graphs.room_for({"w": torch.zeros(1, 4, 3, 5, 5)}, {"w"})["w"]
     grad = torch.randn(1, 4, 3, 5, 5)
     laid = local._laid_as(grad, weight)
     assert laid.stride() == weight.stride() and torch.equal(laid, grad)
@@ -96,25 +108,54 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(1, 3, 3, 2), nn.BatchNorm2d(3), nn.Linear(27, 3)
+        self.conv, self.second, self.norm = nn.Conv2d(1, 3, 3, 2), nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4)
+        self.head = nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.norm(self.conv(x)).relu().flatten(1))
+        out: Tensor = self.head(self.norm(self.second(self.conv(x).relu())).relu().flatten(1))
         return out
+
+
+class Viewing(Normed):
+    """One that looks at how its images lie."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.second(self.conv(x).relu())).relu()
+        out: Tensor = self.head(h.view(h.shape[0], -1))
+        return out
+
+
+class Standardising(nn.Conv2d):
+    """One that looks at how its weights lie."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        spread = self.weight.view(self.weight.shape[0], -1).std(1)
+        return nn.functional.conv2d(x, self.weight / (1 + spread).view(-1, 1, 1, 1), self.bias)
+
+
+class Standardised(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = Standardising(3, 4, 2)
 
 
 RAGGED, EVEN = (40, 20, 32, 36, 38, 40), (40, 40, 40, 40, 40, 40)  # three quarters are for training
 
 
 @pytest.mark.parametrize("name", ["fedavg", "dm-pfl", "fedpac", "apfl"])
-@pytest.mark.parametrize(("sizes", "lanes"), [(RAGGED, 3), (EVEN, 8), (RAGGED, 0)])
-@pytest.mark.filterwarnings("ignore:.*leave room", "ignore:.*leaves only")
+@pytest.mark.parametrize(
+    ("sizes", "lanes", "kind"),
+    [(RAGGED, 3, Normed), (EVEN, 8, Normed), (RAGGED, 0, Normed), (EVEN, 2, Viewing), (EVEN, 2, Standardised)],
+)
+@pytest.mark.filterwarnings("ignore:.*leave room", "ignore:.*leaves only", "error:a training step cannot be recorded")
 @pytest.mark.usefixtures("pretended")
-def test_recorded_rounds_are_those_of_every_client_alone(name: str, sizes: tuple[int, ...], lanes: int) -> None:
+def test_recorded_rounds_are_those_of_every_client_alone(
+    name: str, sizes: tuple[int, ...], lanes: int, kind: type[nn.Module]
+) -> None:
     """In lanes, or as one stack where there are none: momenta, statistics and moments come back to their clients."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = Normed()
+        module = kind()
     fed = worlds.federation("cnn", sizes)
     model = StackedModel(module, fed.source.x[:2])
     options = {"model": model, "fed": fed, "num_rounds": 4, "join_ratio": 1.0, "batch_size": 10, "momentum": 0.5}

@@ -18,7 +18,7 @@ import functools
 import gc
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -156,17 +156,22 @@ class CapturedTurn:
         dtype: torch.dtype,
         make: Make,
         stream: torch.cuda.Stream | None = None,
+        channels_last: Collection[str] = (),
     ) -> None:
         """`data` and `plan` are those of its first round; there is room for so many steps.
 
-        It records on this stream, or on one of PyTorch's.
+        It records on this stream, or on one of PyTorch's; these weights lie channels last.
         """
         assert local.keys is not None
         device, count = plan.rows.device, len(plan.rows)
         self.stream = stream
-        self.local = ClientState(_blank(local.params), _blank(local.fixed), ids=None, keys=local.keys.clone())
-        self.masks = [dict.fromkeys(part) | _blank({n: m for n, m in part.items() if m is not None}) for part in moves]
-        self.states = [_blank(s) for s in states]
+        params, fixed = (room_for(t, channels_last) for t in (local.params, local.fixed))
+        self.local = ClientState(params, fixed, ids=None, keys=local.keys.clone())
+        masks = ({n: m for n, m in part.items() if m is not None} for part in moves)
+        self.masks = [
+            dict.fromkeys(part) | room_for(held, channels_last) for part, held in zip(moves, masks, strict=True)
+        ]
+        self.states = [room_for(s, channels_last) for s in states]
         self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in moves]
         self.plan = plan.rows.new_zeros(count, room, plan.rows.shape[2] + 2)  # rows, how many are real, random stream
         self._from_zero = torch.zeros(1 + count, dtype=torch.int64, device=device)  # set back for a round in one go
@@ -240,19 +245,23 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _blank(tensors: Mapping[str, Tensor]) -> Params:
-    """Buffers for these tensors, as a lane has them where they are one client's."""
-    return {
-        n: lane_room(t) if len(t) == 1 else torch.empty_like(t, memory_format=torch.contiguous_format)
-        for n, t in tensors.items()
-    }
+def room_for(tensors: Mapping[str, Tensor], channels_last: Collection[str] = ()) -> Params:
+    """Memory for these tensors of clients; the weights of these convolutions, of any of a client's models, lie so."""
+    return {n: _laid(t) if _layer(n) in channels_last else _usual(t) for n, t in tensors.items()}
 
 
-def lane_room(t: Tensor) -> Tensor:
-    """Memory for a tensor of clients in lanes: weights of images' convolutions lie channels last."""
-    if t.dim() == 5:  # [C, out, in, height, width]
-        return t.new_empty(*t.shape[:2], *t.shape[3:], t.shape[2]).movedim(4, 2)
+def _layer(name: str) -> str:
+    """What a tensor is called in the model it is of, or is a moment, a mask or an anchor of."""
+    return name.rpartition("/")[2]
+
+
+def _usual(t: Tensor) -> Tensor:
     return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def _laid(t: Tensor) -> Tensor:
+    """Memory for `[C, out, in, height, width]`; what a convolution's weight has of other shapes lies as usual."""
+    return t.new_empty(*t.shape[:2], *t.shape[3:], t.shape[2]).movedim(4, 2) if t.dim() == 5 else _usual(t)
 
 
 def copy(into: Mapping[str, Tensor | None], what: Mapping[str, Tensor | None]) -> None:

@@ -24,7 +24,7 @@ from personafl.core.algorithm import (
     own_loss,
 )
 from personafl.core.criteria import CRITERION_GRADIENTS
-from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, lane_room, same, shapes
+from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, room_for, same, shapes
 from personafl.core.errors import UserError
 from personafl.core.model_around import ModelAround
 from personafl.core.types import (
@@ -237,19 +237,17 @@ class _Session:
         at_hand = self.data.x.device == stack.plan.rows.device  # what is recorded fetches examples itself
         cache = self.graph_cache if at_hand and stack.plan.active else None
         if self.task.model.one_by_one:
-            lanes = [] if cache is None else cache.lanes
-            stack = self._owned(stack, lane_room if lanes else _room)
-            if lanes:
-                self._in_lanes(stack, lanes)
+            if cache is not None and cache.lanes:
+                self._in_lanes(self._owned(stack, self.task.model.channels_last), cache.lanes)
             else:
-                for one in stack.clients():
+                for one in self._owned(stack).clients():
                     self._step_by_step(one)
         elif cache is None or not self._replayed_as_one(stack, cache):
-            self._step_by_step(self._owned(stack, _room))
+            self._step_by_step(self._owned(stack))
 
-    def _owned(self, stack: _Stack, room: Callable[[Tensor], Tensor], *, copied: bool = True) -> _Stack:
+    def _owned(self, stack: _Stack, channels_last: Collection[str] = (), *, copied: bool = True) -> _Stack:
         """The stack over memory of its own for what training changes, with what is there now, or to be written to."""
-        mine = {n: room(t) for n, t in self._changing(stack.moving).items()}
+        mine = room_for(self._changing(stack.moving), channels_last)
         if copied:
             copy(mine, self.local.params)
         self.local = replace(self.local, params=self.local.params | mine)
@@ -309,7 +307,7 @@ class _Session:
         except RuntimeError as e:
             cache.refuse(self._key(stack), e)
             return False
-        self._take_out(self._owned(stack, _room, copied=False), reel)
+        self._take_out(self._owned(stack, copied=False), reel)
         return True
 
     def _replayed(
@@ -352,7 +350,8 @@ class _Session:
             return self._update([replace(p, moves=m, state=s, lr=r) for p, m, s, r in own], local)
 
         def recorder(pool: Any) -> CapturedTurn:
-            return CapturedTurn(pool, local, *split, self.data, plan, stack.room, self.dtype, make, stream)
+            last = () if stream is None else self.task.model.channels_last  # as the stacks that lanes take them from
+            return CapturedTurn(pool, local, *split, self.data, plan, stack.room, self.dtype, make, stream, last)
 
         reel = cache.reel(self._key(stack), recorder, steps)
         if reel is not None:
@@ -449,10 +448,6 @@ def _of_client(plan: batches.Plan, exact: bool) -> list[Step]:
     """Steps of one client, told apart by the size of a minibatch; a short one is padded if sizes need not be exact."""
     width = plan.rows.shape[2]
     return [Step(1, n, True) if exact or n == width else Step(1, width, False) for n in plan.sizes[0].tolist()]
-
-
-def _room(t: Tensor) -> Tensor:
-    return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
 def _chain(turn: Turn) -> Iterator[Turn]:

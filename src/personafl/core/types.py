@@ -228,6 +228,11 @@ class TrainedModel(Model, Protocol):
         ...
 
     @property
+    def channels_last(self) -> frozenset[str]:
+        """The weights of convolutions that may lie channels last in memory where a client runs by itself on a GPU."""
+        ...
+
+    @property
     def pads(self) -> bool:
         """Whether padding changes nothing for the other examples of a minibatch."""
         ...

@@ -20,7 +20,9 @@ from torch.autograd.function import once_differentiable
 from personafl.core.types import Arithmetic
 
 LONGEST, WIDEST = 128, 64  # positions of a sequence, numbers of a head
-ROOM = 160 * 2**10  # bytes of a multiprocessor's own memory that all of them need; some GPUs have less
+ROOM = 160 * 2**10
+"""Bytes of its own memory that a program may have on GPUs these kernels are for: an A100 has 163 KiB and they need 128,
+an H200 has 227 and they need 192; others have 64 or 99."""
 _PRODUCTS: dict[Arithmetic, str] = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
 """How Triton takes products of float32 numbers in a precision; those of bf16 are taken as they are."""
 _SIZES = ["L"]  # no constant of a kernel

@@ -88,7 +88,8 @@ def _joined(means, spreads, R, per, column, have, F, PARTS: tl.constexpr):
     at = part[:, None] * F + column[None, :]
     mean = tl.load(means + at, there, 0.0)
     spread = tl.load(spreads + at, there, 0.0)
-    middle = tl.sum(mean * count[:, None], 0) / R
+    some = tl.sum(tl.where(part[:, None] == 0, mean, 0.0), 0)  # one of them, so that sums are of small numbers
+    middle = some + tl.sum(tl.where(there, mean - some[None, :], 0.0) * count[:, None], 0) / R
     away = tl.where(there, mean - middle[None, :], 0.0)
     return middle, tl.sum(spread + away * away * count[:, None], 0)
 

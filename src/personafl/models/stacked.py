@@ -108,6 +108,14 @@ class StackedModel(Displayed):
         """Whether clients gain nothing from a stack where the model lies, and run one at a time."""
         return self._context.one_by_one
 
+    @property
+    def channels_last(self) -> frozenset[str]:
+        """The weights of convolutions that may lie channels last: none where a forward looks at how images lie."""
+        if self._context.channels == "first":
+            return frozenset()
+        convs = (m for m in self._folded.modules() if isinstance(m, StackedConv) and type(m.original) is nn.Conv2d)
+        return frozenset(m.own["weight"] for m in convs if "weight" in m.own)
+
     @torch.no_grad()
     def _draws(self, called: list[PerClient], example: Tensor) -> bool:
         """Whether a module that is called client by client draws random numbers in training."""
