@@ -35,6 +35,12 @@ def assert_agree(a: Params, b: Params, tolerance: float = 0.0) -> None:
         )
 
 
+def assert_near(found: Tensor, wanted: Tensor, share: float) -> None:
+    """All numbers are finite, and none is off by more than this share of the largest."""
+    assert found.isfinite().all()
+    assert (found.double() - wanted).abs().max() <= share * wanted.abs().max()
+
+
 def played(algorithm: Algorithm, kind: str = "mlp", **options: object) -> Simulation:
     sim = worlds.simulation(algorithm, kind, **options)
     sim.run()

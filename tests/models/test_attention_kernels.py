@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from personafl import StackedModel
 from personafl.models import attention
 from personafl.sim.execution_plan import products
+from tests.checks import assert_near
 
 own = pytest.importorskip("personafl.models.attention_kernels", reason="needs Triton", exc_type=ImportError)
 norms = pytest.importorskip("personafl.models.norm_kernels", reason="needs Triton", exc_type=ImportError)
@@ -25,11 +26,6 @@ HOW = [
     ("bf16", torch.bfloat16, 3e-2),
 ]
 SHAPES = [(3, 1, 1, 16), (2, 5, 2, 4), (3, 16, 1, 8), (2, 17, 3, 20), (4, 64, 2, 33), (50, 80, 4, 32), (2, 128, 2, 64)]
-
-
-def near(found: Tensor, wanted: Tensor, share: float) -> None:
-    assert found.isfinite().all()
-    assert (found.double() - wanted).abs().max() <= share * wanted.abs().max()
 
 
 def seen_by(packed: Tensor, heads: int, causal: bool) -> Tensor:
@@ -52,15 +48,15 @@ def test_attention_in_one_launch_is_attention(
     exact = packed.detach().double().requires_grad_()
     wanted = seen_by(exact, heads, causal)
     (wanted_back,) = torch.autograd.grad(wanted, exact, grad.double())
-    near(out.detach(), wanted.detach(), share)
-    near(back, wanted_back, share)
+    assert_near(out.detach(), wanted.detach(), share)
+    assert_near(back, wanted_back, share)
 
 
 def test_attention_with_large_scores_stays_finite() -> None:
     packed = (torch.randn(2, 20, 3 * 2 * 8, device=CUDA) * 1e3).requires_grad_()
     out = own.short_attention(packed, 2, causal=False, how="float32")
     (back,) = torch.autograd.grad(out.sum(), packed)
-    near(out.detach(), seen_by(packed.detach().double(), 2, causal=False), 1e-3)
+    assert_near(out.detach(), seen_by(packed.detach().double(), 2, causal=False), 1e-3)
     assert back.isfinite().all()
 
 
@@ -116,5 +112,5 @@ def test_a_stacked_encoder_takes_them_and_is_each_clients_own(clients: int, monk
     monkeypatch.setattr(own, "fits", lambda *a: False)
     monkeypatch.setattr(norms, "fits", lambda *a: False)
     for one, other in zip(mine, ran(keys), strict=True):
-        near(one, other.double(), 1e-4)
+        assert_near(one, other.double(), 1e-4)
     assert len(called) == 6

@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+
+from tests.checks import assert_near
 
 norms = pytest.importorskip("personafl.models.norm_kernels", reason="needs Triton", exc_type=ImportError)
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
-
-
-def near(found: Tensor, wanted: Tensor, share: float) -> None:
-    assert found.isfinite().all()
-    assert (found.double() - wanted).abs().max() <= share * wanted.abs().max()
 
 
 def test_a_norm_without_an_epsilon_has_slopes() -> None:
@@ -40,9 +36,9 @@ def test_a_norm_in_one_pass_is_each_clients_layer_norm(shape: tuple[int, int, in
     found = torch.autograd.grad(out, (rows, scale, shift), grad)
     exact = [t.detach().double().requires_grad_() for t in (rows, scale, shift)]
     wanted = torch.stack([F.layer_norm(r, (width,), w, b, 1e-5) for r, w, b in zip(*exact, strict=True)])
-    near(out.detach(), wanted.detach(), 1e-5)
+    assert_near(out.detach(), wanted.detach(), 1e-5)
     for mine, other in zip(found, torch.autograd.grad(wanted, exact, grad.double()), strict=True):
-        near(mine, other, 2e-5)
+        assert_near(mine, other, 2e-5)
 
 
 # images, channels, height and width
@@ -65,13 +61,13 @@ def test_a_batch_norm_in_few_passes_is_pytorchs(shape: tuple[int, ...], tracked:
     assert out.is_contiguous(memory_format=torch.channels_last)
     found = torch.autograd.grad(out, (x, weight, bias), grad)
     wanted = F.batch_norm(exact[0], *exact_running, *exact[1:], training=True, momentum=0.3, eps=1e-5)
-    near(out.detach(), wanted.detach(), 1e-5)
+    assert_near(out.detach(), wanted.detach(), 1e-5)
     for mine, other in zip(found, torch.autograd.grad(wanted, exact, grad.double()), strict=True):
-        near(mine, other, 1e-4)
+        assert_near(mine, other, 1e-4)
     for moved, exactly in zip(running, exact_running, strict=True):
         assert (moved is None) == (exactly is None)
         if moved is not None and exactly is not None:
-            near(moved, exactly, 1e-5)
+            assert_near(moved, exactly, 1e-5)
 
 
 def test_a_mean_far_from_zero_leaves_the_spread_as_it_is() -> None:
@@ -80,7 +76,7 @@ def test_a_mean_far_from_zero_leaves_the_spread_as_it_is() -> None:
     x = (torch.randn(64, 8, 16, 16, device=CUDA) + 1e4).contiguous(memory_format=torch.channels_last)
     one, none = torch.ones(8, device=CUDA), torch.zeros(8, device=CUDA)
     out = norms.batch_norm(x, one, none, None, None, 0.1, 1e-5)
-    near(out, F.batch_norm(x.double(), None, None, training=True), 1e-3)
+    assert_near(out, F.batch_norm(x.double(), None, None, training=True), 1e-3)
 
 
 def test_other_layouts_and_types_are_left_to_pytorch() -> None:
