@@ -31,7 +31,7 @@ from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Turn
 from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Examples, Round, Task
 from personafl.evaluation import report
-from personafl.models import MODELS, ResNet18
+from personafl.models import MODELS, ResNet18, recurrent
 from personafl.sim.state import Row
 from tests import kills, worlds
 from tests.algorithms.test_contract import BUSY
@@ -212,11 +212,26 @@ class Strided(nn.Module):
         return out
 
 
+class Scanned(nn.Module):
+    """A convolution that has no form for stacks, and its rows as a sequence."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.look, self.lstm = nn.Conv2d(1, 6, 3, 2, 1), nn.LSTM(24, units, batch_first=True)
+        self.head = nn.Linear(units, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.look(x).relu().permute(0, 2, 1, 3).flatten(2)
+        out: Tensor = self.head(self.lstm(rows)[0][:, -1])
+        return out
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "strided": Strided,
     "resnet": lambda: ResNet18(1, 3, "cifar", width=4),
     "lstm": lambda: Sequences(nn.LSTM(8, 8, num_layers=2, batch_first=True)),
     "lstm with dropout": lambda: Sequences(nn.LSTM(8, 8, num_layers=2, dropout=0.5, batch_first=True)),
+    "lstm in lanes": lambda: Scanned(recurrent.SMALL + 8),
     "gru": lambda: Sequences(nn.GRU(8, 8, batch_first=True)),
     "transformer": lambda: Sequences(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)),
     "batch norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
@@ -251,6 +266,23 @@ def test_any_module_gives_the_numbers_of_a_cpu(made: str, sizes: tuple[int, ...]
         a, b = (s.server | s.deployed_models(s.model, s.everybody) for s in (cpu, gpu))
         for n, t in a.items():
             torch.testing.assert_close(b[n].cpu(), t, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("units", [8, recurrent.SMALL + 8])
+def test_an_lstm_of_one_client_trains_in_bf16(units: int) -> None:
+    """Behind a convolution whose outputs are coarse, as PyTorch's own layer and as ours."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Scanned(units)
+    fed, servers = worlds.federation("cnn", EVEN), []
+    for precision in ("float32", "bf16"):
+        train = worlds.training(num_rounds=3, lr=0.1, precision=precision)
+        sim = Simulation(fed, module, FedAvg(), train, worlds.QUIET, machine=Machine(device="cuda"))
+        sim.run()
+        assert sim.plan.lanes > 0
+        servers.append({n: sim.server[n] - t for n, t in sim.model.initial.items()})
+    for n, moved in servers[0].items():
+        assert (servers[1][n] - moved).abs().max() < 0.1 * moved.abs().max(), n
 
 
 @pytest.mark.parametrize("augment", ["none", "crop-flip"])

@@ -19,27 +19,29 @@ CLIENTS, STEPS, SIZE, INPUTS, WIDTH = 3, 5, 4, 6, 7
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_layer_is_every_clients_own(dtype: torch.dtype, biased: bool, device: str) -> None:
+@pytest.mark.parametrize("clients", [CLIENTS, 1])
+@pytest.mark.parametrize("steps", [STEPS, 1])
+def test_a_layer_is_every_clients_own(steps: int, clients: int, biased: bool, dtype: torch.dtype, device: str) -> None:
     """States, the last of the cell, and all gradients, also of the states before."""
     with products("float32"):  # PyTorch's own would take coarser ones
-        compare(dtype, biased, device)
+        compare(steps, clients, biased, dtype, device)
 
 
-def compare(dtype: torch.dtype, biased: bool, device: str) -> None:
+def compare(steps: int, clients: int, biased: bool, dtype: torch.dtype, device: str) -> None:
     draw = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
         return (torch.randn(*shape, generator=draw, dtype=torch.float64) / 2).to(device, dtype).requires_grad_()
 
-    x, hidden, cell = drawn(CLIENTS, STEPS, SIZE, INPUTS), drawn(CLIENTS, SIZE, WIDTH), drawn(CLIENTS, SIZE, WIDTH)
-    weights = [drawn(CLIENTS, 4 * WIDTH, i) for i in (INPUTS, WIDTH)]
-    biases = [drawn(CLIENTS, 4 * WIDTH) for _ in range(2 * biased)]
+    x, hidden, cell = drawn(clients, steps, SIZE, INPUTS), drawn(clients, SIZE, WIDTH), drawn(clients, SIZE, WIDTH)
+    weights = [drawn(clients, 4 * WIDTH, i) for i in (INPUTS, WIDTH)]
+    biases = [drawn(clients, 4 * WIDTH) for _ in range(2 * biased)]
     bias = biases[0] + biases[1] if biased else None
     found = recurrent.lstm_layer(x, (weights[0], weights[1], bias), hidden, cell)
     layer = nn.LSTM(INPUTS, WIDTH, bias=biased).to(device, dtype)
     names = [n for n, _ in layer.named_parameters()]
     alone = []
-    for c in range(CLIENTS):
+    for c in range(clients):
         own = dict(zip(names, [t[c] for t in (*weights, *biases)], strict=True))
         out, (end, last) = functional_call(layer, own, (x[c], (hidden[c][None], cell[c][None])))
         alone.append((out, end[0], last[0]))

@@ -3,7 +3,7 @@
 Where a step of one client's layer is small, a GPU spends its time on launches. So at every step in time one batched
 product takes all clients' states through their own recurrent weights; the inputs' part of the gates and the weights'
 gradients are one product each over all steps. Gates and states of a step are one kernel (Triton) in float32, and
-PyTorch's operations otherwise.
+PyTorch's operations otherwise. One client by itself has the same, unless its layer is small enough for cuDNN to keep.
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ try:
 except ImportError:  # no Triton, so no GPU it would run on
     kernels = None  # type: ignore[assignment]
 
+SMALL = 128  # units of a layer that cuDNN keeps on a multiprocessor, all steps of one client in one launch
+
 
 class LSTMLayer(Function):
-    """One layer in one direction. Gates of the inputs `[C, T, B, 4 H]`, recurrent weights `[C, 4 H, H]`, and states
-    `[C, B, H]` before the first step; all states `[C, T, B, H]` and the last cell state.
+    """One layer in one direction. Inputs `[C, T, B, I]`, weights of inputs and states `[C, 4 H, .]`, the sum of the
+    biases `[C, 4 H]`, and states `[C, B, H]` before the first step; all states `[C, T, B, H]`, the last of the cell.
     """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        gates = inputs.clone(memory_format=torch.contiguous_format)
+    def forward(
+        ctx: Any, x: Tensor, of_inputs: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, cell: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        rows, into = x.flatten(1, 2), of_inputs.transpose(1, 2)
+        drive = torch.bmm(rows, into) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, into)
+        gates = drive.view(*x.shape[:3], -1)
         cells = gates.new_empty(*gates.shape[:3], weight.shape[2])
         states = torch.empty_like(cells)
         across = weight.transpose(1, 2)
@@ -40,13 +46,13 @@ class LSTMLayer(Function):
             now = states[:, t], cells[:, t]
             _forward(gates[:, t], before[1], now[1], now[0])
             before = now
-        ctx.save_for_backward(gates, weight, hidden, cell, states, cells)
+        ctx.save_for_backward(x, of_inputs, weight, hidden, cell, gates, states, cells)
         return states, cells[:, -1].clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_states: Tensor, for_cell: Tensor) -> tuple[Tensor, ...]:
-        gates, weight, hidden, cell, states, cells = ctx.saved_tensors
+    def backward(ctx: Any, for_states: Tensor, for_cell: Tensor) -> tuple[Tensor | None, ...]:
+        x, of_inputs, weight, hidden, cell, gates, states, cells = ctx.saved_tensors
         for_states = for_states.contiguous()
         slopes = torch.empty_like(gates)
         carried, for_cell = torch.zeros_like(hidden), for_cell.clone(memory_format=torch.contiguous_format)
@@ -54,9 +60,13 @@ class LSTMLayer(Function):
             before = cell if t == 0 else cells[:, t - 1]
             _backward(gates[:, t], before, cells[:, t], for_states[:, t], carried, for_cell, slopes[:, t])
             carried = torch.bmm(slopes[:, t], weight)
-        earlier = torch.cat([hidden.unsqueeze(1), states[:, :-1]], 1)
-        for_weight = torch.bmm(slopes.flatten(1, 2).transpose(1, 2), earlier.flatten(1, 2))
-        return slopes, for_weight, carried, for_cell
+        for_weight = torch.bmm(slopes[:, 0].transpose(1, 2), hidden)
+        for_weight.baddbmm_(slopes[:, 1:].flatten(1, 2).transpose(1, 2), states[:, :-1].flatten(1, 2))
+        down = slopes.flatten(1, 2)
+        wanted = ctx.needs_input_grad
+        for_x = torch.bmm(down, of_inputs).view(x.shape) if wanted[0] else None
+        for_inputs = torch.bmm(down.transpose(1, 2), x.flatten(1, 2))
+        return for_x, for_inputs, for_weight, down.sum(1) if wanted[3] else None, carried, for_cell
 
 
 def _forward(gates: Tensor, before: Tensor, cell: Tensor, state: Tensor) -> None:
@@ -96,11 +106,7 @@ def lstm_layer(
 ) -> tuple[Tensor, ...]:
     """A layer of every client. x `[C, T, B, I]`, weights of inputs and states `[C, 4 H, .]` and the sum of the biases
     `[C, 4 H]`, states before `[C, B, H]`; all states `[C, T, B, H]`, the last one and the last of the cell."""
-    of_inputs, of_states, bias = weights
-    rows = x.flatten(1, 2)
-    across = of_inputs.transpose(1, 2)
-    gates = torch.bmm(rows, across) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, across)
-    states, last = LSTMLayer.apply(gates.view(*x.shape[:3], -1), of_states, hidden, cell)  # type: ignore[no-untyped-call]
+    states, last = LSTMLayer.apply(x, *weights, hidden, cell)  # type: ignore[no-untyped-call]
     return states, states[:, -1], last
 
 
@@ -136,10 +142,10 @@ class StackedLSTM(Stacked):
         rows = rows.flip(1) if back else rows
         names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if cast(nn.LSTM, self.original).bias else [])]
         weights = [cast(Tensor, self.get(f"{n}_{name}")) for n in names]
-        if rows.is_cuda and len(rows) > 1:
+        if rows.is_cuda and (len(rows) > 1 or cell.shape[2] > SMALL):
             with WithoutAutocast(rows):
                 bias = weights[2] + weights[3] if len(weights) == 4 else None
-                rows = rows.to(weights[0].dtype)
+                rows, hidden, cell = (t.to(weights[0].dtype) for t in (rows, hidden, cell))
                 states, end, last = lstm_layer(rows, (weights[0], weights[1], bias), hidden, cell)
         else:
             each = [_alone(*one) for one in zip(rows, hidden, cell, *weights, strict=True)]
