@@ -12,7 +12,7 @@ from personafl import Algorithm, Ditto, Evaluation, FedAvg, Federation, FedPHP, 
 from personafl.core import rng, tree
 from personafl.core.criteria import CRITERION_GRADIENTS, cross_entropy
 from personafl.core.types import Batch, Task
-from personafl.models import CNN, MLP, MODELS, StackedModel, layers
+from personafl.models import CNN, MLP, MODELS, StackedModel, agreement, layers, stacked
 from tests import worlds
 
 CLIENTS, SIZE = 3, 4
@@ -916,6 +916,15 @@ def test_a_module_may_take_for_granted_how_images_lie_in_memory(channels: int) -
             for c, out in zip(range(2)[rows], found, strict=True):
                 alone = model.client({n: t[c] for n, t in params.items()})
                 torch.testing.assert_close(out, alone(x[c]))
+
+
+def test_rounding_does_not_decide_how_images_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images the other way round give other bits in float32, and the same way round the same ones."""
+    monkeypatch.setattr(stacked, "LONG", 0)
+    monkeypatch.setitem(agreement.NEAR, torch.float32, 0.0)
+    torch.manual_seed(0)
+    model = StackedModel(CNN((3, 16, 16), (8, 16), (), 4, 3, 1), torch.rand(2, 3, 16, 16))
+    assert model.channels_last == {"convs.0.weight", "convs.1.weight"}
 
 
 # What a user's module may do, and what it may not

@@ -358,16 +358,21 @@ class StackedModel(Displayed):
 
     def _stacked(self, samples: Iterator[Sample]) -> bool:
         """Find out how clients are run: in one stack, or with the module called for each of them."""
-        last = None
-        for truth in samples:
-            last = truth
-            # A module may take for granted how images lie in memory, as `view` does.
-            for channels, then in (("last", "either"), ("first", "first")):
-                if self._agrees(truth, cast(Channels, channels)):
-                    self._context.channels = cast(Channels, then)
-                    return True
+        known: list[Sample] = []
+
+        def truths() -> Iterator[Sample]:
+            yield from known
+            for truth in samples:
+                known.append(truth)
+                yield truth
+
+        # A module may take for granted how images lie in memory, as `view` does.
+        for channels, then in (("last", "either"), ("first", "first")):
+            if any(self._agrees(truth, cast(Channels, channels)) for truth in truths()):
+                self._context.channels = cast(Channels, then)
+                return True
         self._context.channels = "first"
-        if last is None or not self._agrees(last, "first", whole=True):
+        if not known or not self._agrees(known[-1], "first", whole=True):
             raise UserError(
                 f"{type(self.module).__name__}: called with each client's weights, it does not give what it gives with "
                 "them as its own; or the same input and random stream give different outputs each time"
