@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 WIDEST = 1024  # numbers of a row
 _NUMBERS = 4096  # of the rows a program has at a time
 _PROGRAMS = 528  # that add up gradients: four for each multiprocessor of an H200
-_SIZES = ["R", "per", "each", "parts", "F"]  # no constants of a kernel
+_SIZES = ["R", "per", "parts", "F"]  # no constants of a kernel
 _BATCH = {"BR": 64, "BF": 64, "num_warps": 4}  # rows and columns of images that a program has at a time
 _PARTS = 64  # that rows are cut into, at most
 
@@ -103,7 +103,7 @@ def _batch_moments(x, means, spreads, R, per, F, BR: tl.constexpr, BF: tl.conste
     behind = 0.0
     for first in range(0, per, BR):
         row = part * per + first + tl.arange(0, BR)
-        real = (row < R) & (first + tl.arange(0, BR) < per)
+        real = row < R
         there = real[:, None] & have[None, :]
         t = tl.load(x + row.to(tl.int64)[:, None] * F + column[None, :], there, 0.0)
         count = tl.sum(real.to(tl.float32), 0)
@@ -120,7 +120,7 @@ def _batch_moments(x, means, spreads, R, per, F, BR: tl.constexpr, BF: tl.conste
 
 @triton.jit(do_not_specialize=_SIZES)
 def _batch_norm(
-    x, weight, bias, means, spreads, running_mean, running_var, out, kept, R, per, each, F, eps, rate,
+    x, weight, bias, means, spreads, running_mean, running_var, out, kept, R, per, F, eps, rate,
     TRACK: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     column, have = _columns(F, BF)
@@ -136,8 +136,8 @@ def _batch_norm(
             tl.store(running_var + column, before + rate * (spread / (R - 1) - before), have)
     scale = scale * tl.load(weight + column, have, 0.0)
     shift = tl.load(bias + column, have, 0.0)
-    for first in range(0, each, BR):
-        row = tl.program_id(0) * each + first + tl.arange(0, BR)
+    for first in range(0, per, BR):
+        row = tl.program_id(0) * per + first + tl.arange(0, BR)
         there = (row < R)[:, None] & have[None, :]
         at = row.to(tl.int64)[:, None] * F + column[None, :]
         t = tl.load(x + at, there, 0.0)
@@ -155,7 +155,7 @@ def _batch_sums(x, grad, kept, of_shift, of_scale, R, per, F, BR: tl.constexpr, 
     shifts, scales = tl.zeros((BF,), tl.float32), tl.zeros((BF,), tl.float32)
     for first in range(0, per, BR):
         row = part * per + first + tl.arange(0, BR)
-        there = ((row < R) & (first + tl.arange(0, BR) < per))[:, None] & have[None, :]
+        there = (row < R)[:, None] & have[None, :]
         at = row.to(tl.int64)[:, None] * F + column[None, :]
         g = tl.load(grad + at, there, 0.0)
         t = tl.load(x + at, there, 0.0)
@@ -167,7 +167,7 @@ def _batch_sums(x, grad, kept, of_shift, of_scale, R, per, F, BR: tl.constexpr, 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _batch_norm_back(
-    x, grad, weight, kept, of_shift, of_scale, out, found, R, parts, each, F,
+    x, grad, weight, kept, of_shift, of_scale, out, found, R, per, parts, F,
     PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     column, have = _columns(F, BF)
@@ -183,8 +183,8 @@ def _batch_norm_back(
     scale = tl.load(kept + F + column, have, 0.0)
     slope = scale * tl.load(weight + column, have, 0.0)
     along, middle = scales * scale / R, shifts / R
-    for first in range(0, each, BR):
-        row = tl.program_id(0) * each + first + tl.arange(0, BR)
+    for first in range(0, per, BR):
+        row = tl.program_id(0) * per + first + tl.arange(0, BR)
         there = (row < R)[:, None] & have[None, :]
         at = row.to(tl.int64)[:, None] * F + column[None, :]
         g = tl.load(grad + at, there, 0.0)
@@ -215,7 +215,7 @@ class BatchNorm(Function):
         track = running_mean is not None
         running = (running_mean, running_var) if track else (kept, kept)
         _batch_norm[grid](
-            x, weight, bias, sums[0], sums[1], *running, out, kept, rows, per, per, features, eps, rate,
+            x, weight, bias, sums[0], sums[1], *running, out, kept, rows, per, features, eps, rate,
             TRACK=track, PARTS=_PARTS, **_BATCH,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, kept)
@@ -231,7 +231,7 @@ class BatchNorm(Function):
         sums, found, out = torch.empty_like(kept[:, None].expand(2, parts, features)), torch.empty_like(kept), _like(x)
         _batch_sums[grid](x, grad, kept, sums[0], sums[1], rows, per, features, **_BATCH)
         _batch_norm_back[grid](
-            x, grad, weight, kept, sums[0], sums[1], out, found, rows, parts, per, features, PARTS=_PARTS, **_BATCH
+            x, grad, weight, kept, sums[0], sums[1], out, found, rows, per, parts, features, PARTS=_PARTS, **_BATCH
         )
         return out, found[0], found[1], None, None, None, None
 
@@ -241,7 +241,7 @@ def _like(x: Tensor) -> Tensor:
 
 
 def _parts(rows: int, features: int) -> tuple[int, int, tuple[int, int]]:
-    """Into how many parts so many rows are cut, of how many each, and the grid of all programs."""
+    """Into how many parts so many rows are cut, of how many each (whole blocks), and the grid of all programs."""
     block = _BATCH["BR"]
     per = triton.cdiv(triton.cdiv(rows, _PARTS), block) * block
     parts = triton.cdiv(rows, per)
