@@ -204,11 +204,12 @@ class Strided(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(1, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6)
-        self.second, self.head = nn.Conv2d(6, 6, 3, 1, 1), nn.Linear(6, 3)
+        self.second, self.again = nn.Conv2d(6, 6, 3, 1, 1, bias=False), nn.BatchNorm2d(6)
+        self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.first(x)).relu()
-        out: Tensor = self.head((x + self.second(x)).mean((2, 3)))
+        out: Tensor = self.head((x + self.again(self.second(x))).relu().mean((2, 3)))
         return out
 
 
@@ -266,6 +267,37 @@ def test_any_module_gives_the_numbers_of_a_cpu(made: str, sizes: tuple[int, ...]
         a, b = (s.server | s.deployed_models(s.model, s.everybody) for s in (cpu, gpu))
         for n, t in a.items():
             torch.testing.assert_close(b[n].cpu(), t, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("precision", "share"), [("float32", 1e-3), ("tf32", 2e-2), ("bf16", 0.1)])
+def test_norms_and_relus_in_lanes_are_those_of_a_cpu(
+    precision: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together with what is added between them, where nothing is padded."""
+    kinds: set[tuple[bool, bool]] = set()
+
+    def seen(*given: Any, added: Tensor | None = None, relu: bool = False) -> Tensor:
+        kinds.add((added is not None, relu))
+        out: Tensor = alone(*given, added=added, relu=relu)
+        return out
+
+    norms = pytest.importorskip("personafl.models.norm_kernels", exc_type=ImportError)
+    alone = norms.batch_norm
+    monkeypatch.setattr(norms, "batch_norm", seen)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Strided()
+    moved = []
+    for device in ("cpu", "cuda"):
+        train = worlds.training(num_rounds=3, lr=0.1, precision=precision if device == "cuda" else "float32")
+        sim = Simulation(
+            worlds.federation("cnn", EVEN), module, FedAvg(), train, worlds.QUIET, machine=Machine(device=device)
+        )
+        sim.run()
+        moved.append({n: (sim.server[n] - t).cpu() for n, t in sim.model.initial.items()})
+    assert sim.plan.lanes > 0 and kinds == {(False, True), (True, True)}
+    for n, wanted in moved[0].items():
+        assert (moved[1][n] - wanted).abs().max() < share * wanted.abs().max(), n
 
 
 @pytest.mark.parametrize("units", [8, recurrent.SMALL + 8])

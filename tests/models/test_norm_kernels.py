@@ -70,6 +70,45 @@ def test_a_batch_norm_in_few_passes_is_pytorchs(shape: tuple[int, ...], tracked:
             assert_near(moved, exactly, 1e-5)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("shape", IMAGES)
+def test_relu_and_what_is_added_are_part_of_a_batch_norm(
+    shape: tuple[int, ...], beside: bool, kind: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    x, added = (
+        torch.randn(shape, device=CUDA).to(kind).contiguous(memory_format=torch.channels_last).requires_grad_()
+        for _ in range(2)
+    )
+    weight, bias = (torch.randn(shape[1], device=CUDA, requires_grad=True) for _ in range(2))
+    grad = torch.randn(shape, device=CUDA).to(kind)
+    running = [torch.randn(shape[1], device=CUDA), torch.rand(shape[1], device=CUDA)]
+    exact_running = [t.double() for t in running]
+    given = [x, weight, bias, *[added] * beside]
+    out = norms.batch_norm(x, weight, bias, *running, 0.3, 1e-5, added=added if beside else None, relu=True)
+    assert out.dtype == kind and out.is_contiguous(memory_format=torch.channels_last)
+    found = torch.autograd.grad(out, given, grad)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    normed = F.batch_norm(exact[0], *exact_running, *exact[1:3], training=True, momentum=0.3, eps=1e-5)
+    wanted = (normed + exact[3] if beside else normed).relu()
+    share = 1e-5 if kind == torch.float32 else 1e-2
+    assert_near(out.detach(), wanted.detach(), share)
+    for mine, other in zip(found, torch.autograd.grad(wanted, exact, grad.double()), strict=True):
+        assert mine.dtype == (torch.float32 if mine.dim() == 1 else kind)
+        assert_near(mine, other, 10 * share)
+    for moved, exactly in zip(running, exact_running, strict=True):
+        assert_near(moved, exactly, share)
+
+
+def test_what_is_no_number_is_none_behind_relu() -> None:
+    x = torch.randn(4, 3, 5, 5, device=CUDA).contiguous(memory_format=torch.channels_last)
+    x[0, 1, 2, 3] = float("nan")
+    one, none = torch.ones(3, device=CUDA), torch.zeros(3, device=CUDA)
+    out = norms.batch_norm(x, one, none, None, None, 0.1, 1e-5, relu=True)
+    assert out[:, 1].isnan().all() and out[:, [0, 2]].isfinite().all()
+
+
 def test_a_mean_far_from_zero_leaves_the_spread_as_it_is() -> None:
     """Squares of numbers around 10,000 have no bits left for a spread of 1."""
     torch.manual_seed(0)
@@ -83,6 +122,7 @@ def test_other_layouts_and_types_are_left_to_pytorch() -> None:
     one = torch.ones(4, device=CUDA)
     x = torch.zeros(2, 4, 3, 3, device=CUDA).contiguous(memory_format=torch.channels_last)
     assert norms.batch_fits(x, one, one)
-    for other in (x.contiguous(), x.double(), x.bfloat16(), x[:, :, :2], x.cpu(), torch.zeros(2, 4, device=CUDA)):
+    assert norms.batch_fits(x.bfloat16(), one, one)
+    for other in (x.contiguous(), x.double(), x.half(), x[:, :, :2], x.cpu(), torch.zeros(2, 4, device=CUDA)):
         assert not norms.batch_fits(other, one, one)
     assert not norms.batch_fits(x, one.double(), one) and not norms.batch_fits(x[:1, :, :1, :1], one, one)

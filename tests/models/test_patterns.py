@@ -6,6 +6,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def stacked(module: nn.Module, shape: tuple[int, ...]) -> StackedModel:
 
 
 def blocks(module: nn.Module, shape: tuple[int, ...], *, training: bool = True) -> list[str]:
-    """What was found: what follows each convolution, and how many linear layers are in a row."""
+    """What was found: what follows each convolution and norm, and how many linear layers are in a row."""
     return blocks_of(stacked(module, shape), training=training)
 
 
@@ -80,10 +81,12 @@ def blocks_of(model: StackedModel, *, training: bool = True) -> list[str]:
     forward = model._fused.training if training else model._fused.evaluation
     source = "" if forward is None else inspect.getsource(forward)
     found = []
-    for name, given in re.findall(r"layers_(conv_relu|linears)\((.*?)\);", source):
+    for name, given in re.findall(r"layers_(conv_relu|norm_relu|linears)\((.*?)\);", source):
         if name == "conv_relu":
             words = re.findall(r"'(\w+)'", given)
             found.append(" ".join(("conv", *words, *["inner"] * ("into" in given))))
+        elif name == "norm_relu":
+            found.append("sum with norm, relu" if "added" in given else "norm relu")
         else:
             found.append(f"{given.count(',')} linear")
     return found
@@ -227,6 +230,57 @@ class Residual(nn.Module):
         return out
 
 
+def beside_norm(forward: Callable[[Any, Tensor, Tensor], Tensor]) -> Of:
+    """A batch norm of a convolution, what `forward` makes of it and of another convolution, and a linear layer."""
+    layers = {"conv": conv(), "bn": nn.BatchNorm2d(3), "short": conv(), "bns": nn.BatchNorm2d(3)}
+    return Of(lambda m, x: m.fc(forward(m, m.conv(x), m.short(x)).flatten(1)), **layers, fc=nn.LazyLinear(2))
+
+
+def plus_equals(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    out = m.bn(x)
+    out += y
+    return F.relu_(out)
+
+
+def changed_behind(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    out = m.bn(x) + y
+    return F.relu(out) + y.mul_(2.0)
+
+
+def changed_between(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    out = m.bn(x)
+    y.mul_(2.0)
+    return F.relu(out + y)
+
+
+def other_changed(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.relu(y.add_(m.bn(x))) + y
+
+
+def also_shown(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    out = m.bn(x)
+    return F.relu(out + y) + out  # type: ignore[no-any-return]
+
+
+BESIDE: dict[str, tuple[Callable[[Any, Tensor, Tensor], Tensor], list[str]]] = {
+    "sum": (lambda m, x, y: F.relu(m.bn(x) + y), ["sum with norm, relu"]),
+    "sum, the other first": (lambda m, x, y: (y + m.bn(x)).relu(), ["sum with norm, relu"]),
+    "sum, torch.add": (lambda m, x, y: torch.relu(torch.add(y, m.bn(x))), ["sum with norm, relu"]),
+    "sum, method": (lambda m, x, y: m.bn(x).add(y).relu_(), ["sum with norm, relu"]),
+    "sum, in place": (plus_equals, ["sum with norm, relu"]),
+    "sum of two norms": (lambda m, x, y: F.relu(m.bn(x) + m.bns(y)), ["sum with norm, relu"]),
+    "sum that broadcasts": (lambda m, x, y: F.relu(m.bn(x) + y.mean(1, keepdim=True)), ["sum with norm, relu"]),
+    "sum, changed behind it": (changed_behind, ["sum with norm, relu"]),
+    "sum, changed between": (changed_between, ["sum with norm, relu"]),
+    "sum with more": (lambda m, x, y: F.relu(torch.add(m.bn(x), y, alpha=2)), []),
+    "sum with a number": (lambda m, x, y: F.relu(m.bn(x) + 1.0) + y, []),
+    "sum in the other": (other_changed, []),
+    "sum with itself": (lambda m, x, y: F.relu(m.bn(x) + x) + y, []),
+    "norm that is shown": (also_shown, []),
+    "norm of a sum": (lambda m, x, y: F.relu(m.bn(x + y)), ["norm relu"]),
+}
+
+
 def frozen_bias() -> nn.Linear:
     layer = nn.Linear(5, 4)
     layer.bias.requires_grad_(False)
@@ -251,6 +305,9 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] =
         IMAGE,
         ["conv relu"],
     ),
+    "norm, then relu": (lambda: block(nn.BatchNorm2d(3), nn.ReLU(inplace=True)), IMAGE, ["norm relu"]),
+    "norm of features": (lambda: chain(nn.BatchNorm1d(4), nn.ReLU()), (5,), ["norm relu"]),
+    **{n: (partial(beside_norm, f), IMAGE, found) for n, (f, found) in BESIDE.items()},
 }
 
 
@@ -271,7 +328,8 @@ def test_outputs_and_gradients_are_those_without_patterns(
         leaves = {n: t.clone().requires_grad_() for n, t in trained.items()}
         out = model(leaves | statistics, x.clone(), None, KEYS if training else None)
         weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
-        return [out.detach(), *statistics.values(), *torch.autograd.grad((out * weights).sum(), list(leaves.values()))]
+        grads = torch.autograd.grad((out * weights).sum(), list(leaves.values()), materialize_grads=True)
+        return [out.detach(), *statistics.values(), *grads]
 
     fused = run()
     model._fused = None

@@ -284,6 +284,10 @@ def linears(layers: Sequence[StackedLinear], x: Tensor) -> Tensor:
     return out
 
 
+def _channels_last(images: Tensor) -> bool:
+    return images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
+
+
 class StackedConv(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         conv = cast(nn.Conv2d, self.original)
@@ -303,7 +307,7 @@ class StackedConv(Stacked):
 
     def _as(self, images: Tensor, weight: Tensor) -> Tensor:
         """The weights as the images lie in memory: a GPU would arrange them anew for each of its three products."""
-        last = images.is_cuda and images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
+        last = images.is_cuda and _channels_last(images)
         return weight.contiguous(memory_format=torch.channels_last) if last else weight
 
     def fast(self, weight: Tensor) -> bool:
@@ -374,11 +378,9 @@ class StackedBatchNorm(Stacked):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = cast(nn.BatchNorm2d, self.original)
-        own = self.context.one_by_one or not x.is_cuda
-        if own and self.context.count == 1 and self.context.valid is None and len(x) > 1:
-            return self._alone(x)
-        weight, bias = self.get("weight"), self.get("bias")
+        if self._alone(x):
+            return self._own(x)
+        norm, weight, bias = cast(nn.BatchNorm2d, self.original), self.get("weight"), self.get("bias")
         rows = self.split(x if weight is None else x.to(weight.dtype))  # [C, B, F, ...]
         shape = (rows.shape[0], 1, rows.shape[2], *[1] * (rows.dim() - 3))
         running = "running_mean" in self.own
@@ -394,17 +396,46 @@ class StackedBatchNorm(Stacked):
             out = out * weight.view(shape) + bias.view(shape)
         return out.flatten(0, 1)
 
-    def _alone(self, x: Tensor) -> Tensor:
-        """PyTorch's own, for one client without padding."""
+    def _alone(self, x: Tensor) -> bool:
+        """Whether it is the norm of one client by itself, without padding."""
+        own = self.context.one_by_one or not x.is_cuda
+        return own and self.context.count == 1 and self.context.valid is None and len(x) > 1
+
+    def _own(self, x: Tensor) -> Tensor:
+        """PyTorch's own, or a faster one; in bf16 PyTorch's is as fast."""
+        out = self._in_few_passes(x) if x.dtype == torch.float32 else None
+        if out is not None:
+            return out
+        mean, var, weight, bias = self._numbers()
         norm = cast(nn.BatchNorm2d, self.original)
-        named = (self.get(n) for n in (*RUNNING, "weight", "bias"))
-        mean, var, weight, bias = (None if t is None else t.squeeze(0) for t in named)
-        moves, rate = self.training or mean is None, norm.momentum or 0.0
-        if weight is None or bias is None or not moves or norm_kernels is None:
-            return F.batch_norm(x, mean, var, weight, bias, moves, rate, norm.eps)
-        if norm_kernels.batch_fits(x, weight, bias):
-            return norm_kernels.batch_norm(x, weight, bias, mean, var, rate, norm.eps)
-        return F.batch_norm(x, mean, var, weight, bias, moves, rate, norm.eps)
+        return F.batch_norm(x, mean, var, weight, bias, self._moves(mean), norm.momentum or 0.0, norm.eps)
+
+    def with_relu(self, x: Tensor, added: Tensor | None) -> Tensor | None:
+        """ReLU in the same passes, of the sum with what is added; None where there are none."""
+        if self.watched or not self._alone(x):
+            return None
+        if added is not None and (added.shape != x.shape or added.dtype != x.dtype or not _channels_last(added)):
+            return None
+        return self._in_few_passes(x, added=added, relu=True)
+
+    def _in_few_passes(self, x: Tensor, *, added: Tensor | None = None, relu: bool = False) -> Tensor | None:
+        mean, var, weight, bias = self._numbers()
+        if weight is None or bias is None or norm_kernels is None or not self._moves(mean):
+            return None
+        if not norm_kernels.batch_fits(x, weight, bias):
+            return None
+        norm = cast(nn.BatchNorm2d, self.original)
+        return norm_kernels.batch_norm(
+            x, weight, bias, mean, var, norm.momentum or 0.0, norm.eps, added=added, relu=relu
+        )
+
+    def _numbers(self) -> tuple[Tensor | None, ...]:
+        """One client's running mean and variance, scale and shift."""
+        return tuple(None if t is None else t.squeeze(0) for t in map(self.get, (*RUNNING, "weight", "bias")))
+
+    def _moves(self, mean: Tensor | None) -> bool:
+        """Whether the batch at hand is what norms it."""
+        return self.training or mean is None
 
     def _track(self, mean: Tensor, var: Tensor, places: Tensor) -> None:
         norm = cast(nn.BatchNorm2d, self.original)
@@ -414,6 +445,15 @@ class StackedBatchNorm(Stacked):
             old = self.get(name)
             assert old is not None
             old.lerp_(new.to(old.dtype), rate)
+
+
+def norm_relu(norm: StackedBatchNorm, x: Tensor, added: Tensor | None = None) -> Tensor:
+    """A batch norm and ReLU behind it, with something added in between if it is given: together where that is known."""
+    out = norm.with_relu(x, added)
+    if out is not None:
+        return out
+    out = norm(x)
+    return F.relu(out if added is None else out + added)
 
 
 def _moments(rows: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

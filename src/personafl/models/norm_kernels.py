@@ -5,7 +5,8 @@ weights. Here a program has several rows of a client, and scales and shifts by t
 finds means and spreads again, and adds up the gradients of scale and shift on the way.
 
 A batch norm of images that lie channels last is one of the columns of `[N * H * W, F]`. Programs find mean and spread
-of their own rows, and every program that norms puts these together for itself; likewise the sums of the way back.
+of their own rows, and every program that norms puts these together for itself; likewise the sums of the way back. A
+ReLU behind it, and what is added in between, are part of the same passes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _PROGRAMS = 528  # that add up gradients: four for each multiprocessor of an H20
 _SIZES = ["R", "per", "parts", "F"]  # no constants of a kernel
 _BATCH = {"BR": 64, "BF": 64, "num_warps": 4}  # rows and columns of images that a program has at a time
 _PARTS = 64  # that rows are cut into, at most
+_PLAIN, _RELU, _ADDED = range(3)  # what follows a batch norm: nothing, ReLU, or ReLU of the sum with something else
 
 
 @triton.jit
@@ -105,7 +107,7 @@ def _batch_moments(x, means, spreads, R, per, F, BR: tl.constexpr, BF: tl.conste
         row = part * per + first + tl.arange(0, BR)
         real = row < R
         there = real[:, None] & have[None, :]
-        t = tl.load(x + row.to(tl.int64)[:, None] * F + column[None, :], there, 0.0)
+        t = tl.load(x + row.to(tl.int64)[:, None] * F + column[None, :], there, 0.0).to(tl.float32)
         count = tl.sum(real.to(tl.float32), 0)
         here = tl.sum(t, 0) / tl.maximum(count, 1.0)
         far = tl.where(there, t - here[None, :], 0.0)
@@ -120,8 +122,8 @@ def _batch_moments(x, means, spreads, R, per, F, BR: tl.constexpr, BF: tl.conste
 
 @triton.jit(do_not_specialize=_SIZES)
 def _batch_norm(
-    x, weight, bias, means, spreads, running_mean, running_var, out, kept, R, per, F, eps, rate,
-    TRACK: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+    x, added, weight, bias, means, spreads, running_mean, running_var, out, kept, R, per, F, eps, rate,
+    THEN: tl.constexpr, TRACK: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     column, have = _columns(F, BF)
     mean, spread = _joined(means, spreads, R, per, column, have, F, PARTS)
@@ -140,25 +142,45 @@ def _batch_norm(
         row = tl.program_id(0) * per + first + tl.arange(0, BR)
         there = (row < R)[:, None] & have[None, :]
         at = row.to(tl.int64)[:, None] * F + column[None, :]
-        t = tl.load(x + at, there, 0.0)
+        t = tl.load(x + at, there, 0.0).to(tl.float32)
         normed = (t - mean[None, :]) * scale[None, :] + shift[None, :]
+        if THEN == 2:
+            normed += tl.load(added + at, there, 0.0).to(tl.float32)
+        if THEN > 0:
+            normed = tl.where(normed <= 0, 0.0, normed)  # what is no number stays none
         tl.store(out + at, normed, there)
 
 
+@triton.jit
+def _let_through(g, t, out, mean, slope, shift, there, THEN: tl.constexpr):
+    """The gradient before a ReLU: by its output, or, where nothing was added, by its input found again."""
+    if THEN == 1:
+        g = tl.where((t - mean[None, :]) * slope[None, :] + shift[None, :] <= 0, 0.0, g)
+    if THEN == 2:
+        g = tl.where(tl.load(out, there, 0.0).to(tl.float32) <= 0, 0.0, g)
+    return g
+
+
 @triton.jit(do_not_specialize=_SIZES)
-def _batch_sums(x, grad, kept, of_shift, of_scale, R, per, F, BR: tl.constexpr, BF: tl.constexpr):
+def _batch_sums(
+    x, grad, normed, weight, bias, kept, of_shift, of_scale, R, per, F,
+    THEN: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
     """What the gradients of shift and scale are of a part of the rows."""
     part = tl.program_id(0)
     column, have = _columns(F, BF)
     mean = tl.load(kept + column, have, 0.0)
     scale = tl.load(kept + F + column, have, 0.0)
+    slope = scale * tl.load(weight + column, have, 0.0)
+    shift = tl.load(bias + column, have, 0.0)
     shifts, scales = tl.zeros((BF,), tl.float32), tl.zeros((BF,), tl.float32)
     for first in range(0, per, BR):
         row = part * per + first + tl.arange(0, BR)
         there = (row < R)[:, None] & have[None, :]
         at = row.to(tl.int64)[:, None] * F + column[None, :]
-        g = tl.load(grad + at, there, 0.0)
-        t = tl.load(x + at, there, 0.0)
+        g = tl.load(grad + at, there, 0.0).to(tl.float32)
+        t = tl.load(x + at, there, 0.0).to(tl.float32)
+        g = _let_through(g, t, normed + at, mean, slope, shift, there, THEN)
         shifts += tl.sum(g, 0)
         scales += tl.sum(g * (t - mean[None, :]) * scale[None, :], 0)
     tl.store(of_shift + part * F + column, shifts, have)
@@ -167,8 +189,8 @@ def _batch_sums(x, grad, kept, of_shift, of_scale, R, per, F, BR: tl.constexpr, 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _batch_norm_back(
-    x, grad, weight, kept, of_shift, of_scale, out, found, R, per, parts, F,
-    PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+    x, grad, normed, weight, bias, kept, of_shift, of_scale, out, for_added, found, R, per, parts, F,
+    THEN: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     column, have = _columns(F, BF)
     part = tl.arange(0, PARTS)
@@ -182,30 +204,39 @@ def _batch_norm_back(
     mean = tl.load(kept + column, have, 0.0)
     scale = tl.load(kept + F + column, have, 0.0)
     slope = scale * tl.load(weight + column, have, 0.0)
+    shift = tl.load(bias + column, have, 0.0)
     along, middle = scales * scale / R, shifts / R
     for first in range(0, per, BR):
         row = tl.program_id(0) * per + first + tl.arange(0, BR)
         there = (row < R)[:, None] & have[None, :]
         at = row.to(tl.int64)[:, None] * F + column[None, :]
-        g = tl.load(grad + at, there, 0.0)
-        t = tl.load(x + at, there, 0.0)
+        g = tl.load(grad + at, there, 0.0).to(tl.float32)
+        t = tl.load(x + at, there, 0.0).to(tl.float32)
+        g = _let_through(g, t, normed + at, mean, slope, shift, there, THEN)
+        if THEN == 2:
+            tl.store(for_added + at, g, there)
         back = (g - middle[None, :] - (t - mean[None, :]) * along[None, :]) * slope[None, :]
         tl.store(out + at, back, there)
 
 
 class BatchNorm(Function):
-    """Images `[N, F, H, W]` that lie channels last, by the statistics of their batch; running ones are moved."""
+    """Images `[N, F, H, W]` that lie channels last, by the statistics of their batch; running ones are moved.
+
+    Then perhaps ReLU, or ReLU of the sum with other images.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
+        added: Tensor | None,
         weight: Tensor,
         bias: Tensor,
         running_mean: Tensor | None,
         running_var: Tensor | None,
         rate: float,
         eps: float,
+        then: int,
     ) -> Tensor:
         rows, features = x.numel() // x.shape[1], x.shape[1]
         parts, per, grid = _parts(rows, features)
@@ -215,25 +246,29 @@ class BatchNorm(Function):
         track = running_mean is not None
         running = (running_mean, running_var) if track else (kept, kept)
         _batch_norm[grid](
-            x, weight, bias, sums[0], sums[1], *running, out, kept, rows, per, features, eps, rate,
-            TRACK=track, PARTS=_PARTS, **_BATCH,
+            x, x if added is None else added, weight, bias, sums[0], sums[1], *running, out, kept,
+            rows, per, features, eps, rate, THEN=then, TRACK=track, PARTS=_PARTS, **_BATCH,
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, kept)
+        ctx.save_for_backward(x, weight, bias, kept, *([out] if then == _ADDED else []))
+        ctx.then = then
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, kept = ctx.saved_tensors
+        x, weight, bias, kept, *rest = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         rows, features = x.numel() // x.shape[1], x.shape[1]
         parts, per, grid = _parts(rows, features)
         sums, found, out = torch.empty_like(kept[:, None].expand(2, parts, features)), torch.empty_like(kept), _like(x)
-        _batch_sums[grid](x, grad, kept, sums[0], sums[1], rows, per, features, **_BATCH)
+        for_added = _like(x) if rest else None
+        given = (x, grad, rest[0] if rest else x, weight, bias, kept, sums[0], sums[1])
+        _batch_sums[grid](*given, rows, per, features, THEN=ctx.then, **_BATCH)
         _batch_norm_back[grid](
-            x, grad, weight, kept, sums[0], sums[1], out, found, rows, per, parts, features, PARTS=_PARTS, **_BATCH
-        )
-        return out, found[0], found[1], None, None, None, None
+            *given, out, out if for_added is None else for_added, found, rows, per, parts, features,
+            THEN=ctx.then, PARTS=_PARTS, **_BATCH,
+        )  # fmt: skip
+        return out, for_added, found[0], found[1], None, None, None, None, None
 
 
 def _like(x: Tensor) -> Tensor:
@@ -252,15 +287,16 @@ def batch_fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Whether these kernels have the batch norm of these images."""
     usual = all(t.dtype == torch.float32 and t.is_contiguous() for t in (weight, bias))
     image = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.numel() > x.shape[1]
-    return usual and image and x.is_cuda and x.dtype == torch.float32  # in bf16 PyTorch's are as fast
+    return usual and image and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor | None, running_var: Tensor | None, rate: float,
-    eps: float,
+    eps: float, *, added: Tensor | None = None, relu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`F.batch_norm` in training."""
-    out: Tensor = BatchNorm.apply(x, weight, bias, running_mean, running_var, rate, eps)
+    """`F.batch_norm` in training; with `relu` behind it, of the sum with other images if they are given."""
+    then = _PLAIN if not relu else _RELU if added is None else _ADDED
+    out: Tensor = BatchNorm.apply(x, added, weight, bias, running_mean, running_var, rate, eps, then)
     return out
 
 

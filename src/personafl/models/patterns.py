@@ -1,6 +1,7 @@
 """Patterns of layers that one call can do: found in any folded module, whoever wrote it.
 
     convolution, ReLU [, 2x2 max-pooling, before or behind the ReLU]    `conv_relu`
+    batch norm [, something added,] ReLU                                `norm_relu`
     linear, ReLU, linear, ReLU, ..., linear                             `linears`
 
 The module's forward is recorded by `torch.fx`, with the layers of `models/layers.py` as they are and the user's own
@@ -11,6 +12,7 @@ be used there alone. A module that cannot be recorded, or of which a recording w
 from __future__ import annotations
 
 import copy
+import operator
 import random
 import sys
 import threading
@@ -25,10 +27,21 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from personafl.models.layers import Stacked, StackedConv, StackedLinear, conv_relu, drop_by_client, linears
+from personafl.models.layers import (
+    Stacked,
+    StackedBatchNorm,
+    StackedConv,
+    StackedLinear,
+    conv_relu,
+    drop_by_client,
+    linears,
+    norm_relu,
+)
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 _RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"}
+_SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+_IN_PLACE = {operator.iadd, "add_"}
 _POOLING = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 DROPPING: dict[Any, int | None] = {
     torch.dropout: None,
@@ -144,8 +157,7 @@ def _fused(folded: nn.Module, training: bool) -> Forward | None:
                 return None  # what was drawn, or decided by it, is a constant now
     except Exception:  # whatever the module's own code makes of what is no tensor
         return None
-    blocks = _fuse_convs(graph, root.module) + _fuse_linears(graph, root.module) + _key_dropouts(graph, root.module)
-    if not blocks:
+    if not sum(change(graph, root.module) for change in (_fuse_convs, _fuse_norms, _fuse_linears, _key_dropouts)):
         return None
     return cast(Forward, type(fx.GraphModule(root.module, graph)).forward)
 
@@ -211,6 +223,44 @@ def _fuse_convs(graph: fx.Graph, module: nn.Module) -> int:
                 into = [graph.create_node("get_attr", cast(fx.Node, user.args[0]).target) for user in block.users]
             block.kwargs = {**block.kwargs, "into": into}
     return len(blocks)
+
+
+def _fuse_norms(graph: fx.Graph, module: nn.Module) -> int:
+    """Replace batch norms with the ReLU behind them, and what is added in between; how many were."""
+    blocks = 0
+    for norm in list(graph.nodes):
+        if not isinstance(_module(norm, module), StackedBatchNorm) or not _has_one_input(norm):
+            continue
+        relu, between = _only_user(norm), None
+        if relu is None or not _is_relu(relu, module):
+            between = _sum_with(norm)
+            relu = None if between is None else _only_user(between[0])
+        if relu is None or not _is_relu(relu, module):
+            continue
+        place, added = (norm, None) if between is None else between
+        with graph.inserting_before(place):  # there the other summand is what it is when it is added
+            layer = graph.create_node("get_attr", norm.target)
+            block = graph.call_function(norm_relu, (layer, norm.args[0]), {} if added is None else {"added": added})
+        relu.replace_all_uses_with(block)
+        for node in dict.fromkeys((relu, place, norm)):
+            graph.erase_node(node)
+        blocks += 1
+    return blocks
+
+
+def _sum_with(norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The sum that alone uses a norm, whose input nothing else does, and the other summand."""
+    (given,), users = norm.all_input_nodes, list(norm.users)
+    if len(users) != 1 or len(given.users) != 1:
+        return None
+    total = users[0]
+    known = total.op in ("call_function", "call_method") and total.target in _SUMS and not total.kwargs
+    if not known or len(total.args) != 2 or len(total.all_input_nodes) != 2:
+        return None
+    first, second = total.all_input_nodes
+    if second is norm and total.target in _IN_PLACE:
+        return None  # the other one is what changes
+    return total, second if first is norm else first
 
 
 def _fuse_linears(graph: fx.Graph, module: nn.Module) -> int:
