@@ -402,8 +402,8 @@ class StackedBatchNorm(Stacked):
         return own and self.context.count == 1 and self.context.valid is None and len(x) > 1
 
     def _own(self, x: Tensor) -> Tensor:
-        """PyTorch's own, or a faster one; in bf16 PyTorch's is as fast."""
-        out = self._in_few_passes(x) if x.dtype == torch.float32 else None
+        """PyTorch's own, or a faster one."""
+        out = self._in_few_passes(x)
         if out is not None:
             return out
         mean, var, weight, bias = self._numbers()

@@ -5,8 +5,8 @@ weights. Here a program has several rows of a client, and scales and shifts by t
 finds means and spreads again, and adds up the gradients of scale and shift on the way.
 
 A batch norm of images that lie channels last is one of the columns of `[N * H * W, F]`. Programs find mean and spread
-of their own rows, and every program that norms puts these together for itself; likewise the sums of the way back. A
-ReLU behind it, and what is added in between, are part of the same passes.
+of their own rows, a few put these together, and then all rows are normed; likewise the sums of the way back. A ReLU
+behind it, and what is added in between, are part of the same passes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ WIDEST = 1024  # numbers of a row
 _NUMBERS = 4096  # of the rows a program has at a time
 _PROGRAMS = 528  # that add up gradients: four for each multiprocessor of an H200
 _SIZES = ["R", "per", "parts", "F"]  # no constants of a kernel
-_BATCH = {"BR": 64, "BF": 64, "num_warps": 4}  # rows and columns of images that a program has at a time
-_PARTS = 64  # that rows are cut into, at most
+_BATCH = {"BR": 16, "BF": 64, "num_warps": 4}  # rows and columns of images that a program has
+_SUMS = {"BR": 32, "BF": 64, "num_warps": 4}  # and at a time, where it goes through many rows
+_JOIN = {"PARTS": 128, "BF": 16, "num_warps": 4}  # parts that rows are cut into, at most, and columns joined at a time
 _PLAIN, _RELU, _ADDED = range(3)  # what follows a batch norm: nothing, ReLU, or ReLU of the sum with something else
 
 
@@ -82,73 +83,76 @@ def _columns(F, BF: tl.constexpr):
 
 
 @triton.jit
-def _joined(means, spreads, R, per, column, have, F, PARTS: tl.constexpr):
-    """Mean and sum of squares around it of all rows, from those of each part of so many rows."""
-    part = tl.arange(0, PARTS)
-    count = tl.maximum(tl.minimum(R - part * per, per), 0).to(tl.float32)
-    there = (count > 0)[:, None] & have[None, :]
-    at = part[:, None] * F + column[None, :]
-    mean = tl.load(means + at, there, 0.0)
-    spread = tl.load(spreads + at, there, 0.0)
-    some = tl.sum(tl.where(part[:, None] == 0, mean, 0.0), 0)  # one of them, so that sums are of small numbers
-    middle = some + tl.sum(tl.where(there, mean - some[None, :], 0.0) * count[:, None], 0) / R
-    away = tl.where(there, mean - middle[None, :], 0.0)
-    return middle, tl.sum(spread + away * away * count[:, None], 0)
+def _block(F, BR: tl.constexpr, BF: tl.constexpr):
+    """Row and columns of a program that has one block, and which columns there are."""
+    column, have = _columns(F, BF)
+    return tl.program_id(0) * BR + tl.arange(0, BR), column, have
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _batch_moments(x, means, spreads, R, per, F, BR: tl.constexpr, BF: tl.constexpr):
-    """Mean, and sum of squares around it, of a part of the rows."""
+    """Mean, and sum of squares around it, of a part of the rows; around its first rows' mean until the end."""
     part = tl.program_id(0)
     column, have = _columns(F, BF)
-    mean, spread = tl.zeros((BF,), tl.float32), tl.zeros((BF,), tl.float32)
-    behind = 0.0
-    for first in range(0, per, BR):
-        row = part * per + first + tl.arange(0, BR)
-        real = row < R
-        there = real[:, None] & have[None, :]
+    row = part * per + tl.arange(0, BR)
+    first = tl.load(x + row.to(tl.int64)[:, None] * F + column[None, :], (row < R)[:, None] & have[None, :], 0.0)
+    near = tl.sum(first.to(tl.float32), 0) / tl.minimum(R - part * per, BR)
+    total, squares = tl.zeros((BR, BF), tl.float32), tl.zeros((BR, BF), tl.float32)
+    for _ in range(0, per, BR):
+        there = (row < R)[:, None] & have[None, :]
         t = tl.load(x + row.to(tl.int64)[:, None] * F + column[None, :], there, 0.0).to(tl.float32)
-        count = tl.sum(real.to(tl.float32), 0)
-        here = tl.sum(t, 0) / tl.maximum(count, 1.0)
-        far = tl.where(there, t - here[None, :], 0.0)
-        both = tl.maximum(behind + count, 1.0)
-        away = here - mean
-        mean += away * (count / both)
-        spread += tl.sum(far * far, 0) + away * away * (behind * count / both)
-        behind += count
-    tl.store(means + part * F + column, mean, have)
-    tl.store(spreads + part * F + column, spread, have)
+        far = tl.where(there, t - near[None, :], 0.0)
+        total += far
+        squares += far * far
+        row += BR
+    away = tl.sum(total, 0) / tl.minimum(R - part * per, per)
+    spread = tl.sum(squares, 0) - away * tl.sum(total, 0)
+    tl.store(means + part * F + column, near + away, have)
+    tl.store(spreads + part * F + column, tl.where(spread < 0, 0.0, spread), have)
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _batch_norm(
-    x, added, weight, bias, means, spreads, running_mean, running_var, out, kept, R, per, F, eps, rate,
-    THEN: tl.constexpr, TRACK: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+def _batch_statistics(
+    means, spreads, running_mean, running_var, kept, R, per, F, eps, rate,
+    TRACK: tl.constexpr, PARTS: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    column, have = _columns(F, BF)
-    mean, spread = _joined(means, spreads, R, per, column, have, F, PARTS)
-    scale = 1 / tl.sqrt(spread / R + eps)
-    if tl.program_id(0) == 0:
-        tl.store(kept + column, mean, have)
-        tl.store(kept + F + column, scale, have)
-        if TRACK:
-            before = tl.load(running_mean + column, have, 0.0)
-            tl.store(running_mean + column, before + rate * (mean - before), have)
-            before = tl.load(running_var + column, have, 0.0)
-            tl.store(running_var + column, before + rate * (spread / (R - 1) - before), have)
-    scale = scale * tl.load(weight + column, have, 0.0)
+    """From the parts' means and spreads to those of all rows: the mean, and what brings the spread to 1."""
+    column = tl.program_id(0) * BF + tl.arange(0, BF)
+    have = column < F
+    part = tl.arange(0, PARTS)
+    count = tl.maximum(tl.minimum(R - part * per, per), 0).to(tl.float32)
+    there = (count > 0)[:, None] & have[None, :]
+    at = part[:, None] * F + column[None, :]
+    each = tl.load(means + at, there, 0.0)
+    within = tl.load(spreads + at, there, 0.0)
+    some = tl.sum(tl.where(part[:, None] == 0, each, 0.0), 0)  # one of them, so that sums are of small numbers
+    mean = some + tl.sum(tl.where(there, each - some[None, :], 0.0) * count[:, None], 0) / R
+    away = tl.where(there, each - mean[None, :], 0.0)
+    spread = tl.sum(within + away * away * count[:, None], 0)
+    tl.store(kept + column, mean, have)
+    tl.store(kept + F + column, 1 / tl.sqrt(spread / R + eps), have)
+    if TRACK:
+        before = tl.load(running_mean + column, have, 0.0)
+        tl.store(running_mean + column, before + rate * (mean - before), have)
+        before = tl.load(running_var + column, have, 0.0)
+        tl.store(running_var + column, before + rate * (spread / (R - 1) - before), have)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _batch_norm(x, added, weight, bias, kept, out, R, F, THEN: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr):
+    row, column, have = _block(F, BR, BF)
+    mean = tl.load(kept + column, have, 0.0)
+    scale = tl.load(kept + F + column, have, 0.0) * tl.load(weight + column, have, 0.0)
     shift = tl.load(bias + column, have, 0.0)
-    for first in range(0, per, BR):
-        row = tl.program_id(0) * per + first + tl.arange(0, BR)
-        there = (row < R)[:, None] & have[None, :]
-        at = row.to(tl.int64)[:, None] * F + column[None, :]
-        t = tl.load(x + at, there, 0.0).to(tl.float32)
-        normed = (t - mean[None, :]) * scale[None, :] + shift[None, :]
-        if THEN == 2:
-            normed += tl.load(added + at, there, 0.0).to(tl.float32)
-        if THEN > 0:
-            normed = tl.where(normed <= 0, 0.0, normed)  # what is no number stays none
-        tl.store(out + at, normed, there)
+    there = (row < R)[:, None] & have[None, :]
+    at = row.to(tl.int64)[:, None] * F + column[None, :]
+    t = tl.load(x + at, there, 0.0).to(tl.float32)
+    normed = (t - mean[None, :]) * scale[None, :] + shift[None, :]
+    if THEN == 2:
+        normed += tl.load(added + at, there, 0.0).to(tl.float32)
+    if THEN > 0:
+        normed = tl.where(normed <= 0, 0.0, normed)  # what is no number stays none
+    tl.store(out + at, normed, there)
 
 
 @triton.jit
@@ -173,50 +177,54 @@ def _batch_sums(
     scale = tl.load(kept + F + column, have, 0.0)
     slope = scale * tl.load(weight + column, have, 0.0)
     shift = tl.load(bias + column, have, 0.0)
-    shifts, scales = tl.zeros((BF,), tl.float32), tl.zeros((BF,), tl.float32)
-    for first in range(0, per, BR):
-        row = part * per + first + tl.arange(0, BR)
+    shifts, scales = tl.zeros((BR, BF), tl.float32), tl.zeros((BR, BF), tl.float32)
+    row = part * per + tl.arange(0, BR)
+    for _ in range(0, per, BR):
         there = (row < R)[:, None] & have[None, :]
         at = row.to(tl.int64)[:, None] * F + column[None, :]
         g = tl.load(grad + at, there, 0.0).to(tl.float32)
         t = tl.load(x + at, there, 0.0).to(tl.float32)
         g = _let_through(g, t, normed + at, mean, slope, shift, there, THEN)
-        shifts += tl.sum(g, 0)
-        scales += tl.sum(g * (t - mean[None, :]) * scale[None, :], 0)
-    tl.store(of_shift + part * F + column, shifts, have)
-    tl.store(of_scale + part * F + column, scales, have)
+        shifts += g
+        scales += g * (t - mean[None, :])
+        row += BR
+    tl.store(of_shift + part * F + column, tl.sum(shifts, 0), have)
+    tl.store(of_scale + part * F + column, tl.sum(scales, 0) * scale, have)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _batch_added(of_shift, of_scale, found, parts, F, PARTS: tl.constexpr, BF: tl.constexpr):
+    """The gradients of scale and shift, from those of the parts."""
+    column = tl.program_id(0) * BF + tl.arange(0, BF)
+    have = column < F
+    part = tl.arange(0, PARTS)
+    real = (part < parts)[:, None] & have[None, :]
+    at = part[:, None] * F + column[None, :]
+    tl.store(found + column, tl.sum(tl.load(of_scale + at, real, 0.0), 0), have)
+    tl.store(found + F + column, tl.sum(tl.load(of_shift + at, real, 0.0), 0), have)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _batch_norm_back(
-    x, grad, normed, weight, bias, kept, of_shift, of_scale, out, for_added, found, R, per, parts, F,
-    THEN: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+    x, grad, normed, weight, bias, kept, found, out, for_added, R, F,
+    THEN: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    column, have = _columns(F, BF)
-    part = tl.arange(0, PARTS)
-    real = (part < parts)[:, None] & have[None, :]
-    own = part[:, None] * F + column[None, :]
-    shifts = tl.sum(tl.load(of_shift + own, real, 0.0), 0)
-    scales = tl.sum(tl.load(of_scale + own, real, 0.0), 0)
-    if tl.program_id(0) == 0:
-        tl.store(found + column, scales, have)
-        tl.store(found + F + column, shifts, have)
+    row, column, have = _block(F, BR, BF)
     mean = tl.load(kept + column, have, 0.0)
     scale = tl.load(kept + F + column, have, 0.0)
     slope = scale * tl.load(weight + column, have, 0.0)
     shift = tl.load(bias + column, have, 0.0)
-    along, middle = scales * scale / R, shifts / R
-    for first in range(0, per, BR):
-        row = tl.program_id(0) * per + first + tl.arange(0, BR)
-        there = (row < R)[:, None] & have[None, :]
-        at = row.to(tl.int64)[:, None] * F + column[None, :]
-        g = tl.load(grad + at, there, 0.0).to(tl.float32)
-        t = tl.load(x + at, there, 0.0).to(tl.float32)
-        g = _let_through(g, t, normed + at, mean, slope, shift, there, THEN)
-        if THEN == 2:
-            tl.store(for_added + at, g, there)
-        back = (g - middle[None, :] - (t - mean[None, :]) * along[None, :]) * slope[None, :]
-        tl.store(out + at, back, there)
+    along = tl.load(found + column, have, 0.0) * scale / R
+    middle = tl.load(found + F + column, have, 0.0) / R
+    there = (row < R)[:, None] & have[None, :]
+    at = row.to(tl.int64)[:, None] * F + column[None, :]
+    g = tl.load(grad + at, there, 0.0).to(tl.float32)
+    t = tl.load(x + at, there, 0.0).to(tl.float32)
+    g = _let_through(g, t, normed + at, mean, slope, shift, there, THEN)
+    if THEN == 2:
+        tl.store(for_added + at, g, there)
+    back = (g - middle[None, :] - (t - mean[None, :]) * along[None, :]) * slope[None, :]
+    tl.store(out + at, back, there)
 
 
 class BatchNorm(Function):
@@ -239,16 +247,18 @@ class BatchNorm(Function):
         then: int,
     ) -> Tensor:
         rows, features = x.numel() // x.shape[1], x.shape[1]
-        parts, per, grid = _parts(rows, features)
+        parts, per = _parts(rows)
         sums, kept = (weight.new_empty(2, *shape) for shape in ((parts, features), (features,)))
+        _batch_moments[_grid(parts, features)](x, sums[0], sums[1], rows, per, features, **_SUMS)
+        running = (kept, kept) if running_mean is None else (running_mean, running_var)
+        _batch_statistics[_columns_of(features)](
+            sums[0], sums[1], *running, kept, rows, per, features, eps, rate, TRACK=running_mean is not None, **_JOIN
+        )
         out = _like(x)
-        _batch_moments[grid](x, sums[0], sums[1], rows, per, features, **_BATCH)
-        track = running_mean is not None
-        running = (running_mean, running_var) if track else (kept, kept)
-        _batch_norm[grid](
-            x, x if added is None else added, weight, bias, sums[0], sums[1], *running, out, kept,
-            rows, per, features, eps, rate, THEN=then, TRACK=track, PARTS=_PARTS, **_BATCH,
-        )  # fmt: skip
+        whole = _grid(triton.cdiv(rows, _BATCH["BR"]), features)
+        _batch_norm[whole](
+            x, x if added is None else added, weight, bias, kept, out, rows, features, THEN=then, **_BATCH
+        )
         ctx.save_for_backward(x, weight, bias, kept, *([out] if then == _ADDED else []))
         ctx.then = then
         return out
@@ -259,15 +269,16 @@ class BatchNorm(Function):
         x, weight, bias, kept, *rest = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         rows, features = x.numel() // x.shape[1], x.shape[1]
-        parts, per, grid = _parts(rows, features)
-        sums, found, out = torch.empty_like(kept[:, None].expand(2, parts, features)), torch.empty_like(kept), _like(x)
+        parts, per = _parts(rows)
+        sums, found, out = kept.new_empty(2, parts, features), torch.empty_like(kept), _like(x)
+        given = (x, grad, rest[0] if rest else x, weight, bias, kept)
+        _batch_sums[_grid(parts, features)](*given, sums[0], sums[1], rows, per, features, THEN=ctx.then, **_SUMS)
+        _batch_added[_columns_of(features)](sums[0], sums[1], found, parts, features, **_JOIN)
         for_added = _like(x) if rest else None
-        given = (x, grad, rest[0] if rest else x, weight, bias, kept, sums[0], sums[1])
-        _batch_sums[grid](*given, rows, per, features, THEN=ctx.then, **_BATCH)
-        _batch_norm_back[grid](
-            *given, out, out if for_added is None else for_added, found, rows, per, parts, features,
-            THEN=ctx.then, PARTS=_PARTS, **_BATCH,
-        )  # fmt: skip
+        whole = _grid(triton.cdiv(rows, _BATCH["BR"]), features)
+        _batch_norm_back[whole](
+            *given, found, out, out if for_added is None else for_added, rows, features, THEN=ctx.then, **_BATCH
+        )
         return out, for_added, found[0], found[1], None, None, None, None, None
 
 
@@ -275,12 +286,18 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
-def _parts(rows: int, features: int) -> tuple[int, int, tuple[int, int]]:
-    """Into how many parts so many rows are cut, of how many each (whole blocks), and the grid of all programs."""
-    block = _BATCH["BR"]
-    per = triton.cdiv(triton.cdiv(rows, _PARTS), block) * block
-    parts = triton.cdiv(rows, per)
-    return parts, per, (parts, triton.cdiv(features, _BATCH["BF"]))
+def _parts(rows: int) -> tuple[int, int]:
+    """Into how many parts so many rows are cut, and of how many each (whole blocks)."""
+    per = triton.cdiv(triton.cdiv(rows, _JOIN["PARTS"]), _SUMS["BR"]) * _SUMS["BR"]
+    return triton.cdiv(rows, per), per
+
+
+def _grid(down: int, features: int) -> tuple[int, int]:
+    return down, triton.cdiv(features, _BATCH["BF"])
+
+
+def _columns_of(features: int) -> tuple[int]:
+    return (triton.cdiv(features, _JOIN["BF"]),)
 
 
 def batch_fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
