@@ -82,30 +82,32 @@ def plan(
     found = _layout if len(counts) * longest > KEPT else _kept_layout
     layout = found(counts.tobytes(), width, batch_size, epochs, steps, least)
     streams = _streams(keys, layout.epochs, first)
-    noises = keys.new_empty(len(counts), 0) if noise is None else _streams(noise, layout.numbers, passed)
-    if streams.numel() * width <= FEW:  # the host has ordered a handful before a GPU has begun
-        chosen = rng.order(streams, layout.held, width).flatten(1).gather(1, layout.at)  # [C, S B]
-        filled, noises, chosen = _sent_together((layout.sizes, noises, chosen), home)
+    noises = np.empty((len(counts), 0), np.int64) if noise is None else _streams(noise, layout.numbers, passed)
+    sizes = layout.sizes.numpy()
+    if streams.size * width <= FEW:  # the host has ordered a handful before a GPU has begun
+        order = rng.order_on_host(streams, layout.held, width)
+        filled, noise, chosen = _sent_together((sizes, noises, order.ravel().take(layout.places)), home)
     else:
-        table = (layout.sizes, noises, layout.begin, layout.end, streams, data.count[:, None])
-        filled, noises, begin, end, streams, count = _sent_together(table, home)
-        order = rng.order(streams, None if layout.held is None else count, width)
-        chosen = order.flatten(1).gather(1, _at(begin, end, layout.size))
+        table = (sizes, noises, layout.begin, layout.end, streams, counts[:, None])
+        filled, noise, begin, end, keys, count = _sent_together(table, home)
+        chosen = rng.order(keys, None if layout.held is None else count, width).flatten(1)
+        chosen = chosen.gather(1, _at(begin, end, layout.size))
     rows = data.rows.gather(1, chosen).view(len(counts), len(layout.active), layout.size)
     there = rows if data.x.device == home else rows.to(data.x.device)
-    return Plan(rows, there, filled, layout.sizes, layout.steps, layout.active, layout.full, layout.examples, noises)
+    return Plan(rows, there, filled, layout.sizes, layout.steps, layout.active, layout.full, layout.examples, noise)
 
 
 @dataclass(frozen=True)
 class _Layout:
     """What a plan is by the sizes of its clients alone, before anything is drawn; not to be written to."""
 
-    held: Tensor | None  # [C, 1] examples of each client, None where all have as many as there are places
+    held: rng.Words | None  # [C, 1] examples of each client, None where all have as many as there are places
     size: int  # of a minibatch
-    epochs: Tensor  # [E] the numbers of those that are drawn
-    numbers: Tensor  # [S] of the steps
-    begin: Tensor  # [C, S] where each step begins in its client's orders, one epoch behind the other
-    end: Tensor  # [C, S] the last place of its epoch
+    epochs: rng.Words  # [E] the numbers of those that are drawn
+    numbers: rng.Words  # [S] of the steps
+    begin: rng.Words  # [C, S] where each step begins in its client's orders, one epoch behind the other
+    end: rng.Words  # [C, S] the last place of its epoch
+    width: int  # of an epoch's order
     sizes: Tensor
     steps: Tensor
     active: list[int]
@@ -113,9 +115,10 @@ class _Layout:
     examples: Tensor
 
     @functools.cached_property
-    def at(self) -> Tensor:
-        """The places of all steps: `[C, S B]`."""
-        return _at(self.begin, self.end, self.size)
+    def places(self) -> rng.Words:
+        """The places of all steps in the orders of all clients, one behind the other: `[C, S B]`."""
+        own = _at(torch.from_numpy(self.begin), torch.from_numpy(self.end), self.size).numpy()
+        return own + np.arange(len(own))[:, None] * (len(self.epochs) * self.width)
 
 
 def _at(begin: Tensor, end: Tensor, size: int) -> Tensor:
@@ -141,12 +144,13 @@ def _layout(counts: bytes, width: int, batch_size: int, epochs: float, steps: in
     examples = torch.from_numpy((real * going).sum(1, dtype=np.float64))
     first = np.minimum(epoch, max(drawn - 1, 0)) * width  # the place where the epoch's order begins
     return _Layout(
-        None if count[-1] == width else torch.from_numpy(count[:, None].copy()),
+        None if count[-1] == width else count[:, None],
         size,
-        torch.arange(drawn),
-        torch.from_numpy(step),
-        torch.from_numpy(first + passed),
-        torch.from_numpy(first + (width - 1)),
+        np.arange(drawn),
+        step,
+        first + passed,
+        first + (width - 1),
+        width,
         torch.from_numpy(real),
         torch.from_numpy(total),
         active,
@@ -158,16 +162,16 @@ def _layout(counts: bytes, width: int, batch_size: int, epochs: float, steps: in
 _kept_layout = functools.lru_cache(maxsize=16)(_layout)
 
 
-def _streams(keys: Tensor, numbers: Tensor, behind: int | Tensor) -> Tensor:
+def _streams(keys: Tensor, numbers: rng.Words, behind: int | Tensor) -> rng.Words:
     """Each client's streams of these numbers, behind so many: `[C, N]`."""
-    return rng.extend(keys.unsqueeze(1), numbers + (behind if isinstance(behind, int) else behind.unsqueeze(1)))
+    passed = behind if isinstance(behind, int) else behind.numpy()[:, None]
+    return rng.extend_on_host(keys.numpy()[:, None], numbers + passed)
 
 
-def _sent_together(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """Tensors of as many rows on the device: to send one is to send all."""
-    if device.type == "cpu":
-        return [part.clone() for part in parts]  # those of a layout are kept, and a loss may write to what it is given
-    return tree.sent(torch.cat(list(parts), 1), device).split_with_sizes([part.shape[1] for part in parts], 1)
+def _sent_together(parts: Sequence[rng.Words], device: torch.device) -> Sequence[Tensor]:
+    """Copies of arrays of as many rows on the device: to send one is to send all."""
+    joined = torch.from_numpy(np.concatenate(parts, 1))
+    return tree.sent(joined, device).split_with_sizes([part.shape[1] for part in parts], 1)
 
 
 def _steps_of(epochs: float, per_epoch: NDArray[np.int64], least: int) -> NDArray[np.int64]:

@@ -198,16 +198,16 @@ class _Session:
             self._run(_Stack(self.local, parts, plan, self.loss, capacity(len(plan.active))))
         self.played.setdefault(turn.stream, []).append(plan.steps)
 
-    def _steps(self, stream: str) -> Tensor:
-        """Steps of a stream behind each client: `[C]`."""
-        return sum(self.played.get(stream, ()), self.none)
+    def _steps(self, stream: str) -> int | Tensor:
+        """Steps of a stream behind each client: `[C]`, or 0."""
+        return sum(self.played.get(stream, ()))
 
-    def _epochs(self, stream: str) -> Tensor:
-        """Epochs of a stream that are over: each turn begins with the next whole one. `[C]`."""
+    def _epochs(self, stream: str) -> int | Tensor:
+        """Epochs of a stream that are over: each turn begins with the next whole one. `[C]`, or 0."""
         if stream not in self.played:
-            return self.none
+            return 0
         per_epoch = batches.steps_per_epoch(self.data.count, self.training.batch_size)
-        return sum((-(-steps // per_epoch) for steps in self.played[stream]), self.none)
+        return sum(-(-steps // per_epoch) for steps in self.played[stream])
 
     def _moving(self, parts: list[Turn], plan: batches.Plan) -> list[_MinibatchUpdate]:
         """What is done with each minibatch, one after the other; nothing where nothing is to move."""
@@ -383,7 +383,7 @@ class _Session:
 
     def gradient_pass(self, turn: GradientPass) -> None:
         """The gradient on one minibatch of every client, for the turn's update to use."""
-        stream, epoch = ("batches", self._epochs("batches")) if turn.first else ("probe", self.none)
+        stream, epoch = ("batches", self._epochs("batches")) if turn.first else ("probe", 0)
         plan = batches.plan(self.data, self.training.batch_size, self._stream(stream), steps=1, first=epoch)
         self._charge(turn, turn.names, plan, regrow=True)
         if not self.really:

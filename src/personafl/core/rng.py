@@ -28,6 +28,7 @@ _ROUNDS = ((np.uint64(30), np.uint64(MIX1 & _WORD)), (np.uint64(27), np.uint64(M
 _LAST = np.uint64(31)
 FEW = 8  # numbers that Python mixes faster than NumPy
 _SHARED = threading.RLock()
+Words = NDArray[np.int64]
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -42,7 +43,7 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def _mixed(z: NDArray[np.int64]) -> NDArray[np.int64]:
+def _mixed(z: Words) -> Words:
     """The same on the host, over the words that are given: NumPy has unsigned ones, and takes a fraction of PyTorch's
     time over few.
 
@@ -79,7 +80,8 @@ def keys(seed: int, purposes: Sequence[str], rnd: int, ids: Tensor) -> Tensor:
     if len(words) * len(ids) > FEW:
         return extend(torch.tensor(words).unsqueeze(1), ids)
     each = ids.tolist()
-    return torch.tensor([[_mix_int((word ^ client) + GOLDEN) for client in each] for word in words], dtype=torch.int64)
+    mixed = [_mix_int((word ^ client) + GOLDEN) for word in words for client in each]
+    return torch.from_numpy(np.array(mixed, np.int64).reshape(len(words), len(each)))
 
 
 def _word(purpose: str, parts: Sequence[int]) -> int:
@@ -110,17 +112,26 @@ def extend(keys: int | Tensor, part: int | str | Tensor) -> Tensor:
     part = purpose_key(part) if isinstance(part, str) else part.long() if isinstance(part, Tensor) else part
     if not any(isinstance(t, Tensor) and t.is_cuda for t in (keys, part)):
         held, more = (t.numpy() if isinstance(t, Tensor) else t for t in (keys, part))
-        return torch.from_numpy(_mixed(np.asarray(np.add(np.bitwise_xor(held, more), GOLDEN))))
+        return torch.from_numpy(extend_on_host(held, more))
     words = (keys ^ part) + GOLDEN
     assert isinstance(words, Tensor)
     return _mix(words)
 
 
+def extend_on_host(keys: int | Words, part: int | Words) -> Words:
+    """`extend` of NumPy's arrays."""
+    return _mixed(np.asarray(np.add(np.bitwise_xor(keys, part), GOLDEN)))
+
+
 def bits(keys: Tensor, count: int) -> Tensor:
     """The first `count` words of each stream: `[..., count]` int64."""
     if keys.device.type == "cpu":
-        return torch.from_numpy(_mixed(keys.numpy()[..., None] + np.arange(1, count + 1) * GOLDEN))
+        return torch.from_numpy(_bits_on_host(keys.numpy(), count))
     return _mix(keys.unsqueeze(-1) + torch.arange(1, count + 1, device=keys.device) * GOLDEN)
+
+
+def _bits_on_host(keys: Words, count: int) -> Words:
+    return _mixed(keys[..., None] + np.arange(1, count + 1) * GOLDEN)
 
 
 def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -137,13 +148,21 @@ def normal(keys: Tensor, count: int) -> Tensor:
 
 def order(keys: Tensor, counts: Tensor | None, width: int) -> Tensor:
     """Each stream's random permutation of `0..counts-1`, padded to `width` by the unused places (None: no place is)."""
+    if keys.device.type == "cpu":
+        return torch.from_numpy(order_on_host(keys.numpy(), None if counts is None else counts.numpy(), width))
     words = bits(keys, width)
     if counts is not None:
         unused = torch.arange(width, device=keys.device) >= counts.unsqueeze(-1)
         words = words.masked_fill(unused, torch.iinfo(torch.int64).max)
-    if words.device.type == "cpu":
-        return torch.from_numpy(words.numpy().argsort(-1, kind="stable"))
     return words.argsort(dim=-1, stable=True)
+
+
+def order_on_host(keys: Words, counts: Words | None, width: int) -> Words:
+    """`order` of NumPy's arrays."""
+    words = _bits_on_host(keys, width)
+    if counts is not None:
+        words = np.where(np.arange(width) < counts[..., None], words, np.iinfo(np.int64).max)
+    return words.argsort(-1, kind="stable")
 
 
 def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:
