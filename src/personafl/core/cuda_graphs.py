@@ -59,6 +59,9 @@ class GraphCache:
 
     def reel(self, key: Hashable, make: Callable[[Any], CapturedTurn], steps: int) -> CapturedTurn | None:
         """The reel of a turn of so many steps; None the first time a short one is seen, or if it cannot be recorded."""
+        if (held := self._seen.get(key)) is not None:
+            self._seen.move_to_end(key)
+            return held
         if key in self._refused:
             return None
         if key not in self._seen:
@@ -68,12 +71,10 @@ class GraphCache:
             if steps < REPEATED:
                 return None
         self._seen.move_to_end(key)
-        found = self._seen[key]
-        if found is None:
-            found = self._seen[key] = make(self._pool)
-            for old in [k for k, r in self._seen.items() if r is not None][:-CAPTURED]:
-                self._seen[old] = None
-        return found
+        made = self._seen[key] = make(self._pool)
+        for old in [k for k, r in self._seen.items() if r is not None][:-CAPTURED]:
+            self._seen[old] = None
+        return made
 
     def graphs(self) -> int:
         """How many have been recorded."""
@@ -133,7 +134,7 @@ def same(loss: Callable[..., Any]) -> Hashable:
 
 
 def shapes(tensors: Params) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
-    return tuple((n, tuple(t.shape), t.dtype) for n, t in tensors.items())
+    return tuple([(n, t.shape, t.dtype) for n, t in tensors.items()])
 
 
 def capacity(steps: int) -> int:
@@ -204,7 +205,8 @@ class CapturedTurn:
                 held.fill_(rate)
             self._rates = list(rates)
         steps = plan.rows.shape[1]
-        self.plan[:, :steps] = torch.cat([plan.rows, plan.real.unsqueeze(2), plan.noise.unsqueeze(2)], 2)
+        parts = [plan.rows, plan.real.unsqueeze(2), plan.noise.unsqueeze(2)]
+        torch.cat(parts, 2, out=self.plan[:, :steps])
         self._from_zero.zero_()
 
     def run(self, step: Step) -> None:
@@ -247,6 +249,8 @@ def _uncollected() -> Iterator[None]:
 
 def room_for(tensors: Mapping[str, Tensor], channels_last: Collection[str] = ()) -> Params:
     """Memory for these tensors of clients; the weights of these convolutions, of any of a client's models, lie so."""
+    if not channels_last:
+        return {n: _usual(t) for n, t in tensors.items()}
     return {n: _laid(t) if _layer(n) in channels_last else _usual(t) for n, t in tensors.items()}
 
 
@@ -266,11 +270,14 @@ def _laid(t: Tensor) -> Tensor:
 
 def copy(into: Mapping[str, Tensor | None], what: Mapping[str, Tensor | None]) -> None:
     """Write these values over those of the same name: what lies in memory alike in one launch."""
-    pairs = [(t, f) for n, t in into.items() if t is not None and (f := what[n]) is not None]
-    alike = [t.stride() == f.stride() and t.dtype == f.dtype for t, f in pairs]
-    if any(alike):
-        together = [pair for pair, same in zip(pairs, alike, strict=True) if same]
-        torch._foreach_copy_([t for t, _ in together], [f for _, f in together])
-    for (t, f), same in zip(pairs, alike, strict=True):
-        if not same:
+    to, alike = list[Tensor](), list[Tensor]()
+    for n, t in into.items():
+        if t is None or (f := what[n]) is None:
+            continue
+        if t.stride() == f.stride() and t.dtype == f.dtype:
+            to.append(t)
+            alike.append(f)
+        else:
             t.copy_(f)
+    if to:
+        torch._foreach_copy_(to, alike)

@@ -245,11 +245,10 @@ class _Session:
         elif cache is None or not self._replayed_as_one(stack, cache):
             self._step_by_step(self._owned(stack))
 
-    def _owned(self, stack: _Stack, channels_last: Collection[str] = (), *, copied: bool = True) -> _Stack:
-        """The stack over memory of its own for what training changes, with what is there now, or to be written to."""
-        mine = room_for(self._changing(stack.moving), channels_last)
-        if copied:
-            copy(mine, self.local.params)
+    def _owned(self, stack: _Stack, channels_last: Collection[str] = ()) -> _Stack:
+        """The stack over memory of its own for what training changes."""
+        mine = room_for(self._changing(stack), channels_last)
+        copy(mine, self.local.params)
         self.local = replace(self.local, params=self.local.params | mine)
         return replace(stack, local=self.local)
 
@@ -280,7 +279,7 @@ class _Session:
                     at_work[lane] = self._replayed(coming, lane.cache, own, lane.stream)
         for lane in lanes:
             now.wait_stream(lane.stream)
-        usual = {n: t.contiguous() for n, t in self._changing(stack.moving).items()}
+        usual = {n: t.contiguous() for n, t in self._changing(stack).items()}
         self.local = replace(self.local, params=self.local.params | usual)
 
     def _step_by_step(self, stack: _Stack) -> None:
@@ -307,7 +306,9 @@ class _Session:
         except RuntimeError as e:
             cache.refuse(self._key(stack), e)
             return False
-        self._take_out(self._owned(stack, copied=False), reel)
+        mine = room_for(self._changing(stack))
+        self._take_out(mine, stack, reel)
+        self.local = replace(self.local, params=self.local.params | mine)
         return True
 
     def _replayed(
@@ -326,7 +327,7 @@ class _Session:
             cache.refuse(self._key(stack), e)
             self._step_by_step(stack)
         else:
-            self._take_out(stack, reel)
+            self._take_out(self._changing(stack), stack, reel)
 
     def _key(self, stack: _Stack) -> Hashable:
         """What tells the recordings of a turn from another's."""
@@ -358,10 +359,9 @@ class _Session:
             reel.load(local, *split, [float(p.lr) for p in parts], plan)
         return reel
 
-    def _take_out(self, stack: _Stack, reel: CapturedTurn) -> None:
-        """What the recordings made of a stack, back into it."""
-        moved = stack.moving | self._statistics(stack.local).keys()
-        copy({n: stack.local.params[n] for n in moved}, reel.local.params)
+    def _take_out(self, into: Params, stack: _Stack, reel: CapturedTurn) -> None:
+        """What the recordings made of a stack: of these tensors, its moments and its losses."""
+        copy(into, reel.local.params)
         for part, state in zip(stack.parts, reel.states, strict=True):
             copy(part.state, state)
         stack.loss.add_(reel.loss)
@@ -391,7 +391,8 @@ class _Session:
         keys = tree.sent(rng.extend(self._stream("noise"), -1), plan.rows.device)
         batch = batches.minibatch(self.data, plan, 0, keys, self.dtype)
         leaves = {n: self.local.params[n].detach().requires_grad_() for n in turn.names}
-        seen = self.local.params | self._writable(()) | leaves  # running statistics are not the probe's to change
+        statistics = tree.copied(self._statistics(self.local))  # not the probe's to change
+        seen = self.local.params | statistics | leaves
         task = _with_added(self.task, self.local, turn.added)
         loss = _each(turn.loss(task, replace(self.local, params=seen), batch), self.count, turn.loss)
         grads = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
@@ -417,17 +418,13 @@ class _Session:
             self.streams[purpose] = rng.key(self.training.seed, purpose, self.rnd.number, self.data.ids)
         return self.streams[purpose]
 
-    def _writable(self, names: Collection[str]) -> Params:
-        """Own copies of these tensors, and of running statistics, which change in the forward pass."""
-        return {n: t.clone(memory_format=torch.contiguous_format) for n, t in self._changing(names).items()}
-
-    def _changing(self, names: Collection[str]) -> Params:
-        """These tensors, and running statistics."""
-        return tree.select(self.local.params, names) | self._statistics(self.local)
+    def _changing(self, stack: _Stack) -> Params:
+        """What training changes of a stack: the tensors that move, and running statistics."""
+        return tree.select(stack.local.params, stack.moving) | self._statistics(stack.local)
 
     def _statistics(self, local: ClientState) -> Params:
         found = self.task.model.info.buffers
-        return {n: t for n, t in local.params.items() if n.rpartition("/")[2] in found}
+        return {n: t for n, t in local.params.items() if n.rpartition("/")[2] in found} if found else {}
 
     def _charge(self, turn: Turn | GradientPass, names: Collection[str], plan: batches.Plan, *, regrow: bool) -> None:
         active = turn.active(self.local) if callable(turn.active) else turn.active
