@@ -135,16 +135,18 @@ def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     return list({id(t): t for t in tensors if t.is_floating_point()}.values())
 
 
-def largest(tensors: Iterable[Tensor]) -> Tensor:
-    """The largest absolute number, on the device, in float64 where there are several types: finite only if all are."""
+def largest(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The largest absolute numbers, on the device, a tensor of them for each type: finite only if all numbers are."""
     alike: dict[torch.dtype, list[Tensor]] = {}
     for t in _distinct(tensors):
         if t.numel():
             alike.setdefault(t.dtype, []).append(t)
-    found = [torch.stack(torch._foreach_norm(of_type, math.inf)).amax() for of_type in alike.values()]
-    if len(found) == 1:
-        return found[0]
-    return torch.stack([one.double() for one in found]).amax() if found else torch.zeros((), dtype=torch.float64)
+    return [torch.stack(torch._foreach_norm(of_type, math.inf)) for of_type in alike.values()]
+
+
+def _finite(numbers: Iterable[Tensor]) -> bool:
+    """Whether these few numbers are finite."""
+    return all(math.isfinite(number) for some in numbers for number in some.tolist())
 
 
 class Hopes:
@@ -161,21 +163,21 @@ class Hopes:
         self._versions += [t._version for t in more]
 
     def reduce(self) -> None:
-        """Hold on to one number instead of all tensors so far; what was written to since may have been anything."""
+        """Hold on to a number of each tensor so far; what was written to since may have been anything."""
         same = self._versions == [t._version for t in self._unseen]
-        self._largest.append(largest(self._unseen) if same else torch.tensor(math.nan))
+        self._largest += largest(self._unseen) if same else [torch.tensor([math.nan])]
         self._unseen, self._versions = [], []
 
     def hold(self) -> bool:
         """Whether all were finite."""
         if self._unseen:
             self.reduce()
-        return all(math.isfinite(float(number)) for number in self._largest)
+        return _finite(self._largest)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers of these tensors are finite: one pass over them, and one small copy from a GPU."""
     held = _distinct(tensors)
     if any(t.is_cuda for t in held):
-        return math.isfinite(float(largest(held)))
+        return _finite(largest(held))
     return all(math.isfinite(float(t.sum())) or bool(t.isfinite().all()) for t in held)

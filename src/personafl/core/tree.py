@@ -60,10 +60,17 @@ def copied(tree: Mapping[str, Tensor]) -> Params:
 
 
 def converted(tree: Mapping[str, Tensor], to: torch.dtype | Mapping[str, Tensor]) -> Params:
-    """Copies of this type, or of the types these tensors have; on a GPU all in one go."""
-    out = {n: torch.empty_like(t, dtype=to if isinstance(to, torch.dtype) else to[n].dtype) for n, t in tree.items()}
-    if out:
-        torch._foreach_copy_(list(out.values()), list(tree.values()))
+    """Copies of this type, or of the types these tensors have; on a GPU all of a type in one go."""
+    out: Params = {}
+    alike: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for n, t in tree.items():
+        kind = to if isinstance(to, torch.dtype) else to[n].dtype
+        out[n] = torch.empty_like(t, dtype=kind)
+        into, of = alike.setdefault((kind, t.dtype), ([], []))
+        into.append(out[n])
+        of.append(t)
+    for into, of in alike.values():
+        torch._foreach_copy_(into, of)
     return out
 
 
