@@ -23,6 +23,7 @@ at most 65,535 entries.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import zlib
@@ -119,7 +120,7 @@ def size(payload: Payload) -> int:
             row = tree.view(entry.values[None], entry.mask[None], entry.known)
             total += _entry_size(name, entry.values.shape) + int(_masked_sizes(row)[0])
         else:
-            total += _entry_size(name, entry.shape) + _length(entry.numel(), entry.dtype)
+            total += _dense_size(name, entry.shape, entry.dtype)
     return total
 
 
@@ -143,14 +144,19 @@ def _sizes(payload: Payload) -> tuple[int, list[Tensor]]:
             total += _entry_size(name, entry.values.shape[1:])
             masked.append(_masked_sizes(entry))
         else:
-            shape = entry.shape[1:]
-            total += _entry_size(name, shape) + _length(shape.numel(), entry.dtype)
+            total += _dense_size(name, entry.shape[1:], entry.dtype)
     return total, masked
 
 
 def _entry_size(name: str, shape: torch.Size) -> int:
     """Bytes of an entry before its mask and values."""
     return 2 + len(name.encode()) + 3 + 4 * len(shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dense_size(name: str, shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes of an entry without a mask."""
+    return _entry_size(name, shape) + _length(shape.numel(), dtype)
 
 
 def _masked_sizes(entry: Masked) -> Tensor:
