@@ -78,7 +78,7 @@ def plan(
     the streams of their steps' noise, if any, of which so many steps have passed.
     """
     counts, (width, home) = data.count.numpy(), (data.rows.shape[1], data.rows.device)
-    longest = steps or max(math.ceil(epochs * -(-int(counts[0]) // batch_size)), least)
+    longest = steps or max(math.ceil(epochs * -(-width // batch_size)), least)
     found = _layout if len(counts) * longest > KEPT else _kept_layout
     layout = found(counts.tobytes(), width, batch_size, epochs, steps, least)
     streams = _streams(keys, layout.epochs, first)

@@ -43,7 +43,7 @@ class Refused(NamedTuple):
     counts: bool = False  # whether another update of it was taken
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stack:
     """What a stack of clients came to in its part of a round."""
 

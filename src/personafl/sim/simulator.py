@@ -313,7 +313,7 @@ class Simulation(Displayed):
     def _size(self, stage: Stage) -> int:
         """How many clients a stage has."""
         clients = self.federation.num_clients
-        return {"all": clients, "nobody": 0, "sampled": self.training.cohort(clients)}[stage.who]
+        return 0 if stage.who == "nobody" else clients if stage.who == "all" else self.training.cohort(clients)
 
     def _stage(self) -> Row:
         self.clock.lap()
@@ -340,15 +340,17 @@ class Simulation(Displayed):
             if together or not stage.up or not len(part.senders):
                 return part
             with self.clock("aggregation"):  # of its stack alone, beside others at work
-                return dataclasses.replace(part, upload={}, sums=self._server_side(part.senders, part.upload, rnd))
+                part.sums, part.upload = self._server_side(part.senders, part.upload, rnd), {}
+            return part
 
         for part in self._stacks(self.plan.threads, mine, work, prepare):
             spent.add(part)
             if part.sums:
                 with self.clock("aggregation"):
                     add(sums, part.sums)
+                part.sums = {}
             if part.before or part.trained or part.upload:
-                parts.append(dataclasses.replace(part, sums={}))
+                parts.append(part)
             del part  # nothing else outlives its stack
         kept_model = self._aggregate(ids, parts, sums, arrived, rnd) if stage.up and stage.who != "nobody" else ""
         self._put_off(spent.late)
@@ -538,7 +540,8 @@ class Simulation(Displayed):
             traffic = cost.traffic(rnd.stage, down, upload, count)
             new = {n: t for n, t in done.kept.items() if t is not kept.get(n)}
             refused, more = self._refused(ids, done.work.loss, upload, new, rnd, wanted)
-            traffic = cost.Traffic(traffic.up + more, traffic.down, traffic.paper)
+            if more:
+                traffic = dataclasses.replace(traffic, up=traffic.up + more)
             rows, late = self._in_time(ids, refused, upload, done.kept, rnd)
             took = done.kept
             if rows is not None:
