@@ -131,7 +131,7 @@ class Simulation(Displayed):
         )
         self.shift = shift or self._shift()
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.module.modules())
-        self._last_data: tuple[Federation, Examples | None] = self.federation, None  # that were trained on
+        self._last_data: tuple[Federation, Examples, Tensor] | None = None  # trained on, and how many, on the device
         self._all_clients: Tensor | None = None
         self._hopes: Hopes | None = None  # of a stage whose numbers are looked at behind it
         self._former: list[tuple[Store, Tensor, Params]] = []  # rows of stores before the stage
@@ -635,18 +635,25 @@ class Simulation(Displayed):
 
     def _training_data(self, ids: Tensor) -> Examples:
         """What these clients train on; kept for the next round, which where all take part is of the same ones."""
-        of, held = self._last_data
-        if held is None or of is not self.federation or not torch.equal(held.ids, ids):
-            held = self.federation.examples("train", ids, augment=self.training.augment != "none")
-            self._last_data = self.federation, held if held.rows.numel() <= KEPT else None
-        return held
+        if held := self._kept_data(ids):
+            return held[0]
+        found = self.federation.examples("train", ids, augment=self.training.augment != "none")
+        sizes = tree.sent(found.count, self.device)
+        self._last_data = (self.federation, found, sizes) if found.rows.numel() <= KEPT else None
+        return found
+
+    def _kept_data(self, ids: Tensor) -> tuple[Examples, Tensor] | None:
+        """What the last round kept, if it was of these clients in this order."""
+        last = self._last_data
+        return last[1:] if last and last[0] is self.federation and torch.equal(last[1].ids, ids) else None
 
     def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
         """The sums over these clients that the server works with; what it will know of them."""
         if self.algorithm.needs_uploads():
             rows, upload = self.algorithm.screen(self.server, upload, rnd)
             ids = ids if rows is None else ids[rows.cpu()]
-        examples = tree.sent(self._examples(ids).double(), self.device)
+        held = self._kept_data(ids)
+        examples = held[1].double() if held else tree.sent(self._examples(ids).double(), self.device)
         known = self.known.gather(ids)
         now, sums = summed(self.algorithm, self.server, known, upload, examples, rnd)
         self._scatter(self.known, ids, known, now)
