@@ -430,9 +430,13 @@ class _Session:
         active = turn.active(self.local) if callable(turn.active) else turn.active
         info = self.task.model.info
         masked, full = cost.step(info, names, active, self.count, regrow=regrow)
-        beside = turn.flops + (turn.teachers * cost.forward_pass(info) if isinstance(turn, Turn) else 0.0)
-        whole = (full + beside) * plan.examples
-        self.flops += (masked + beside) * plan.examples if active else whole
+        beside = turn.flops
+        if isinstance(turn, Turn) and turn.teachers:
+            beside += turn.teachers * cost.forward_pass(info)
+        if beside:
+            masked, full = masked + beside, full + beside
+        whole = full * plan.examples
+        self.flops += masked * plan.examples if active else whole
         self.dense += whole
 
 
