@@ -252,28 +252,34 @@ def products(precision: Arithmetic, device: torch.device = HOST, *, recurrent: b
     torch.set_float32_matmul_precision("high" if coarse and torch.cuda.is_available() else "highest")
     conv.allow_tf32 = coarse
     try:
-        with ExitStack() as changes:
-            for change in _changes(device, recurrent):
-                changes.enter_context(change)
+        changes = _changes(device, recurrent)
+        if not changes:
+            yield
+            return
+        with ExitStack() as entered:
+            for change in changes:
+                entered.enter_context(change)
             yield
     finally:
         torch.set_float32_matmul_precision(before[0])
         conv.allow_tf32 = before[1]
 
 
-def _changes(device: torch.device, recurrent: bool) -> Iterator[AbstractContextManager[object]]:
+def _changes(device: torch.device, recurrent: bool) -> list[AbstractContextManager[object]]:
     """What is to change of PyTorch's state around a run: to set what is set already would cost time in every round."""
+    found: list[AbstractContextManager[object]] = []
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
-        yield torch.cuda.device(device)
+        found.append(torch.cuda.device(device))
     if device.type == "cuda" and recurrent:
-        yield _without_cudnn_warning()
+        found.append(_without_cudnn_warning())
     if torch.is_inference_mode_enabled():
-        yield torch.inference_mode(False)
+        found.append(torch.inference_mode(False))
     if not torch.is_grad_enabled():
-        yield torch.enable_grad()
+        found.append(torch.enable_grad())
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
-            yield torch.autocast(kind, enabled=False)
+            found.append(torch.autocast(kind, enabled=False))
+    return found
 
 
 @contextmanager
