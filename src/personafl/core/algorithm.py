@@ -428,7 +428,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """
         sent = tree.values(upload)
         counts = {kind: weights.to(kind) for kind in {t.dtype for t in sent.values()}}
-        if len(counts) == len(weights) == 1:  # a lone client: on a GPU all in one go
+        if len(counts) == weights.shape[0] == 1:  # a lone client: on a GPU all in one go
             terms = torch._foreach_mul(list(sent.values()), next(iter(counts.values())).squeeze())
             return {**dict(zip(sent, terms, strict=True)), "aux/weight": weights}
         return {n: t * tree.column(counts[t.dtype], t) for n, t in sent.items()} | {"aux/weight": weights}

@@ -96,7 +96,7 @@ def client_round(
     Without `train` nothing is computed but the cost: hooks, payloads and masks are real. On a GPU a `graph_cache`
     replays what was played before.
     """
-    payload = tree.received(down, len(data.ids))
+    payload = tree.received(down, data.ids.shape[0])
     local = algorithm.start(kept, payload, rnd)
     turns, training = _listed(algorithm, algorithm.turns(local, rnd)), algorithm.training_at(rnd.stage)
     local, work = run_local_work(
@@ -167,7 +167,7 @@ class _Session:
     ) -> None:
         self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
         self.graph_cache, self.clock = graph_cache, clock
-        self.count, self.dtype = len(data.ids), floating(local.params)
+        self.count, self.dtype = data.ids.shape[0], floating(local.params)
         usual = rng.keys(training.seed, STREAMS, rnd.number, data.ids).unbind()
         self.streams = dict(zip(STREAMS, usual, strict=True))
         keys = tree.sent(self._stream("draws"), data.rows.device)
@@ -222,8 +222,8 @@ class _Session:
             _MinibatchUpdate(
                 part.loss,
                 names,
-                self._rule(part),
-                self._moments(part, names),
+                rule := self._rule(part),
+                self._moments(part, rule, names),
                 self.rnd.lr if part.lr is None else part.lr,
                 part.added,
                 tuple(pull for pull in part.pulls if pull.weight),
@@ -332,12 +332,13 @@ class _Session:
     def _key(self, stack: _Stack) -> Hashable:
         """What tells the recordings of a turn from another's."""
         local, parts, plan = stack.local, stack.parts, stack.plan
-        rules = tuple(
-            (same(p.loss), p.added, p.pulls, p.rule, tuple((n, m is None) for n, m in p.moves.items())) for p in parts
-        )
-        held = tuple(shapes(t) for t in (local.params, local.fixed, *(p.state for p in parts)))
-        sizes = (len(plan.rows), stack.room, plan.rows.shape[2], self.data.x.data_ptr())
-        return (self.task.model, self.task.criterion, rules, held, sizes)
+        rules = [
+            (same(p.loss), p.added, p.pulls, p.rule, tuple(p.moves), *[n for n, m in p.moves.items() if m is not None])
+            for p in parts
+        ]
+        held = [shapes(t) for t in (local.params, local.fixed, *[p.state for p in parts])]
+        sizes = (plan.rows.shape[0], stack.room, plan.rows.shape[2], self.data.x.data_ptr())
+        return (self.task.model, self.task.criterion, sizes, *rules, *held)
 
     def _reel(
         self, stack: _Stack, cache: GraphCache, steps: int, stream: torch.cuda.Stream | None
@@ -369,9 +370,8 @@ class _Session:
     def _rule(self, turn: Turn) -> optim.Optimizer:
         return turn.optimizer or optim.default(self.training)
 
-    def _moments(self, turn: Turn, moves: Moves) -> Params:
+    def _moments(self, turn: Turn, rule: optim.Optimizer, moves: Moves) -> Params:
         """The optimiser's state: fresh, as an earlier turn left it, or as the method kept it."""
-        rule = self._rule(turn)
         fresh = rule.init(tree.select(self.local.params, moves))
         if not turn.memory:
             key = turn.stream, rule

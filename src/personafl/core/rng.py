@@ -77,7 +77,7 @@ def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
 def keys(seed: int, purposes: Sequence[str], rnd: int, ids: Tensor) -> Tensor:
     """The keys of several purposes at once, `[P, C]`: one pass over few numbers costs as much as over one."""
     words = [_word(purpose, (seed, rnd)) for purpose in purposes]
-    if len(words) * len(ids) > FEW:
+    if len(words) * ids.shape[0] > FEW:
         return extend(torch.tensor(words).unsqueeze(1), ids)
     each = ids.tolist()
     mixed = [_mix_int((word ^ client) + GOLDEN) for word in words for client in each]

@@ -141,13 +141,13 @@ def masks(payload: Payload) -> Params:
 def received(down: Download, count: int) -> Payload:
     """A download as the clients see it: every tensor with the client axis."""
 
-    def spread(t: Tensor | Masked) -> Tensor | Masked:
-        if not isinstance(t, Masked):
-            return t.expand(count, *t.shape)
+    def spread(t: Masked) -> Masked:
         values, mask = t.values.expand(count, *t.values.shape), t.mask.expand(count, *t.mask.shape)
         return view(values, mask, t.known)
 
-    return {n: spread(t) for n, t in down.shared.items()} | down.own
+    return {
+        n: spread(t) if isinstance(t, Masked) else t.expand(count, *t.shape) for n, t in down.shared.items()
+    } | down.own
 
 
 def view(values: Tensor, mask: Tensor, known: bool) -> Masked:

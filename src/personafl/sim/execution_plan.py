@@ -213,10 +213,11 @@ def each(
 
     `prepare` runs in the calling thread, `work` perhaps in others.
     """
-    chunks = (prepare(ids[i : i + plan.chunk]) for i in range(0, len(ids), plan.chunk))
+    count = ids.shape[0]
+    chunks = (prepare(ids[i : i + plan.chunk]) for i in range(0, count, plan.chunk))
     for_products = plan.threads if plan.operations == 1 else 0
     with threads(plan.operations):
-        if plan.workers == 1 or len(ids) <= plan.chunk:
+        if plan.workers == 1 or count <= plan.chunk:
             for part in chunks:
                 with model.threaded(for_products):
                     done = work(model, part)

@@ -337,7 +337,7 @@ class Simulation(Displayed):
 
         def work(model: StackedModel, given: tuple[Tensor, Download]) -> Stack:
             part = self._client_side(model, *given, rnd, wanted)
-            if together or not stage.up or not len(part.senders):
+            if together or not stage.up or not part.senders.numel():
                 return part
             with self.clock("aggregation"):  # of its stack alone, beside others at work
                 part.sums, part.upload = self._server_side(part.senders, part.upload, rnd), {}
@@ -354,7 +354,7 @@ class Simulation(Displayed):
             del part  # nothing else outlives its stack
         kept_model = self._aggregate(ids, parts, sums, arrived, rnd) if stage.up and stage.who != "nobody" else ""
         self._put_off(spent.late)
-        judged = len(ids) > 0 and self._evaluated_next()
+        judged = ids.numel() > 0 and self._evaluated_next()
         if judged:
             self.state.trained_cohort = ids, tree.join(p.trained for p in parts) if parts else {}
         self.state.played += 1
@@ -378,7 +378,7 @@ class Simulation(Displayed):
         row: Row = {
             "round": stage.number,
             "phase": stage.phase,
-            "clients": len(ids),
+            "clients": ids.numel(),
             "lr": rnd.lr,
             "loss": finite_mean(losses),
             **{k: v for k, v in told.items() if v},
@@ -436,7 +436,7 @@ class Simulation(Displayed):
 
     def _charge_dropped(self, gone: Tensor, rnd: Round, totals: Totals) -> None:
         """Count what clients received that then vanished."""
-        if len(gone) and rnd.stage.down:
+        if gone.numel() and rnd.stage.down:
             lost = cost.traffic(rnd.stage, self.download(gone, rnd), {}, len(gone))
             totals.down_bytes += lost.down
             totals.paper_bytes += lost.paper
@@ -523,7 +523,7 @@ class Simulation(Displayed):
 
     def _client_side(self, model: StackedModel, ids: Tensor, down: Download, rnd: Round, wanted: Schema) -> Stack:
         """What a stack of clients does in a round, and whose session counts: nothing here is the server's."""
-        task, clock, count = self._task(model), self.clock, len(ids)
+        task, clock, count = self._task(model), self.clock, ids.numel()
         with clock("data"):
             data = self._training_data(ids)
         through = self.machine.through_wire
@@ -550,7 +550,7 @@ class Simulation(Displayed):
                 upload = wire_transfer.returned(upload, received, rows, count, self.device)
         senders = ids if rows is None else ids[rows.cpu()]
         with clock("store"):
-            if len(senders):
+            if senders.numel():
                 self._scatter(self.store, senders, kept, took)
         before: list[Tensor] = []
         trained: Params = {}
