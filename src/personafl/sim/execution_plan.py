@@ -250,7 +250,8 @@ def products(precision: Arithmetic, device: torch.device = HOST, *, recurrent: b
     conv = torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), conv.allow_tf32
     coarse = precision in ("tf32", "bf16")
-    torch.set_float32_matmul_precision("high" if coarse and torch.cuda.is_available() else "highest")
+    high = coarse and (device.type == "cuda" or torch.cuda.is_available())  # which asks the driver
+    torch.set_float32_matmul_precision("high" if high else "highest")
     conv.allow_tf32 = coarse
     try:
         changes = _changes(device, recurrent)
