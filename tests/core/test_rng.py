@@ -23,6 +23,17 @@ def test_all_ways_to_mix_give_the_same_words():
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 30])
+@pytest.mark.parametrize("numbers", [0, 1, 4, 9])
+def test_numbered_streams_are_those_one_level_below(count, numbers):
+    keys, passed = rng.key(3, "batches", torch.arange(count)), torch.arange(count) * 2
+    for behind in (0, 5, passed):
+        found = torch.from_numpy(rng.numbered(keys, np.arange(numbers), behind))
+        column = behind if isinstance(behind, int) else behind[:, None]
+        assert found.shape == (count, numbers) and found.dtype == torch.int64
+        assert torch.equal(found, rng.extend(keys[:, None], torch.arange(numbers) + column))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 30])
 def test_several_purposes_at_once_are_each_alone(count):
     ids, purposes = torch.arange(count), ("draws", "batches", "noise")
     found = rng.keys(3, purposes, 7, ids)

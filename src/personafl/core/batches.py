@@ -81,8 +81,8 @@ def plan(
     longest = steps or max(math.ceil(epochs * -(-width // batch_size)), least)
     found = _layout if len(counts) * longest > KEPT else _kept_layout
     layout = found(counts.tobytes(), width, batch_size, epochs, steps, least)
-    streams = _streams(keys, layout.epochs, first)
-    noises = np.empty((len(counts), 0), np.int64) if noise is None else _streams(noise, layout.numbers, passed)
+    streams = rng.numbered(keys, layout.epochs, first)
+    noises = np.empty((len(counts), 0), np.int64) if noise is None else rng.numbered(noise, layout.numbers, passed)
     sizes = layout.sizes.numpy()
     if streams.size * width <= FEW:  # the host has ordered a handful before a GPU has begun
         order = rng.order_on_host(streams, layout.held, width)
@@ -160,12 +160,6 @@ def _layout(counts: bytes, width: int, batch_size: int, epochs: float, steps: in
 
 
 _kept_layout = functools.lru_cache(maxsize=16)(_layout)
-
-
-def _streams(keys: Tensor, numbers: rng.Words, behind: int | Tensor) -> rng.Words:
-    """Each client's streams of these numbers, behind so many: `[C, N]`."""
-    passed = behind if isinstance(behind, int) else behind.numpy()[:, None]
-    return rng.extend_on_host(keys.numpy()[:, None], numbers + passed)
 
 
 def _sent_together(parts: Sequence[rng.Words], device: torch.device) -> Sequence[Tensor]:

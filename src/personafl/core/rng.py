@@ -112,15 +112,26 @@ def extend(keys: int | Tensor, part: int | str | Tensor) -> Tensor:
     part = purpose_key(part) if isinstance(part, str) else part.long() if isinstance(part, Tensor) else part
     if not any(isinstance(t, Tensor) and t.is_cuda for t in (keys, part)):
         held, more = (t.numpy() if isinstance(t, Tensor) else t for t in (keys, part))
-        return torch.from_numpy(extend_on_host(held, more))
+        return torch.from_numpy(_extend_on_host(held, more))
     words = (keys ^ part) + GOLDEN
     assert isinstance(words, Tensor)
     return _mix(words)
 
 
-def extend_on_host(keys: int | Words, part: int | Words) -> Words:
-    """`extend` of NumPy's arrays."""
+def _extend_on_host(keys: int | Words, part: int | Words) -> Words:
     return _mixed(np.asarray(np.add(np.bitwise_xor(keys, part), GOLDEN)))
+
+
+def numbered(keys: Tensor, numbers: Words, behind: int | Tensor = 0) -> Words:
+    """The streams of these numbers one level below each of a host's keys, behind so many (of each): `[C, N]`."""
+    count = keys.shape[0]
+    if count * len(numbers) > FEW:
+        first = behind if isinstance(behind, int) else behind.numpy()[:, None]
+        return _extend_on_host(keys.numpy()[:, None], numbers + first)
+    passed = [behind] * count if isinstance(behind, int) else behind.tolist()
+    each, words = numbers.tolist(), zip(keys.tolist(), passed, strict=True)
+    mixed = [_mix_int((word ^ (number + so_many)) + GOLDEN) for word, so_many in words for number in each]
+    return np.array(mixed, np.int64).reshape(count, len(each))
 
 
 def bits(keys: Tensor, count: int) -> Tensor:
