@@ -115,3 +115,14 @@ def test_a_gradient_goes_through_a_mask():
     t = torch.ones(3, requires_grad=True)
     tree.masked(t, torch.tensor([True, False, True])).sum().backward()
     assert t.grad.tolist() == [1, 0, 1]
+
+
+def test_tensors_of_several_types_are_converted_to_one_or_to_several():
+    held = {"a": torch.tensor([0.5, 3.0]), "b": torch.tensor([2.5], dtype=torch.float64), "c": torch.tensor([7])}
+    wide = tree.converted(held, torch.float64)
+    assert list(wide) == list(held) and all(t.dtype == torch.float64 for t in wide.values())
+    assert [t.tolist() for t in wide.values()] == [[0.5, 3.0], [2.5], [7.0]]
+    assert wide["b"].data_ptr() != held["b"].data_ptr()
+    back = tree.converted(wide, held)
+    assert all(back[n].dtype == t.dtype and torch.equal(back[n], t) for n, t in held.items())
+    assert tree.converted({}, torch.float64) == {}

@@ -590,6 +590,20 @@ def test_kept_training_data_are_of_this_federation() -> None:
     assert torch.equal(sim._training_data(ids).rows, sim.federation.examples("train", ids).rows)
 
 
+def test_what_a_method_does_to_clients_sizes_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept with the training data from round to round."""
+
+    def weigh(self: FedAvg, server: object, known: object, upload: object, examples: Tensor, rnd: object) -> Tensor:
+        seen.append(examples.tolist())
+        return examples.mul_(2)
+
+    seen: list[list[float]] = []
+    monkeypatch.setattr(FedAvg, "weigh", weigh)
+    sim = worlds.simulation(FedAvg(), join_ratio=1.0, num_rounds=3)
+    sim.run()
+    assert seen == [sim.federation.train_sizes(sim.cohort(sim.schedule[0])).double().tolist()] * 3
+
+
 def test_nothing_is_weighed_where_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last stage of FedAvg+FT trains and sends nothing."""
     method = ALGORITHMS["fedavg-ft"]
