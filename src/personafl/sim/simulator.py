@@ -636,10 +636,11 @@ class Simulation(Displayed):
     def _training_data(self, ids: Tensor) -> Examples:
         """What these clients train on; kept for the next round, which where all take part is of the same ones."""
         if held := self._kept_data(ids):
-            return held[0]
+            return dataclasses.replace(held[0], ids=ids)  # which a method may write to
         found = self.federation.examples("train", ids, augment=self.training.augment != "none")
         sizes = tree.sent(found.count, self.device)
-        self._last_data = (self.federation, found, sizes) if found.rows.numel() <= KEPT else None
+        kept = dataclasses.replace(found, ids=ids.clone())
+        self._last_data = (self.federation, kept, sizes) if found.rows.numel() <= KEPT else None
         return found
 
     def _kept_data(self, ids: Tensor) -> tuple[Examples, Tensor] | None:
