@@ -94,7 +94,7 @@ def cpu_plan(
 def test_stacks_on_a_cpu_have_weights_of_8_mib_and_run_side_by_side() -> None:
     assert cpu_plan(2**21 // 10).chunk == 10  # 4 bytes each
     assert cpu_plan(2**21 // 10, precision="float64").chunk == 5
-    assert cpu_plan(2**21).chunk == 4  # no fewer
+    assert cpu_plan(2**21).chunk == 5  # no fewer
     assert cpu_plan(2**21 // 10, chunk=50).chunk == 50  # as asked
     several = [cpu_plan(2**21 // each, threads=16).workers for each in (10, 25, 50, 200)]  # of 50 clients a round
     assert several == [5, 2, 1, 1]

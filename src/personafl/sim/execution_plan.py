@@ -52,7 +52,7 @@ LIGHT = 4e7  # FLOP of a client's step below which convolutions and recurrent la
 SMALL = 5e6  # FLOP of a stacked training step, or of a pass without training
 ENOUGH = 6 * 2.0**30  # bytes of a stack that keeps a GPU busy
 PLENTY = 16 * 2.0**30  # of one whose clients run one at a time
-FEW = 4  # clients a CPU's stack has at least, if there is memory for them
+FEW = 5  # clients a CPU's stack has at least, if there is memory for them
 LANES = 8  # clients side by side on a GPU, of models that run one at a time
 PASS = 2.0**30  # bytes of activations of a pass without training that do, if all were kept
 
