@@ -42,7 +42,15 @@ def test_a_norm_in_one_pass_is_each_clients_layer_norm(shape: tuple[int, int, in
 
 
 # images, channels, height and width
-IMAGES = [(64, 64, 32, 32), (64, 512, 4, 4), (10, 3, 7, 5), (2, 20, 3, 3), (8, 130, 1, 1), (129, 1, 1, 2)]
+IMAGES = [
+    (64, 64, 32, 32),
+    (64, 512, 4, 4),
+    (10, 3, 7, 5),
+    (2, 20, 3, 3),
+    (8, 130, 1, 1),
+    (129, 1, 1, 2),
+    (33, 2, 16, 17),
+]
 
 
 @pytest.mark.parametrize("tracked", [True, False])
@@ -107,6 +115,22 @@ def test_what_is_no_number_is_none_behind_relu() -> None:
     one, none = torch.ones(3, device=CUDA), torch.zeros(3, device=CUDA)
     out = norms.batch_norm(x, one, none, None, None, 0.1, 1e-5, relu=True)
     assert out[:, 1].isnan().all() and out[:, [0, 2]].isfinite().all()
+
+
+def test_nothing_goes_back_through_what_relu_makes_zero() -> None:
+    """Where all numbers are the same, the norm is zero, and so is the slope of ReLU there."""
+    x = torch.full((4, 3, 5, 5), 7.0, device=CUDA).contiguous(memory_format=torch.channels_last).requires_grad_()
+    one, none = torch.ones(3, device=CUDA), torch.zeros(3, device=CUDA, requires_grad=True)
+    out = norms.batch_norm(x, one, none, None, None, 0.1, 1e-5, relu=True)
+    slopes = torch.autograd.grad(out.sum(), (x, none))
+    assert not out.any() and not any(t.any() for t in slopes)
+
+
+def test_a_number_whose_square_is_none_leaves_the_others_finite() -> None:
+    x = torch.randn(64, 2, 8, 8, device=CUDA).contiguous(memory_format=torch.channels_last)
+    x[40, 1, 2, 3] = 1e30
+    one, none = torch.ones(2, device=CUDA), torch.zeros(2, device=CUDA)
+    assert norms.batch_norm(x, one, none, None, None, 0.1, 1e-5).isfinite().all()
 
 
 def test_a_mean_far_from_zero_leaves_the_spread_as_it_is() -> None:

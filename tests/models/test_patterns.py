@@ -253,8 +253,24 @@ def changed_between(m: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.relu(out + y)
 
 
+def changed_before_relu(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    out = m.bn(x) + y
+    y.mul_(2.0)
+    return F.relu(out) + y
+
+
+def normed_between(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    out = m.bn(x)
+    return F.relu(out + m.bn(y + 3))
+
+
 def other_changed(m: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.relu(y.add_(m.bn(x))) + y
+
+
+def other_changed_beside_block(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    twice = y * 2
+    return F.relu(twice.add_(m.bn(y.neg()))) + twice + F.relu(x)
 
 
 def also_shown(m: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -272,9 +288,13 @@ BESIDE: dict[str, tuple[Callable[[Any, Tensor, Tensor], Tensor], list[str]]] = {
     "sum that broadcasts": (lambda m, x, y: F.relu(m.bn(x) + y.mean(1, keepdim=True)), ["sum with norm, relu"]),
     "sum, changed behind it": (changed_behind, ["sum with norm, relu"]),
     "sum, changed between": (changed_between, ["sum with norm, relu"]),
+    "sum, changed before the relu": (changed_before_relu, ["sum with norm, relu"]),
+    "sum with a size": (lambda m, x, y: F.relu(m.bn(x.flip(3)) + x.shape[1]) + y, ["sum with norm, relu"]),
+    "sum of a norm and itself": (normed_between, []),
     "sum with more": (lambda m, x, y: F.relu(torch.add(m.bn(x), y, alpha=2)), []),
     "sum with a number": (lambda m, x, y: F.relu(m.bn(x) + 1.0) + y, []),
     "sum in the other": (other_changed, []),
+    "sum in the other, beside a block": (other_changed_beside_block, ["conv relu"]),
     "sum with itself": (lambda m, x, y: F.relu(m.bn(x) + x) + y, []),
     "norm that is shown": (also_shown, []),
     "norm of a sum": (lambda m, x, y: F.relu(m.bn(x + y)), ["norm relu"]),

@@ -578,6 +578,8 @@ def test_kept_training_data_are_of_these_clients_in_this_order() -> None:
     first.ids.fill_(1)  # as a method may that was handed them
     again = sim._training_data(torch.tensor([2, 0, 1]))
     assert again.rows is first.rows and again.ids.tolist() == [2, 0, 1]
+    again.ids.fill_(1)
+    assert sim._training_data(torch.tensor([2, 0, 1])).rows is first.rows
     for other in (there.flip(0), there[:2], torch.tensor([0, 1, 2])):
         found = sim._training_data(other)
         assert torch.equal(found.ids, other)

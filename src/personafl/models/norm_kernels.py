@@ -106,7 +106,8 @@ def _batch_moments(x, means, spreads, R, per, F, BR: tl.constexpr, BF: tl.conste
         squares += far * far
         row += BR
     away = tl.sum(total, 0) / tl.minimum(R - part * per, per)
-    spread = tl.sum(squares, 0) - away * tl.sum(total, 0)
+    spread = tl.sum(squares, 0)
+    spread = tl.where(spread == float("inf"), spread, spread - away * tl.sum(total, 0))
     tl.store(means + part * F + column, near + away, have)
     tl.store(spreads + part * F + column, tl.where(spread < 0, 0.0, spread), have)
 

@@ -100,6 +100,21 @@ class _Root(nn.Module):
         return self.module(x)
 
 
+class _Proxy(fx.Proxy):
+    """What is recorded; `x += y` as what it is, in the memory and type of x."""
+
+
+def _in_place(name: str) -> Callable[[fx.Proxy, Any], Any]:
+    def record(self: fx.Proxy, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
+
+    return record
+
+
+for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul"):
+    setattr(_Proxy, f"__i{_operator}__", _in_place(f"i{_operator}"))
+
+
 class _Tracer(fx.Tracer):
     """Records operations, but none whose gradient or precision is decided by something it does not see.
 
@@ -111,6 +126,9 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.modes, self.thread = _modes(), threading.get_ident()
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Stacked) or super().is_leaf_module(m, module_qualified_name)
@@ -233,19 +251,25 @@ def _fuse_norms(graph: fx.Graph, module: nn.Module) -> int:
             continue
         relu, between = _only_user(norm), None
         if relu is None or not _is_relu(relu, module):
-            between = _sum_with(norm)
+            between = _sum_with(norm) if _called_once(norm, module) else None
             relu = None if between is None else _only_user(between[0])
         if relu is None or not _is_relu(relu, module):
             continue
         place, added = (norm, None) if between is None else between
         with graph.inserting_before(place):  # there the other summand is what it is when it is added
             layer = graph.create_node("get_attr", norm.target)
-            block = graph.call_function(norm_relu, (layer, norm.args[0]), {} if added is None else {"added": added})
+            options: dict[str, Any] = {} if added is None else {"added": added, "in_place": place.target in _IN_PLACE}
+            block = graph.call_function(norm_relu, (layer, norm.args[0]), options)
         relu.replace_all_uses_with(block)
         for node in dict.fromkeys((relu, place, norm)):
             graph.erase_node(node)
         blocks += 1
     return blocks
+
+
+def _called_once(norm: fx.Node, module: nn.Module) -> bool:
+    """Whether a norm has one call: running statistics go by the order of several."""
+    return sum(_module(node, module) is _module(norm, module) for node in norm.graph.nodes) == 1
 
 
 def _sum_with(norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
