@@ -65,7 +65,7 @@ class OwnCNN(nn.Module):
 
 
 class OwnDropout(nn.Module):
-    """One that draws from PyTorch's generator itself, so it is called client by client."""
+    """One whose forward drops numbers itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,15 +109,27 @@ class OwnLSTM(nn.Module):
 class OwnTransformer(nn.Module):
     """Two encoder layers over a sequence of words, and the mean over it."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, 128)
-        layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=dropout, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.out = nn.Linear(128, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.out(self.encoder(self.words(x)).mean(1))
+        return out
+
+
+class OwnPlaced(OwnTransformer):
+    """The same with dropout, and places of words that are learnt: numbers of its own, which no stack has a form for."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.1)
+        self.places = nn.Parameter(torch.randn(STEPS, 128) / 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.encoder(self.words(x) + self.places).mean(1))
         return out
 
 
@@ -161,6 +173,7 @@ OTHERS = {
     **{n: zoo(n) for n in ("fedpac-cnn", "fedrep-cnn", "tfcnn", "tfcnn-fc", "pews-cnn", "vgg11-fc", "vgg8-fc")},
     "resnet18": zoo("resnet18"),
     "own-dropout": Contest(OwnDropout, IMAGE),
+    "own-placed": Contest(OwnPlaced, (STEPS,), words=True),
     "gru": Contest(OwnGRU, (STEPS,), words=True),
     "char-lstm": Contest(lambda: MODELS["char-lstm"].build((STEPS,), WORDS), (STEPS,), words=True),
 }
@@ -297,7 +310,10 @@ def contest(
     training = Training(
         num_rounds=NEVER, join_ratio=1.0, local_epochs=1, batch_size=batch, lr=LR, seed=0, precision=precision
     )
-    evaluation, machine = Evaluation(eval_every=NEVER, shift="none"), Machine(device=args.device, memory=args.memory)
+    evaluation, machine = (
+        Evaluation(eval_every=NEVER, shift="none"),
+        Machine(device=args.device, memory=args.memory, threads_per_client=args.threads_per_client),
+    )
     cuda = args.device.startswith("cuda")
     if cuda:
         torch.cuda.empty_cache()
@@ -361,6 +377,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=EACH)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--memory", type=float, default=None)
+    parser.add_argument("--threads-per-client", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--first", type=int, default=10)
     parser.add_argument("--no-replayed", dest="replayed", action="store_false")

@@ -227,6 +227,19 @@ class Scanned(nn.Module):
         return out
 
 
+class Placed(nn.Module):
+    """Rows of images as a sequence whose places are learnt, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.drop = nn.Parameter(torch.randn(8, 8) / 3), nn.Dropout(0.3)
+        self.inside, self.head = nn.TransformerEncoderLayer(8, 2, 16, 0.3, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.inside(self.drop(x.squeeze(1) + self.places)).mean(1))
+        return out
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "strided": Strided,
     "resnet": lambda: ResNet18(1, 3, "cifar", width=4),
@@ -235,6 +248,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "lstm in lanes": lambda: Scanned(recurrent.SMALL + 8),
     "gru": lambda: Sequences(nn.GRU(8, 8, batch_first=True)),
     "transformer": lambda: Sequences(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)),
+    "learnt places": Placed,
     "batch norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
 }
 # Three quarters are for training, in minibatches of 10: three whole ones, in a ragged world also some of 4, 5, 7, 8.

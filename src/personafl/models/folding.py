@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -51,25 +52,70 @@ class PerClient(Stacked):
         self.draws = True  # until it is seen not to
 
     def forward(self, x: Tensor, *rest: Any) -> Any:
-        count, keys, valid = self.context.count, self.context.keys, self.context.valid
+        count, valid = self.context.count, self.context.valid
         recurrent = isinstance(self.original, nn.RNNBase)
         axis = 1 if recurrent and not self.original.batch_first else 0
-        each = {n: self.context.params[full].unbind() for n, full in self.own.items()}
-        outs = []
+        call, outs = self._calls(x.device), []
         for c, part in enumerate(x.chunk(count, axis)):
-            own = {n: rows[c] for n, rows in each.items()}
             real = part.shape[axis] if valid is None else int(valid[c].sum())
-            part = part.narrow(axis, 0, real)
-            if keys is None or not self.draws:
-                outs.append(functional_call(self.original, own, (part, *rest)))
-                continue
-            with rng.torch_generator(x.device):
-                torch.manual_seed(int(keys[c]))
-                outs.append(functional_call(self.original, own, (part, *rest)))
+            outs.append(call(c, (part.narrow(axis, 0, real), *rest)))
         size = x.shape[axis] // count
         if isinstance(outs[0], Tensor):
             return torch.cat([_padded(o, size, axis) for o in outs], axis)
         return torch.cat([_padded(o[0], size, axis) for o in outs], axis), _cat_states([o[1] for o in outs], size)
+
+    def _calls(self, device: torch.device) -> Callable[[int, tuple[Any, ...]], Any]:
+        """What calls the module with the parameters of a client, by its place."""
+        keys = self.context.keys
+        each = {n: self.context.params[full].unbind() for n, full in self.own.items()}
+
+        def call(c: int, given: tuple[Any, ...]) -> Any:
+            own = {n: rows[c] for n, rows in each.items()}
+            if keys is None or not self.draws:
+                return functional_call(self.original, own, given)
+            with rng.torch_generator(device):
+                torch.manual_seed(int(keys[c]))
+                return functional_call(self.original, own, given)
+
+        return call
+
+
+class OneAtATime(PerClient):
+    """A module whose layers are those of a stack, but that knows one client at a time.
+
+    Its own parameters, or what it makes itself, have no place for other clients. Dropout inside it is drawn from the
+    clients' streams.
+    """
+
+    def __init__(self, context: Context, original: nn.Module, name: str, info: ModelInfo) -> None:
+        super().__init__(context, original, name, info)
+        self.inside = list(self.own.values())
+        bare = {n for n, _ in original.named_parameters(recurse=False)}
+        self.own = {n: full for n, full in self.own.items() if n in bare}
+        for child, m in original.named_children():
+            setattr(original, child, fold(context, m, f"{name}.{child}".lstrip("."), info))
+
+    def forward(self, x: Tensor, *rest: Any) -> Any:
+        context = self.context
+        before = context.params, context.valid, context.keys, context.count
+        try:
+            return super().forward(x, *rest)
+        finally:
+            context.params, context.valid, context.keys, context.count = before
+
+    def _calls(self, device: torch.device) -> Callable[[int, tuple[Any, ...]], Any]:
+        context, others, first = self.context, self.context.params, self.context.calls
+        each = {n: torch.split(others[n], 1) for n in self.inside}
+        keys = None if context.keys is None else torch.split(context.keys, 1)
+
+        def call(c: int, given: tuple[Any, ...]) -> Any:
+            context.params = others | {n: rows[c] for n, rows in each.items()}
+            context.keys = None if keys is None else keys[c]
+            context.valid, context.count, context.calls = None, 1, first
+            own = {n: context.params[full].squeeze(0) for n, full in self.own.items()}
+            return functional_call(self.original, own, given) if own else self.original(*given)
+
+        return call
 
 
 def _padded(t: Tensor, size: int, axis: int) -> Tensor:
@@ -121,7 +167,7 @@ def _freeze(module: nn.Module, context: Context, info: ModelInfo) -> None:
             _freeze(m, context, info)
 
 
-def fold(module: nn.Module, context: Context, info: ModelInfo, name: str) -> nn.Module:
+def fold(context: Context, module: nn.Module, name: str, info: ModelInfo) -> nn.Module:
     """Replace every module that must know whose example it sees."""
     kind = type(module)
     if isinstance(module, Stacked):  # part of two others, and met before
@@ -131,7 +177,8 @@ def fold(module: nn.Module, context: Context, info: ModelInfo, name: str) -> nn.
     own = any(f"{name}.{n}".lstrip(".") in info.shapes for n, _ in module.named_parameters(recurse=False))
     if own or kind in BATCH_NORMS or kind in DROPOUTS:
         rule = _RULES.get(kind) if all(getattr(module, o, usual) == usual for o, usual in _USUAL) else None
-        return (rule or PerClient)(context, module, name, info)
+        other = PerClient if kind in _RULES or next(module.children(), None) is None else OneAtATime
+        return (rule or other)(context, module, name, info)
     for child, m in module.named_children():
-        setattr(module, child, fold(m, context, info, f"{name}.{child}".lstrip(".")))
+        setattr(module, child, fold(context, m, f"{name}.{child}".lstrip("."), info))
     return module

@@ -414,7 +414,9 @@ class StackedBatchNorm(Stacked):
         """ReLU in the same passes, of the sum with what is added; None where there are none."""
         if self.watched or not self._alone(x):
             return None
-        if added is not None and (added.shape != x.shape or added.dtype != x.dtype or not _channels_last(added)):
+        if added is not None and not (isinstance(added, Tensor) and added.dtype == x.dtype and _channels_last(added)):
+            return None
+        if added is not None and added.shape != x.shape:
             return None
         return self._in_few_passes(x, added=added, relu=True)
 
@@ -444,16 +446,21 @@ class StackedBatchNorm(Stacked):
         for name, new in (("running_mean", mean), ("running_var", unbiased)):
             old = self.get(name)
             assert old is not None
-            old.lerp_(new.to(old.dtype), rate)
+            old.data.lerp_(new.to(old.dtype), rate)  # as PyTorch's own: no sign of it to what another client saved
 
 
-def norm_relu(norm: StackedBatchNorm, x: Tensor, added: Tensor | None = None) -> Tensor:
-    """A batch norm and ReLU behind it, with something added in between if it is given: together where that is known."""
+def norm_relu(norm: StackedBatchNorm, x: Tensor, added: Tensor | None = None, in_place: bool = False) -> Tensor:
+    """A batch norm and ReLU behind it, with something added in between if it is given: together where that is known.
+
+    `in_place`: the sum is of the norm's type, whatever is added.
+    """
     out = norm.with_relu(x, added)
     if out is not None:
         return out
     out = norm(x)
-    return F.relu(out if added is None else out + added)
+    if added is None:
+        return F.relu(out)
+    return F.relu(out.add_(added) if in_place else out + added)
 
 
 def _moments(rows: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

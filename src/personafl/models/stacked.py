@@ -11,12 +11,15 @@ it is; every module that has some is replaced by one that knows which examples a
     Dropout                      drawn from each client's own stream
     anything else                called once per client with that client's parameters (GRU, your own)
 
+A module with parameters of its own and layers inside (positions that are learnt) runs one client at a time, through
+those layers.
+
 On a GPU a model with a layer of the last kind, or with a convolution there is no kernel for, runs one client at a time,
 several of them side by side (`one_by_one`, core/cuda_graphs.py).
 
 A forward that mixes the examples of a batch would mix clients. So the folded model is checked once,
-with random parameters in float64, against the module run alone; if they differ, the whole module is
-called once per client.
+with random parameters in float64, against the module run alone; if they differ, it runs one client at a time, through
+the same layers or, if that differs too, as the module itself.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +40,7 @@ from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, ModelInfo, Params
 from personafl.models import agreement
 from personafl.models.agreement import Sample
-from personafl.models.folding import PerClient, fold
+from personafl.models.folding import OneAtATime, PerClient, fold
 from personafl.models.forward_cost import observe
 from personafl.models.layers import (
     BATCH_NORMS,
@@ -54,6 +57,9 @@ from personafl.models.layers import (
 from personafl.models.patterns import FusedForward, fused_forward
 
 LONG = 1e8  # FLOP of a forward pass of one example
+_Way = Literal[
+    "stack", "alone", "whole"
+]  # all clients at once, one at a time through their layers, or the module's own
 
 
 class _NoHeadError(ValueError):
@@ -79,8 +85,9 @@ class StackedModel(Displayed):
         self._twins: list[StackedModel] = []
         self._fused: FusedForward | None = None
         with rng.torch_generator():
-            self.whole = not self._stacked(self._samples(example))
-        self._folded = self._fold(self.whole)
+            self._way = self._found_way(self._samples(example))
+        self.whole = self._way != "stack"  # the module is called for each client
+        self._folded = self._fold(self._way)
         self._head: nn.Module | None = None
         self.stacks = not any(type(m) in CONVS or isinstance(m, nn.RNNBase) for m in self.module.modules())  # on a CPU
         called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
@@ -230,7 +237,9 @@ class StackedModel(Displayed):
     def _find_head(self) -> nn.Module:
         """The first module of the forward pass that holds a parameter of the head."""
         holders = [m for m in self._folded.modules() if isinstance(m, Stacked) and self.info.head & set(m.own.values())]
-        if not holders or any(isinstance(m, PerClient) and set(m.own.values()) - self.info.head for m in holders):
+        alone = {m for one in self._folded.modules() if isinstance(one, OneAtATime) for m in one.modules()}
+        mixed = any(isinstance(m, PerClient) and set(m.own.values()) - self.info.head for m in holders)
+        if not holders or mixed or not alone.isdisjoint(holders):
             raise _NoHeadError("this model's head is no layer of its own, so what enters it cannot be told")
         order = list(self.info.shapes)
         return min(holders, key=lambda m: min(order.index(n) for n in m.own.values()))
@@ -289,30 +298,29 @@ class StackedModel(Displayed):
         assert not unexpected and not set(missing) & set(self.info.shapes)
         return module
 
-    def _fold(self, whole: bool) -> nn.Module:
+    def _fold(self, way: _Way) -> nn.Module:
         module = copy.deepcopy(self.module)
-        folded = (
-            PerClient(self._context, module, "", self.info) if whole else fold(module, self._context, self.info, "")
-        )
-        return folded.eval()
+        make = {"stack": fold, "alone": OneAtATime, "whole": PerClient}[way]
+        return make(self._context, module, "", self.info).eval()
 
-    def _agrees(self, truth: Sample, channels: Channels, *, whole: bool = False) -> bool:
-        """Whether two clients in one stack come out as each does alone, with images so in memory.
+    def _agrees(self, truth: Sample, way: _Way, channels: Channels) -> bool:
+        """Whether two clients run in this way come out as each does alone, with images so in memory.
 
         With the module's patterns as one call each, if they do then.
         """
         before, self._context.channels = self._context.channels, channels
         try:
-            self._fused = None if whole else fused_forward(self._fold(whole))
-            if self._fused is not None and self._compared(truth, whole):
+            self._fused = fused_forward(self._fold(way)) if way == "stack" else None
+            if self._fused is not None and self._compared(truth, way):
                 return True
             self._fused = None
-            return self._compared(truth, whole)
+            return self._compared(truth, way)
         finally:
             self._context.channels = before
 
-    def _compared(self, truth: Sample, whole: bool) -> bool:
-        self._folded = self._fold(whole).to(truth.slope.dtype)
+    def _compared(self, truth: Sample, way: _Way) -> bool:
+        whole = way == "whole"
+        self._folded = self._fold(way).to(truth.slope.dtype)
         before = {n: b.clone() for n, b in self._folded.named_buffers()}
         dropping = agreement.dropping(self._folded)
 
@@ -356,8 +364,8 @@ class StackedModel(Displayed):
             if not long:
                 return
 
-    def _stacked(self, samples: Iterator[Sample]) -> bool:
-        """Find out how clients are run: in one stack, or with the module called for each of them."""
+    def _found_way(self, samples: Iterator[Sample]) -> _Way:
+        """How clients are run: in one stack, one at a time through the layers of one, or with the module for each."""
         known: list[Sample] = []
 
         def truths() -> Iterator[Sample]:
@@ -366,18 +374,20 @@ class StackedModel(Displayed):
                 known.append(truth)
                 yield truth
 
-        # A module may take for granted how images lie in memory, as `view` does.
-        for channels, then in (("last", "either"), ("first", "first")):
-            if any(self._agrees(truth, cast(Channels, channels)) for truth in truths()):
-                self._context.channels = cast(Channels, then)
-                return True
+        ways: tuple[_Way, ...] = ("stack", "alone") if next(self.module.children(), None) is not None else ("stack",)
+        for way in ways:
+            # A module may take for granted how images lie in memory, as `view` does.
+            for channels, then in (("last", "either"), ("first", "first")):
+                if any(self._agrees(truth, way, cast(Channels, channels)) for truth in truths()):
+                    self._context.channels = cast(Channels, then)
+                    return way
         self._context.channels = "first"
-        if not known or not self._agrees(known[-1], "first", whole=True):
+        if not known or not self._agrees(known[-1], "whole", "first"):
             raise UserError(
                 f"{type(self.module).__name__}: called with each client's weights, it does not give what it gives with "
                 "them as its own; or the same input and random stream give different outputs each time"
             )
-        return False
+        return "whole"
 
 
 def _kind(params: Params) -> torch.dtype:
