@@ -24,10 +24,10 @@ CLIENTS, STEPS, SIZE, INPUTS, WIDTH = 3, 5, 4, 6, 7
 def test_a_layer_is_every_clients_own(steps: int, clients: int, biased: bool, dtype: torch.dtype, device: str) -> None:
     """States, the last of the cell, and all gradients, also of the states before."""
     with products("float32"):  # PyTorch's own would take coarser ones
-        compare(steps, clients, biased, dtype, device)
+        assert_every_clients_own(steps, clients, biased, dtype, device)
 
 
-def compare(steps: int, clients: int, biased: bool, dtype: torch.dtype, device: str) -> None:
+def assert_every_clients_own(steps: int, clients: int, biased: bool, dtype: torch.dtype, device: str) -> None:
     draw = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
