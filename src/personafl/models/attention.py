@@ -6,16 +6,19 @@ here needs to know whose they are.
 
 from __future__ import annotations
 
+import functools
 import math
 from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from personafl.core.types import ModelInfo
 from personafl.models.layers import Context, Stacked, dropped, products
+from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 try:
     from personafl.models import attention_kernels
@@ -55,7 +58,40 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, ca
     """Attention whose weights nobody sees; `causal` stands for a mask that hides what comes later."""
     if mask is not None:
         mask = mask.expand(*query.shape[:3], key.shape[2])
-    return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+    return cast(Tensor, _Attention.apply(query, key, value, mask, causal))  # type: ignore[no-untyped-call]
+
+
+class _Attention(Function):
+    """PyTorch's fused attention, with the second derivatives it lacks."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        inputs, wanted = (query, key, value), ctx.needs_input_grad[:4]
+        ctx.save_for_backward(*inputs, mask)
+        ctx.causal = causal
+        with torch.set_grad_enabled(any(wanted)):
+            query, key, value = (t.detach().requires_grad_(w) for t, w in zip(inputs, wanted, strict=False))
+            mask = None if mask is None else mask.detach().requires_grad_(wanted[3])
+            ctx.leaves = query, key, value, mask
+            ctx.out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+        return cast(Tensor, ctx.out.detach())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[:4]
+        if graph_requested():
+            plain = functools.partial(_plain_attention, causal=ctx.causal)
+            return *differentiable_gradients(plain, ctx.saved_tensors, [grad], wanted), None
+        leaves = [t for t, want in zip(ctx.leaves, wanted, strict=True) if want]
+        grads = iter(torch.autograd.grad(ctx.out, leaves, grad, retain_graph=True))
+        return *(next(grads) if want else None for want in wanted), None
+
+
+def _plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+    """The same attention as operations that autograd knows."""
+    if causal:
+        mask = query.new_full((query.shape[2], key.shape[2]), -math.inf).triu(1)
+    return attention_weights(query, key, mask) @ value
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:

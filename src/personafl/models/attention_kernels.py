@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from personafl.core.types import Arithmetic
+from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 LONGEST, WIDEST = 128, 64  # positions of a sequence, numbers of a head
 ROOM = 160 * 2**10
@@ -107,7 +107,6 @@ class ShortAttention(Function):
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, heads: int, causal: bool, how: Arithmetic) -> Tensor:
-        packed = packed.contiguous()
         ctx.save_for_backward(packed)
         ctx.rest = heads, causal, how
         out = packed.new_empty(*packed.shape[:2], packed.shape[2] // 3)
@@ -115,12 +114,24 @@ class ShortAttention(Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
+        if graph_requested():
+            plain = functools.partial(_plain_attention, heads=ctx.rest[0], causal=ctx.rest[1])
+            return *differentiable_gradients(plain, (packed,), [grad], (True,)), None, None, None
         out = torch.empty_like(packed)
         _launch(_attend_back, packed, (packed, grad.contiguous(), out), *ctx.rest)
         return out, None, None, None
+
+
+def _plain_attention(packed: Tensor, *, heads: int, causal: bool) -> Tensor:
+    """The same attention as operations that autograd knows."""
+    query, key, value = packed.view(*packed.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+    scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+    if causal:
+        later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
 
 
 def _launch(
@@ -154,5 +165,5 @@ def _short(shape: torch.Size, heads: int) -> bool:
 
 def short_attention(packed: Tensor, heads: int, *, causal: bool, how: Arithmetic) -> Tensor:
     """What each position of a sequence sees of it, `[N, L, E]`, of queries, keys and values `[N, L, 3 E]`."""
-    out: Tensor = ShortAttention.apply(packed, heads, causal, how)
+    out: Tensor = ShortAttention.apply(packed.contiguous(), heads, causal, how)
     return out

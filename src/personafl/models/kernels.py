@@ -11,16 +11,19 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic
+from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 _EMPTY = (0, 1, 1)
 _TILE = {"BO": 32, "BJ": 32}  # of kernels that only move weights
@@ -605,6 +608,7 @@ class Convolution(Function):
         clients, co, ci, k = weight.shape[:4]
         layer = _Layer(ci, co, k, pad, mode, bias is not None, how)
         _compile(layer, x, weight, dtype)
+        inputs = (x, weight, bias) if how == "float32" else ()  # elsewhere `x` would be kept beside its rounded copy
         if not weight[0].is_contiguous():
             weight = weight.contiguous()
         images = x.permute(0, 2, 3, 1)
@@ -617,15 +621,23 @@ class Convolution(Function):
         origin = x.new_empty(out.shape, dtype=torch.uint8) if mode else None
         own = None if bias is None else bias.contiguous()  # clients may share one row
         _convolved(layer, factors, _packed(weight, how, top, back=False), own, out, origin)
-        ctx.save_for_backward(factors.values, of_x, weight, top, origin)
+        ctx.save_for_backward(factors.values, of_x, weight, top, origin, *inputs)
         ctx.rest = (layer, (oh, ow), x.dtype)
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, tops, weight, top, origin = ctx.saved_tensors
+        values, tops, weight, top, origin, *inputs = ctx.saved_tensors
         layer, size, dtype = ctx.rest
+        if graph_requested():
+            if not inputs:
+                raise UserError(
+                    f"precision={layer.how!r}: convolutions have no second derivatives at this precision; a loss that "
+                    "calls torch.autograd.grad with create_graph=True needs training.precision='float32'"
+                )
+            wanted = ctx.needs_input_grad[:3]
+            found = differentiable_gradients(partial(_plain_convolution, layer), inputs, [grad], wanted)
+            return *found, None, None, None, None
         images, grad = _Factors(values, tops), grad.permute(0, 2, 3, 1)
         g = (
             _returned(grad, origin, layer, size, len(weight))
@@ -640,6 +652,15 @@ class Convolution(Function):
         if ctx.needs_input_grad[1]:
             for_weight, for_bias = _weight_gradient(layer, images, g, len(weight))
         return for_x, for_weight, for_bias, None, None, None, None
+
+
+def _plain_convolution(layer: _Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same convolution as operations that autograd knows."""
+    biases = [None] * len(weight) if bias is None else bias.unbind()
+    parts = zip(x.chunk(len(weight)), weight.unbind(), biases, strict=True)
+    out = torch.cat([F.conv2d(images, w, b, padding=layer.pad) for images, w, b in parts])
+    out = out.relu() if layer.mode else out
+    return F.max_pool2d(out, 2) if layer.mode == POOL else out
 
 
 def _returned(grad: Tensor, origin: Tensor, layer: _Layer, size: tuple[int, int], clients: int) -> _Factors:
@@ -683,9 +704,8 @@ class Dropout(Function):
         return _dropped(x, keys, p)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _dropped(grad, ctx.saved_tensors[0], ctx.p), None, None
+        return dropout(grad, ctx.saved_tensors[0], ctx.p), None, None
 
 
 def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.core.types import Arithmetic, ModelInfo, Params
+from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 try:
     from personafl.models import kernels, norm_kernels
@@ -147,16 +147,27 @@ class _Linears(Function):
     @staticmethod
     def forward(ctx: Any, threads: int, x: Tensor, *params: Tensor | None) -> Tensor:
         *seen, out = _outputs(x, params, threads)
-        ctx.save_for_backward(*seen, *params[::2])
+        ctx.save_for_backward(*seen, *params)
         ctx.threads = threads
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        depth = len(ctx.saved_tensors) // 2
-        seen, weights = ctx.saved_tensors[:depth], ctx.saved_tensors[depth:]
-        return None, *gradients(grad, seen, weights, ctx.needs_input_grad[1:], ctx.threads)
+        depth, wanted = len(ctx.saved_tensors) // 3, ctx.needs_input_grad[1:]
+        seen, params = ctx.saved_tensors[:depth], ctx.saved_tensors[depth:]
+        if graph_requested():
+            return None, *differentiable_gradients(_plain_linears, (seen[0], *params), [grad], wanted)
+        return None, *gradients(grad, seen, params[::2], wanted, ctx.threads)
+
+
+def _plain_linears(x: Tensor, *params: Tensor | None) -> Tensor:
+    """Linear layers with ReLU between them, as operations that autograd knows."""
+    for place in range(0, len(params), 2):
+        weight, bias = params[place], params[place + 1]
+        assert weight is not None
+        x = torch.bmm(x.relu() if place else x, weight.transpose(1, 2))
+        x = x if bias is None else x + bias.unsqueeze(1)
+    return x
 
 
 class _Threads:

@@ -11,14 +11,17 @@ behind it, and what is added in between, are part of the same passes.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+
+from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 WIDEST = 1024  # numbers of a row
 _NUMBERS = 4096  # of the rows a program has at a time
@@ -261,13 +264,19 @@ class BatchNorm(Function):
             x, x if added is None else added, weight, bias, kept, out, rows, features, THEN=then, **_BATCH
         )
         ctx.save_for_backward(x, weight, bias, kept, *([out] if then == _ADDED else []))
-        ctx.then = then
+        ctx.then, ctx.eps = then, eps
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, kept, *rest = ctx.saved_tensors
+        if graph_requested():
+            for_added = grad * (rest[0] > 0) if rest else None  # ReLU of the sum
+            last = grad if for_added is None else for_added
+            wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[2:4])
+            plain = partial(_plain_batch_norm, eps=ctx.eps, relu=ctx.then == _RELU)
+            for_x, for_weight, for_bias = differentiable_gradients(plain, (x, weight, bias), [last], wanted)
+            return for_x, for_added, for_weight, for_bias, None, None, None, None, None
         grad = grad.contiguous(memory_format=torch.channels_last)
         rows, features = x.numel() // x.shape[1], x.shape[1]
         parts, per = _parts(rows)
@@ -281,6 +290,16 @@ class BatchNorm(Function):
             *given, found, out, out if for_added is None else for_added, rows, features, THEN=ctx.then, **_BATCH
         )
         return out, for_added, found[0], found[1], None, None, None, None, None
+
+
+def _plain_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, relu: bool) -> Tensor:
+    """The same norm as operations that autograd knows."""
+    out = F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
+    return out.relu() if relu else out
+
+
+def _plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=eps) * weight.unsqueeze(1) + bias.unsqueeze(1)
 
 
 def _like(x: Tensor) -> Tensor:
@@ -323,8 +342,7 @@ class LayerNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight, bias)
         ctx.eps = eps
         (clients, rows, width), out = x.shape, torch.empty_like(x)
         tile = _tile(width)
@@ -332,9 +350,11 @@ class LayerNorm(Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, bias = ctx.saved_tensors
+        if graph_requested():
+            plain, wanted = partial(_plain_layer_norm, eps=ctx.eps), ctx.needs_input_grad[:3]
+            return *differentiable_gradients(plain, (x, weight, bias), [grad], wanted), None
         clients, rows, width = x.shape
         tile, out = _tile(width), torch.empty_like(x)
         blocks = triton.cdiv(rows, tile["BR"])
@@ -360,5 +380,5 @@ def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Rows `[C, R, W]` with mean 0 and spread 1, scaled and shifted by each client's own numbers `[C, W]`."""
-    out: Tensor = LayerNorm.apply(x, weight, bias, eps)
+    out: Tensor = LayerNorm.apply(x.contiguous(), weight.contiguous(), bias.contiguous(), eps)
     return out

@@ -13,9 +13,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from personafl.models.layers import Stacked, WithoutAutocast, dropped
+from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 try:
     from personafl.models import kernels
@@ -46,13 +46,15 @@ class LSTMLayer(Function):
             now = states[:, t], cells[:, t]
             _forward(gates[:, t], before[1], now[1], now[0])
             before = now
-        ctx.save_for_backward(x, of_inputs, weight, hidden, cell, gates, states, cells)
+        ctx.save_for_backward(x, of_inputs, weight, bias, hidden, cell, gates, states, cells)
         return states, cells[:, -1].clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, for_states: Tensor, for_cell: Tensor) -> tuple[Tensor | None, ...]:
-        x, of_inputs, weight, hidden, cell, gates, states, cells = ctx.saved_tensors
+        if graph_requested():
+            inputs, grads = ctx.saved_tensors[:6], (for_states, for_cell)
+            return tuple(differentiable_gradients(_plain_layer, inputs, grads, ctx.needs_input_grad))
+        x, of_inputs, weight, _, hidden, cell, gates, states, cells = ctx.saved_tensors
         for_states = for_states.contiguous()
         slopes = torch.empty_like(gates)
         carried, for_cell = torch.zeros_like(hidden), for_cell.clone(memory_format=torch.contiguous_format)
@@ -67,6 +69,21 @@ class LSTMLayer(Function):
         for_x = torch.bmm(down, of_inputs).view(x.shape) if wanted[0] else None
         for_inputs = torch.bmm(down.transpose(1, 2), x.flatten(1, 2))
         return for_x, for_inputs, for_weight, down.sum(1) if wanted[3] else None, carried, for_cell
+
+
+def _plain_layer(
+    x: Tensor, of_inputs: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same layer as operations that autograd knows."""
+    drive = x @ of_inputs.transpose(1, 2).unsqueeze(1)  # [C, T, B, 4 H]
+    states = []
+    for t in range(x.shape[1]):
+        gates = drive[:, t] + hidden @ weight.transpose(1, 2)
+        let, keep, new, show = (gates if bias is None else gates + bias.unsqueeze(1)).chunk(4, 2)
+        cell = keep.sigmoid() * cell + let.sigmoid() * new.tanh()
+        hidden = show.sigmoid() * cell.tanh()
+        states.append(hidden)
+    return torch.stack(states, 1), cell
 
 
 def _forward(gates: Tensor, before: Tensor, cell: Tensor, state: Tensor) -> None:
