@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from personafl import FedAvg
+from personafl import FedAvg, StackedModel
 from personafl.core import tree
 from personafl.core.algorithm import (
     Algorithm,
@@ -415,6 +416,55 @@ def test_a_pull_to_nothing_is_refused() -> None:
         go([Turn(whole(NAMES), epochs=1, pulls=(Pull("elsewhere", 0.1),))], anchored())
     with pytest.raises(UserError, match=r"moves no second/X for which `fixed` has anchor/X"):  # without training, too
         go([Turn(whole(NAMES), epochs=1, pulls=(Pull("anchor", 0.1, of="second"),))], anchored(), train=False)
+
+
+class _PartlyTrained(nn.Module):
+    """A body that no gradient reaches, a layer that is not used, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.unused, self.head = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            z = self.body(x).relu()
+        return self.head(z)
+
+
+@pytest.mark.parametrize("rule", [SGD(0.9, 0.5), Adam(weight_decay=0.5), Adam(weight_decay=0.5, decoupled=True)])
+def test_weight_decay_leaves_parameters_without_a_gradient_alone(rule: SGD | Adam) -> None:
+    torch.manual_seed(0)
+    module = _PartlyTrained().double()
+    model = StackedModel(module, FED.source.x[:2]).to(torch.device("cpu"), torch.float64)
+    task = Task(model, metrics.cross_entropy, metrics.accuracy)
+    begun = ClientState(tree.stack(model.initial, 1), {})
+    turn = Turn(whole(model.info.parameters), epochs=1, optimizer=rule, lr=0.1)
+    ids = torch.tensor([4])  # three examples: one minibatch
+    data = FED.examples("train", ids)
+    ended = run_local_work(task, begun, [turn], data, worlds.training(), RND)[0].params
+
+    kinds = {SGD: torch.optim.SGD, Adam: torch.optim.AdamW if getattr(rule, "decoupled", False) else torch.optim.Adam}
+    own = {"momentum": 0.9} if isinstance(rule, SGD) else {}
+    optimizer = kinds[type(rule)](module.parameters(), lr=0.1, weight_decay=0.5, **own)
+    rows = data.rows[0]
+    F.cross_entropy(module(FED.source.x[rows].double()), FED.source.y[rows]).backward()
+    optimizer.step()
+    for n, p in module.named_parameters():
+        torch.testing.assert_close(ended[n][0], p.detach(), rtol=1e-12, atol=1e-12)
+        assert torch.equal(ended[n], begun.params[n]) == (not n.startswith("head"))
+
+
+def test_a_pull_moves_a_parameter_the_loss_does_not_depend_on() -> None:
+    torch.manual_seed(0)
+    model = StackedModel(_PartlyTrained(), FED.source.x[:2]).to(torch.device("cpu"), torch.float64)
+    task = Task(model, metrics.cross_entropy, metrics.accuracy)
+    anchor = {f"anchor/{n}": tree.stack(model.initial, 1)[n] + 1 for n in model.info.parameters}
+    turn = Turn(whole(model.info.parameters), epochs=1, lr=0.1, pulls=(Pull("anchor", 0.5),))
+    begun = ClientState(tree.stack(model.initial, 1), anchor)
+    data = FED.examples("train", torch.tensor([4]))
+    ended = run_local_work(task, begun, [turn], data, worlds.training(), RND)[0].params
+    # One step: w - 0.1 * 0.5 * (w - (w + 1)) = w + 0.05.
+    torch.testing.assert_close(ended["unused.weight"], begun.params["unused.weight"] + 0.05)
 
 
 def test_a_loss_that_is_a_mean_over_clients_is_refused() -> None:

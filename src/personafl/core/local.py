@@ -580,18 +580,22 @@ class _Steps:
         """A loss and its gradients with a proximal term."""
         held = self.anchors[pull]
         away = torch._foreach_sub([self.now.params[n] for n in held], list(held.values()))
-        steeper = torch._foreach_add([grads[n] for n in held], away, alpha=pull.weight)
+        before = [grads[n] if n in grads else torch.zeros_like(t) for n, t in held.items()]
+        steeper = torch._foreach_add(before, away, alpha=pull.weight)
         far = torch.stack([torch.linalg.vector_norm(tree.flat(d), dim=1) for d in away]).square().sum(0)
         return loss + pull.weight / 2 * far, grads | dict(zip(held, steeper, strict=True))
 
     def _by_autograd(self, batch: Batch) -> tuple[Tensor, Params]:
+        """Compute losses and gradients. A tensor the loss does not depend on has none and, as in PyTorch, stays as it
+        is: weight decay and momentum do not move it either."""
         if not self.leaves:
             self._look()
         loss = _each(self.part.loss(self.seen_task, self.seen, batch), self.active, self.part.loss)
-        found = torch.autograd.grad(loss.sum(), list(self.leaves.values()), materialize_grads=True)
+        computed = torch.autograd.grad(loss.sum(), list(self.leaves.values()), allow_unused=True)
+        grads = {n: g for n, g in zip(self.leaves, computed, strict=True) if g is not None}
         if batch.x.is_cuda:
-            found = tuple(_laid_as(g, w) for g, w in zip(found, self.leaves.values(), strict=True))
-        return loss.detach(), dict(zip(self.leaves, found, strict=True))
+            grads = {n: _laid_as(g, self.leaves[n]) for n, g in grads.items()}
+        return loss.detach(), grads
 
 
 class _Added(ModelAround):
