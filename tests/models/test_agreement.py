@@ -108,7 +108,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {  #
     "norm over words": (lambda: Of(flat, a=nn.Linear(6, 5), n=nn.BatchNorm1d(5), o=nn.Linear(5, 2)), WORDS, True),
     "linear over words": (lambda: Of(flat, a=nn.Linear(6, 5), n=nn.ReLU(), o=nn.Linear(5, 2)), WORDS, False),
     "routed": (lambda: Of(routed, a=nn.Linear(6, 2), b=nn.Linear(6, 2)), VECTOR, True),
-    "energy": (lambda: Of(energy, a=nn.Linear(6, 5), b=nn.Linear(5, 1)), VECTOR, True),
+    "energy": (lambda: Of(energy, a=nn.Linear(6, 5), b=nn.Linear(5, 1)), VECTOR, False),
     "hook in training": (lambda: hooked(gated=True), VECTOR, True),
     "hook on the way back": (lambda: hooked(gated=False), VECTOR, True),
     "mixed on the way back": (lambda: Of(normed_gradient, a=nn.Linear(6, 5), b=nn.Linear(5, 2)), VECTOR, True),

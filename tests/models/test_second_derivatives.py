@@ -62,7 +62,7 @@ MODULES = {
     "mlp": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), (6,)),
     "cnn": (
         lambda: nn.Sequential(
-            nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3)
+            nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3)
         ),
         (1, 8, 8),
     ),

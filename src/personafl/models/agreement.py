@@ -45,10 +45,11 @@ class Sample:
     """The weights and inputs of two clients, and what the module alone makes of them."""
 
     params: Params  # [2, ...]
+    learnt: Collection[str]
     x: Tensor  # [2, 3, ...]
     evaluations: list[tuple[Tensor, Tensor]]  # inputs, these and others, and outputs
     trained: Tensor | None  # None where the module draws random numbers of its own
-    grads: Params
+    grads: Params  # of the parameters that have one
     padded: Tensor | None  # of the first client without its last example, in training
     slope: Tensor  # of the sum that gradients are taken of
 
@@ -69,12 +70,12 @@ def sample(module: nn.Module, initial: Params, learnt: Collection[str], example:
     both = [_trained(quiet, params, x, slope, learnt, c) for c in range(2)]
     padded = _trained(quiet, params, x[:, : SIZE - 1], None, learnt, 0)[0]
     if _states() != before:
-        return Sample(params, x, evaluations, None, {}, None, slope)
+        return Sample(params, learnt, x, evaluations, None, {}, None, slope)
     trained = torch.stack([out for out, _ in both])
     if padded.shape[1:] != trained.shape[2:]:
         raise UserError(f"{type(module).__name__} gives another shape for another number of examples")
-    grads = {n: torch.stack([found[n] for _, found in both]) for n in learnt}
-    return Sample(params, x, evaluations, trained, grads, padded, slope)
+    grads = {n: torch.stack([found[n] for _, found in both]) for n in both[0][1]}
+    return Sample(params, learnt, x, evaluations, trained, grads, padded, slope)
 
 
 def dropping(module: nn.Module) -> list[tuple[nn.Module, str, float]]:
@@ -143,6 +144,11 @@ def _checked(module: nn.Module, out: object) -> Tensor:
     name = type(module).__name__
     if not isinstance(out, Tensor):
         raise UserError(f"{name} gives a {type(out).__name__}; a model must give one tensor, [examples, ...]")
+    if out.is_complex():
+        raise UserError(
+            f"{name} returns complex numbers ({out.dtype}); losses and metrics need real ones. Return the real part, "
+            "the magnitude (out.abs()), or both parts side by side (torch.view_as_real(out).flatten(1))"
+        )
     if out.dim() == 0 or len(out) != SIZE:
         raise UserError(f"{name} gives shape {tuple(out.shape)} for {SIZE} examples; a model gives one row for each")
     return out
@@ -180,12 +186,14 @@ def _trained(
     if total is None:
         return out.detach(), {}
     named = dict(own.named_parameters())
-    found = torch.autograd.grad(total, [named[n] for n in learnt], materialize_grads=True)
-    return out.detach(), dict(zip(learnt, found, strict=True))
+    found = torch.autograd.grad(total, [named[n] for n in learnt], allow_unused=True)
+    return out.detach(), {n: g for n, g in zip(learnt, found, strict=True) if g is not None}
 
 
-def agrees(run: Run, truth: Sample, switch: Callable[[bool], None], draws: Callable[[], bool], *, whole: bool) -> bool:
-    """Whether a stack gives what each of its clients gives alone.
+def disagreement(
+    run: Run, truth: Sample, switch: Callable[[bool], None], draws: Callable[[], bool], *, whole: bool
+) -> str | None:
+    """Say what differs between a stack and each of its clients alone; None if nothing does.
 
     `switch` turns the stack's dropout off and on; `draws` says whether it drew from clients' streams in the last run.
     A stack that calls the module `whole` for each client may draw from PyTorch's generator, seeded each time.
@@ -193,9 +201,9 @@ def agrees(run: Run, truth: Sample, switch: Callable[[bool], None], draws: Calla
     near = _near(truth.slope.dtype)
     with torch.no_grad():
         if not all(near(run(truth.params, x.clone(), None, None), out) for x, out in truth.evaluations):
-            return False
+            return "outputs in evaluation differ from those of each client alone"
     if truth.trained is None and not whole:
-        return False
+        return "it draws random numbers of its own in training"
     if truth.trained is not None:
         switch(False)
         try:
@@ -204,19 +212,23 @@ def agrees(run: Run, truth: Sample, switch: Callable[[bool], None], draws: Calla
         finally:
             switch(True)
         if not same:
-            return False
-    return _draws_by_client(run, truth, near, draws, whole=whole)
+            return "outputs or gradients in training differ from those of each client alone"
+    if not _draws_by_client(run, truth, near, draws, whole=whole):
+        return "random numbers in training are not each client's own"
+    return None
 
 
 def _same_in_training(run: Run, truth: Sample, near: Near) -> bool:
     assert truth.trained is not None and truth.padded is not None
-    own = {n: t.clone().requires_grad_(n in truth.grads) for n, t in truth.params.items()}
+    own = {n: t.clone().requires_grad_(n in truth.learnt) for n, t in truth.params.items()}
     with torch.enable_grad():
         out = run(own, truth.x.clone(), None, KEYS)
         total = (out * truth.slope).sum()
-    found = torch.autograd.grad(total, [own[n] for n in truth.grads], materialize_grads=True)
-    pairs = [(out.detach(), truth.trained), *zip(found, truth.grads.values(), strict=True)]
-    if not all(near(a, b) for a, b in pairs):
+    found = torch.autograd.grad(total, [own[n] for n in truth.learnt], allow_unused=True)
+    grads = {n: g for n, g in zip(truth.learnt, found, strict=True) if g is not None}
+    if grads.keys() != truth.grads.keys() or not near(out.detach(), truth.trained):
+        return False
+    if not all(near(g, truth.grads[n]) for n, g in grads.items()):
         return False
     valid = torch.ones(2, SIZE, dtype=torch.bool)
     valid[0, -1] = False

@@ -190,6 +190,7 @@ class StackedAttention(Stacked):
     def _product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """`[N, length, in]` by each client's own weights: `[N, length, out]`."""
         assert weight is not None
+        self.verify_rows(x.shape[0])
         rows = x.reshape(self.context.count, -1, x.shape[-1]).to(weight.dtype)
         out = products(self.context.threads, rows, weight, bias, coarse=self.context.coarse(x))
         return out.view(*x.shape[:-1], weight.shape[1])

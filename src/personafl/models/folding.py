@@ -55,6 +55,7 @@ class PerClient(Stacked):
         count, valid = self.context.count, self.context.valid
         recurrent = isinstance(self.original, nn.RNNBase)
         axis = 1 if recurrent and not self.original.batch_first else 0
+        self.verify_rows(x.shape[axis])
         call, outs = self._calls(x.device), []
         for c, part in enumerate(x.chunk(count, axis)):
             real = part.shape[axis] if valid is None else int(valid[c].sum())
@@ -97,11 +98,11 @@ class OneAtATime(PerClient):
 
     def forward(self, x: Tensor, *rest: Any) -> Any:
         context = self.context
-        before = context.params, context.valid, context.keys, context.count
+        before = context.params, context.valid, context.keys, context.count, context.rows
         try:
             return super().forward(x, *rest)
         finally:
-            context.params, context.valid, context.keys, context.count = before
+            context.params, context.valid, context.keys, context.count, context.rows = before
 
     def _calls(self, device: torch.device) -> Callable[[int, tuple[Any, ...]], Any]:
         context, others, first = self.context, self.context.params, self.context.calls
@@ -111,7 +112,7 @@ class OneAtATime(PerClient):
         def call(c: int, given: tuple[Any, ...]) -> Any:
             context.params = others | {n: rows[c] for n, rows in each.items()}
             context.keys = None if keys is None else keys[c]
-            context.valid, context.count, context.calls = None, 1, first
+            context.valid, context.count, context.rows, context.calls = None, 1, given[0].shape[0], first
             own = {n: context.params[full].squeeze(0) for n, full in self.own.items()}
             return functional_call(self.original, own, given) if own else self.original(*given)
 

@@ -75,6 +75,7 @@ class Context:
     valid: Tensor | None  # [C, B], None when no place is padding
     keys: Tensor | None  # [C], None outside training
     count: int  # C
+    rows: int  # B, the rows of each client
     calls: int  # of dropout, in this forward pass
     drops: bool = True  # not where a module is compared with one that draws otherwise
     half: bool = False  # drop half of all numbers, where draws are looked at: a small share may drop none
@@ -110,6 +111,7 @@ class Stacked(nn.Module):
         self.own = {n: f"{name}.{n}".lstrip(".") for n, _ in (*original.named_parameters(), *original.named_buffers())}
         self.own = {n: full for n, full in self.own.items() if full in info.shapes}
         self.original = original
+        self._path = name  # of the module it replaces
 
     def __getattr__(self, name: str) -> Any:
         """What a forward may ask its layers: sizes and switches, but no tensor, which would be nobody's."""
@@ -134,7 +136,18 @@ class Stacked(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """The folded batch with its client axis back: `[C, B, ...]`."""
+        self.verify_rows(x.shape[0])
         return x.reshape(self.context.count, -1, *x.shape[1:])
+
+    def verify_rows(self, rows: int) -> None:
+        """Refuse rows that are not the same number of rows for every example of every client."""
+        context = self.context
+        if context.count > 1 and rows % (context.count * context.rows):
+            raise UserError(
+                f"layer {self._path!r} received {rows} rows for {context.count} clients with {context.rows} examples "
+                "each. The forward pass regroups the rows of a batch, so they cannot be told apart by client; train "
+                "stacks of one client instead (--chunk 1, or Machine(chunk=1))"
+            )
 
 
 class _Linears(Function):
@@ -275,6 +288,7 @@ def _together(layers: Sequence[StackedLinear], x: Tensor) -> Tensor:
     first, last = params[0], params[-2]
     assert first is not None and last is not None
     context = layers[0].context
+    layers[0].verify_rows(x.shape[:-1].numel())
     rows = x.reshape(context.count, -1, x.shape[-1]).to(first.dtype)  # [C, B, in]
     tape, threads = context.tape, context.threads
     if tape is None:
@@ -339,6 +353,7 @@ class StackedConv(Stacked):
     def _launched(self, x: Tensor, mode: int, dtype: torch.dtype) -> Tensor:
         weight, bias, pad = self.get("weight"), self.get("bias"), cast(nn.Conv2d, self.original).padding[0]
         assert weight is not None and isinstance(pad, int)
+        self.verify_rows(x.shape[0])
         out = kernels.convolution(x, weight, bias, pad, mode, self.context.arithmetic, dtype)
         return out.contiguous() if self.context.channels == "first" else out
 
@@ -492,6 +507,7 @@ class StackedLayerNorm(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         norm, weight, bias = cast(nn.LayerNorm, self.original), self.get("weight"), self.get("bias")
         if weight is not None and bias is not None and self._in_one_pass(x):
+            self.verify_rows(x.shape[0])
             rows = x.reshape(self.context.count, -1, x.shape[-1])
             return norm_kernels.layer_norm(rows, weight, bias, norm.eps).view(x.shape)
         if self.context.count == 1:  # PyTorch's own: one pass over memory instead of three

@@ -29,6 +29,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -41,6 +42,7 @@ from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradi
 from personafl.models import agreement
 from personafl.models.agreement import Sample
 from personafl.models.folding import OneAtATime, PerClient, fold
+from personafl.models.forward_checks import has_hooks, is_library_code, reason_not_to_stack, refuse_state
 from personafl.models.forward_cost import observe
 from personafl.models.layers import (
     BATCH_NORMS,
@@ -57,9 +59,25 @@ from personafl.models.layers import (
 from personafl.models.patterns import FusedForward, fused_forward
 
 LONG = 1e8  # FLOP of a forward pass of one example
-_Way = Literal[
-    "stack", "alone", "whole"
-]  # all clients at once, one at a time through their layers, or the module's own
+Mode = Literal["stacked", "layer by layer", "client by client"]
+_Way = Literal["stack", "alone", "whole"]
+_MODES: dict[_Way, Mode] = {"stack": "stacked", "alone": "layer by layer", "whole": "client by client"}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the clients of a stack go through a model, and why not faster.
+
+    stacked: All clients in one call of the module.
+    layer by layer: One call for each client, through the layers of a stack.
+    client by client: One call for each client of the module as it was given.
+    """
+
+    mode: Mode
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.mode}: {self.reason}" if self.reason else self.mode
 
 
 class _NoHeadError(ValueError):
@@ -74,6 +92,8 @@ class StackedModel(Displayed):
         _refuse_odd(module)
         example = _as_weights(module, example)
         self.module = copy.deepcopy(module).eval()
+        if not is_library_code(module):
+            refuse_state(self.module, example)
         _without_nested_tensors(self.module)
         self._alters = _alters_input(self.module, example)
         if policy == "drop":
@@ -85,13 +105,14 @@ class StackedModel(Displayed):
         self._twins: list[StackedModel] = []
         self._fused: FusedForward | None = None
         with rng.torch_generator():
-            self._way = self._found_way(self._samples(example))
+            self._way, reason = self._choose_way(self._samples(example), *self._checked_ways(example))
         self.whole = self._way != "stack"  # the module is called for each client
         self._folded = self._fold(self._way)
         self._head: nn.Module | None = None
         self.stacks = not any(type(m) in CONVS or isinstance(m, nn.RNNBase) for m in self.module.modules())  # on a CPU
         called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
         self.pads, self.random = not called, bool(called) and self._draws(called, example)
+        self.execution = Execution(_MODES[self._way], reason or _without_stacked_form(called, self._folded))
         # Norms without statistics use those of the batch, also in evaluation.
         self.looks_at_batches = self.whole or any(
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
@@ -149,7 +170,7 @@ class StackedModel(Displayed):
     def _forward(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
         context = self._context
         context.params, context.valid, context.keys = params, valid, keys
-        context.count, context.calls = x.shape[0], 0
+        context.count, context.rows, context.calls = x.shape[0], x.shape[1], 0
         if self._folded.training != (keys is not None):
             self._folded.train(keys is not None)
         rows = x.flatten(0, 1).clone() if self._alters else x.flatten(0, 1)  # others may look at the same batch
@@ -303,22 +324,22 @@ class StackedModel(Displayed):
         make = {"stack": fold, "alone": OneAtATime, "whole": PerClient}[way]
         return make(self._context, module, "", self.info).eval()
 
-    def _agrees(self, truth: Sample, way: _Way, channels: Channels) -> bool:
-        """Whether two clients run in this way come out as each does alone, with images so in memory.
+    def _disagreement(self, truth: Sample, way: _Way, channels: Channels) -> str | None:
+        """Say what differs if two clients run in this way, with images so in memory; None if nothing does.
 
-        With the module's patterns as one call each, if they do then.
+        The module's patterns run as one call each, if nothing differs then.
         """
         before, self._context.channels = self._context.channels, channels
         try:
             self._fused = fused_forward(self._fold(way)) if way == "stack" else None
-            if self._fused is not None and self._compared(truth, way):
-                return True
+            if self._fused is not None and self._compare(truth, way) is None:
+                return None
             self._fused = None
-            return self._compared(truth, way)
+            return self._compare(truth, way)
         finally:
             self._context.channels = before
 
-    def _compared(self, truth: Sample, way: _Way) -> bool:
+    def _compare(self, truth: Sample, way: _Way) -> str | None:
         whole = way == "whole"
         self._folded = self._fold(way).to(truth.slope.dtype)
         before = {n: b.clone() for n, b in self._folded.named_buffers()}
@@ -331,11 +352,11 @@ class StackedModel(Displayed):
 
         self._context.half = True
         try:
-            found = agreement.agrees(self, truth, switch, lambda: self._context.calls > 0, whole=whole)
-        except Exception:  # whatever a forward makes of layers that are not its own
+            difference = agreement.disagreement(self, truth, switch, lambda: self._context.calls > 0, whole=whole)
+        except Exception as e:  # whatever a forward makes of layers that are not its own
             if whole:
                 raise  # the module itself fails when it is called so: let its own words be seen
-            return False
+            return f"its forward pass fails in a stack ({type(e).__name__}: {str(e).partition(chr(10))[0][:120]})"
         finally:
             self._context.half = False
         changed = _changed(before, self._folded)
@@ -343,7 +364,7 @@ class StackedModel(Displayed):
             raise UserError(
                 f"buffer {changed!r} is changed by the forward pass; only batch norms may keep running statistics"
             )
-        return found
+        return difference
 
     def _samples(self, example: Tensor) -> Iterator[Sample]:
         """What the module alone gives, in types of number a stack is compared in until it agrees."""
@@ -364,8 +385,16 @@ class StackedModel(Displayed):
             if not long:
                 return
 
-    def _found_way(self, samples: Iterator[Sample]) -> _Way:
-        """How clients are run: in one stack, one at a time through the layers of one, or with the module for each."""
+    def _checked_ways(self, example: Tensor) -> tuple[tuple[_Way, ...], str]:
+        """The ways that a module of this kind may be run in, besides client by client, and why not in the fastest."""
+        if has_hooks(self.module):
+            return (), "hooks are registered on its layers"
+        ways: tuple[_Way, ...] = ("stack", "alone") if next(self.module.children(), None) is not None else ("stack",)
+        reason = None if is_library_code(self.module) else reason_not_to_stack(self.module, example)
+        return (ways, "") if reason is None else (ways[1:], reason)
+
+    def _choose_way(self, samples: Iterator[Sample], ways: tuple[_Way, ...], reason: str) -> tuple[_Way, str]:
+        """The fastest of these ways that gives each client what it gives alone, and why it is not a stack."""
         known: list[Sample] = []
 
         def truths() -> Iterator[Sample]:
@@ -374,20 +403,29 @@ class StackedModel(Displayed):
                 known.append(truth)
                 yield truth
 
-        ways: tuple[_Way, ...] = ("stack", "alone") if next(self.module.children(), None) is not None else ("stack",)
         for way in ways:
             # A module may take for granted how images lie in memory, as `view` does.
             for channels, then in (("last", "either"), ("first", "first")):
-                if any(self._agrees(truth, way, cast(Channels, channels)) for truth in truths()):
-                    self._context.channels = cast(Channels, then)
-                    return way
+                for truth in truths():
+                    difference = self._disagreement(truth, way, cast(Channels, channels))
+                    if difference is None:
+                        self._context.channels = cast(Channels, then)
+                        return way, reason
+            reason = reason or cast(str, difference)
         self._context.channels = "first"
-        if not known or not self._agrees(known[-1], "whole", "first"):
+        if next(truths(), None) is None or self._disagreement(known[-1], "whole", "first") is not None:
             raise UserError(
                 f"{type(self.module).__name__}: called with each client's weights, it does not give what it gives with "
                 "them as its own; or the same input and random stream give different outputs each time"
             )
-        return "whole"
+        return "whole", reason
+
+
+def _without_stacked_form(called: Collection[PerClient], folded: nn.Module) -> str:
+    """Name the layers of a stack that are called for one client after the other."""
+    names = {m: n for n, m in folded.named_modules()}
+    parts = [f"{names[m]} ({type(m.original).__name__})" for m in called if m is not folded]
+    return f"called for one client after the other: {', '.join(parts)}" if parts else ""
 
 
 def _kind(params: Params) -> torch.dtype:

@@ -1,0 +1,226 @@
+"""What a forward pass does besides computing outputs, found before a module is trained.
+
+A stack calls a module once for the rows of all clients. That is right only if the forward pass treats every number of
+rows alike, registers no hooks on gradients, which would see the rows of all clients, and remembers nothing from one
+call to the next, since calls of a stack are not steps of a client.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from personafl.core import rng
+from personafl.core.errors import UserError
+
+ROWS = 6  # of the recording that the others are compared with: two clients with three examples each
+OTHER_ROWS = (3, 2**20)  # an odd number, and a power of two that is larger than any stack
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GRADIENT_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn")
+
+
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+_LIBRARIES = ("torch.nn.", "personafl.models.")
+
+
+def is_library_code(module: nn.Module) -> bool:
+    """Return whether all forward passes within a module are PyTorch's or this package's, which need no check."""
+    return all(type(m).__module__.startswith(_LIBRARIES) and "forward" not in vars(m) for m in module.modules())
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether anybody registered a hook on a module or one of its layers."""
+    return any(getattr(m, hooks) for m in module.modules() for hooks in MODULE_HOOKS)
+
+
+class _DeviationError(Exception):
+    """A call that is not the one recorded for another number of rows."""
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes every PyTorch function a forward pass calls, and compares with the calls for another number of rows."""
+
+    def __init__(self, rows: int, expected: _Recorder | None = None) -> None:
+        super().__init__()
+        self.rows, self.expected = rows, expected
+        self.calls: list[tuple[str, Any]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        self.calls.append((name, _outline((args, kwargs))))
+        if self.expected is not None and not self._as_expected():
+            raise _DeviationError(name)
+        if _on_meta((args, kwargs)):
+            args, kwargs = _move_to_meta(args), _move_to_meta(kwargs)  # constants may lie elsewhere
+        return _recurrent_outputs(*args) if func in _RECURRENT else func(*args, **kwargs)
+
+    def _as_expected(self) -> bool:
+        assert self.expected is not None
+        place = len(self.calls) - 1
+        if place >= len(self.expected.calls):
+            return False
+        (name, given), (other, before) = self.calls[place], self.expected.calls[place]
+        return name == other and self._corresponds(before, given)
+
+    def _corresponds(self, before: Any, given: Any) -> bool:
+        """Return whether two arguments are equal, or in the same ratio as the numbers of rows."""
+        assert self.expected is not None
+        if type(before) is not type(given):
+            return False
+        if isinstance(before, tuple):
+            pairs = zip(before, given, strict=False)
+            return len(before) == len(given) and all(self._corresponds(a, b) for a, b in pairs)
+        if isinstance(before, int) and not isinstance(before, bool):
+            return bool(before == given or before * self.rows == given * self.expected.rows)
+        return bool(before == given)
+
+
+def _on_meta(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_meta
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(_on_meta(v) for v in values)
+
+
+def _move_to_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.is_meta else value.to("meta")
+    if isinstance(value, dict):
+        return {k: _move_to_meta(v) for k, v in value.items()}
+    return type(value)(map(_move_to_meta, value)) if type(value) in (list, tuple) else value
+
+
+def _recurrent_outputs(x: Tensor, states: Any, weights: Any, *options: Any) -> Any:
+    """Outputs of the right shapes; going through all steps in time would take long."""
+    last = states if isinstance(states, tuple) else (states,)
+    ways = 2 if options[4] else 1
+    return x.new_empty(*x.shape[:2], ways * last[0].shape[2], requires_grad=torch.is_grad_enabled()), *last
+
+
+def _name(func: Any) -> str:
+    """The name of a function, or of the attribute of a tensor that is read or set."""
+    name = getattr(func, "__name__", repr(func))
+    return str(getattr(func.__self__, "__name__", name)) if name in ("__get__", "__set__") else name
+
+
+def _outline(value: Any) -> Any:
+    """Return an argument with the shapes of tensors in place of their numbers."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, dict):
+        return tuple((str(k), _outline(v)) for k, v in value.items())
+    if isinstance(value, list | tuple | set):
+        return tuple(_outline(v) for v in value)
+    if isinstance(value, slice):
+        return tuple(_outline(v) for v in (value.start, value.stop, value.step))
+    return value if isinstance(value, bool | int | float | str | type(None)) else type(value).__name__
+
+
+def reason_not_to_stack(module: nn.Module, example: Tensor) -> str | None:
+    """Say why the rows of several clients must not go through a module in one call; None if they may.
+
+    The forward pass is recorded on the meta device, where nothing is computed, for several numbers of rows. The same
+    functions must be called each time, with arguments that are equal or grow with the number of rows.
+    """
+    for training in (True, False):
+        reference = _Recorder(ROWS)
+        try:
+            _record(module, example, reference, training)
+        except Exception as e:
+            return f"its forward pass cannot be recorded without data ({type(e).__name__})"
+        hooks = [name for name, _ in reference.calls if name in _GRADIENT_HOOKS]
+        if hooks:
+            return f"its forward pass uses {hooks[0]}, which would see the gradients of all clients"
+        for rows in OTHER_ROWS:
+            recorder = _Recorder(rows, reference)
+            try:
+                _record(module, example, recorder, training)
+                same = len(recorder.calls) == len(reference.calls)
+                call = "" if same else reference.calls[len(recorder.calls)][0]
+            except _DeviationError as e:
+                same, call = False, str(e)
+            except Exception as e:
+                same, call = False, type(e).__name__
+            if not same:
+                return f"its forward pass depends on the number of rows ({call} differs between {ROWS} and {rows} rows)"
+    return None
+
+
+def _record(module: nn.Module, example: Tensor, recorder: _Recorder, training: bool) -> None:
+    own = copy.deepcopy(module).to("meta").train(training)
+    x = torch.empty(recorder.rows, *example.shape[1:], dtype=example.dtype, device="meta")
+    with torch.device("meta"), recorder:
+        own(x)
+
+
+def refuse_state(module: nn.Module, example: Tensor) -> None:
+    """Refuse a module that remembers something from one call of its forward pass to the next.
+
+    What it holds after calls with inputs a, b, a must be what it holds after a alone, and after a, b what it holds
+    after b: activations may be stored, and so may tables that are made once. Buffers and parameters are looked at
+    elsewhere.
+    """
+    first, second = example[[0, 0]], example[[1, 1]]
+    for training in (True, False):
+        known = copy.deepcopy(module).train(training), copy.deepcopy(module).train(training)
+        expected = [_call(m, x) for m, x in zip(known, (first, second), strict=True)]
+        after = _call(known[0], second), _call(known[0], first)
+        for before, now in zip(reversed(expected), after, strict=True):
+            for name, value in now.items():
+                if name not in before or not _equal(before[name], value):
+                    raise UserError(
+                        f"{type(module).__name__}: attribute {name!r} changes from one call of the forward pass to the "
+                        "next; all clients of a stack would share it. Keep counters and averages outside of the "
+                        "module; attributes may hold what the last call computed"
+                    )
+
+
+def _call(module: nn.Module, x: Tensor) -> dict[str, Any]:
+    """Call a module, always with the same random numbers, and return what it holds then."""
+    with rng.torch_generator():
+        torch.manual_seed(0)
+        module(x.clone())
+    return dict(_attributes(module))
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attributes of a module and its layers that are neither parameters, buffers nor layers."""
+    plain = vars(nn.Module())
+    for prefix, m in module.named_modules():
+        for name, value in vars(m).items():
+            if name not in plain:
+                yield f"{prefix}.{name}".lstrip("."), _snapshot(value)
+
+
+def _snapshot(value: Any, depth: int = 4) -> Any:
+    """A copy of what can be compared later: numbers, texts, tensors, and containers and objects of them."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
+        return value
+    if depth == 0 or isinstance(value, nn.Module | type) or callable(value):
+        return type(value)
+    if isinstance(value, dict):
+        return {k: _snapshot(v, depth - 1) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [_snapshot(v, depth - 1) for v in value]
+        return [] if all(isinstance(v, Tensor) for v in items) else items  # a list of activations may grow
+    if hasattr(value, "__dict__"):
+        return {k: _snapshot(v, depth - 1) for k, v in vars(value).items()}
+    return type(value)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.allclose(a, b, equal_nan=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    if isinstance(a, Sequence) and not isinstance(a, str | bytes) and isinstance(b, Sequence):
+        return len(a) == len(b) and all(_equal(v, w) for v, w in zip(a, b, strict=True))
+    return bool(a == b or (a != a and b != b))

@@ -1,0 +1,220 @@
+"""What keeps a module from being run for all clients in one call, and what keeps it from being run at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from personafl import FedAvg, StackedModel, UserError
+from personafl.models import MODELS, forward_checks
+from personafl.models.layers import StackedLinear
+from tests import worlds
+
+EXAMPLE = torch.arange(12.0).view(2, 6) / 6
+
+
+class Own(nn.Module):
+    """A forward pass of one's own over two linear layers."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.how = forward
+        self.a, self.b, self.norm = nn.Linear(6, 5), nn.Linear(5, 3), nn.BatchNorm1d(5)
+        self.calls, self.average, self.table = 0, torch.zeros(()), None
+        self.seen: list[Tensor] = []
+        self.log = {"calls": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self, x)
+
+
+def in_parts(m: Any, x: Tensor) -> Tensor:
+    return torch.cat([m.b(m.a(part).relu()) for part in x.split(16)])
+
+
+def ghost_norm(m: Any, x: Tensor) -> Tensor:
+    return m.b(torch.cat([m.norm(part) for part in m.a(x).split(16)]))
+
+
+def by_capacity(m: Any, x: Tensor) -> Tensor:
+    """A router that has room for some rows only, as a mixture of experts has."""
+    h = m.a(x)
+    room = max(4, int(0.5 * len(x)))
+    taken = h[:, 0].argsort().argsort() < room
+    return m.b(torch.where(taken[:, None], h, -h))
+
+
+def branching(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.a(x).tanh() if len(x) > 8 else m.a(x).relu())
+
+
+def gate_with_hook(m: Any, x: Tensor) -> Tensor:
+    out = m.b(m.a(x).relu())
+    if out.requires_grad:
+        out.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    return out
+
+
+def by_data(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.a(x).relu() * (2.0 if bool((x.abs().sum() >= 0).item()) else 1.0))
+
+
+ALONE = {
+    "rows in parts": in_parts,
+    "ghost batch norm": ghost_norm,
+    "capacity": by_capacity,
+    "a branch": branching,
+    "odd or even": lambda m, x: m.b(m.a(x).relu()) * (1 + len(x) % 2),
+    "a constant": lambda m, x: m.b(m.a(x)) * torch.tensor(float(max(len(x), 10))),
+    "a gradient hook on the output": gate_with_hook,
+    "a branch on data": by_data,
+}
+
+
+@pytest.mark.parametrize("how", ALONE.values(), ids=ALONE)
+def test_a_forward_pass_that_looks_at_its_batch_sees_one_client_at_a_time(how):
+    torch.manual_seed(0)
+    module = Own(how)
+    model = StackedModel(module, EXAMPLE)
+    assert model.execution.mode == "layer by layer" and "its forward pass" in model.execution.reason
+    servers = []
+    for chunk in (0, 1):  # training sets of 28, 6, 16, 10, 3 and 22 examples
+        sim = worlds.simulation(FedAvg(), model=model, chunk=chunk, num_rounds=2, join_ratio=1.0, batch_size=9)
+        sim.run()
+        servers.append(sim.server)
+    for n in servers[0]:
+        torch.testing.assert_close(servers[0][n], servers[1][n], rtol=1e-9, atol=1e-9)
+
+
+def test_a_gradient_hook_on_the_output_is_heeded_in_training():
+    """Gradients of zero move nothing, in whatever way they are computed."""
+
+    def stopped(m: Any, x: Tensor) -> Tensor:
+        out = m.b(m.a(x).relu())
+        if out.requires_grad:
+            out.register_hook(torch.zeros_like)
+        return out
+
+    module = Own(stopped)
+    sim = worlds.simulation(FedAvg(), model=StackedModel(module, EXAMPLE), num_rounds=1)
+    sim.run()
+    for n, p in module.named_parameters():
+        torch.testing.assert_close(sim.server[n], p.detach().double(), rtol=0, atol=0)
+
+
+STACKED = {
+    "plain": lambda m, x: m.b(m.a(x).relu()),
+    "batch norm": lambda m, x: m.b(m.norm(m.a(x))),
+    "shapes of its input": lambda m, x: m.b(m.a(x).view(x.shape[0], 5).reshape(len(x), -1)),
+    "a state of zeros": lambda m, x: m.b(m.a(x) + torch.zeros(x.shape[0], 5, dtype=x.dtype)),
+    "a constant beside the module": lambda m, x: m.b(m.a(x) * torch.ones(5, dtype=x.dtype)),
+    "parts of a row": lambda m, x: m.b(torch.cat([m.a(x).chunk(2, 1)[0], m.a(x).split(3, 1)[1]], 1)),
+}
+
+
+@pytest.mark.parametrize("how", STACKED.values(), ids=STACKED)
+def test_a_forward_pass_that_treats_any_number_of_rows_alike_is_stacked(how):
+    assert str(StackedModel(Own(how), EXAMPLE).execution) == "stacked"
+
+
+def test_hooks_on_layers_run_client_by_client():
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    module[2].register_full_backward_hook(lambda m, given, out: None)
+    model = StackedModel(module, EXAMPLE)
+    assert str(model.execution) == "client by client: hooks are registered on its layers"
+
+
+def test_layers_without_a_stacked_form_are_named():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.fc = nn.GRU(6, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.gru(x)[0][:, -1])
+
+    execution = StackedModel(Net(), torch.randn(2, 5, 6)).execution
+    assert execution.mode == "stacked"
+    assert execution.reason == "called for one client after the other: gru (GRU)"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_networks_of_the_package_need_no_check(name):
+    """They are not looked at when a model is made, so they are here."""
+    shape = {"token-lstm": (8,), "char-lstm": (8,), "har-dnn": (561,), "mlp": (6,), "pews-mlp": (6,)}
+    size = shape.get(name, (3, 32, 32) if "mnist" not in name and "leaf" not in name else (1, 28, 28))
+    module = MODELS[name].build(size, 10)
+    example = torch.randint(10, (2, *size)) if "lstm" in name else torch.rand(2, *size)
+    assert forward_checks.is_library_code(module)
+    assert forward_checks.reason_not_to_stack(module, example) is None
+    forward_checks.refuse_state(module, example)
+
+
+def counting(m: Any, x: Tensor) -> Tensor:
+    m.calls += 1
+    return m.b(m.a(x)) * (1.0 if m.calls <= 10 else 2.0)
+
+
+def averaging(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    m.average = 0.9 * m.average + 0.1 * h.detach().mean()
+    return m.b(h - m.average)
+
+
+def logging(m: Any, x: Tensor) -> Tensor:
+    m.log["calls"] += 1
+    return m.b(m.a(x))
+
+
+def remembering_the_largest(m: Any, x: Tensor) -> Tensor:
+    m.average = torch.maximum(m.average, x.max())
+    return m.b(m.a(x)) / m.average
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [(counting, "calls"), (averaging, "average"), (logging, "log"), (remembering_the_largest, "average")],
+)
+def test_a_module_that_remembers_its_calls_is_refused(how, name):
+    with pytest.raises(UserError, match=rf"Own: attribute '{name}' changes from one call of the forward pass"):
+        StackedModel(Own(how), EXAMPLE)
+
+
+def storing(m: Any, x: Tensor) -> Tensor:
+    m.hidden = m.a(x).relu()
+    return m.b(m.hidden)
+
+
+def listing(m: Any, x: Tensor) -> Tensor:
+    m.seen.append(m.a(x).relu())
+    return m.b(m.seen[-1])
+
+
+def caching(m: Any, x: Tensor) -> Tensor:
+    if m.table is None:
+        m.table = torch.linspace(0, 1, 5).tolist()
+    return m.b(m.a(x) * torch.tensor(m.table, dtype=x.dtype))
+
+
+@pytest.mark.parametrize("how", [storing, listing, caching])
+def test_activations_and_tables_may_be_stored(how):
+    model = StackedModel(Own(how), EXAMPLE)
+    assert model.execution.mode == "stacked"
+    sim = worlds.simulation(FedAvg(), model=model, num_rounds=2)
+    sim.run()
+    model.copy()
+
+
+def test_a_layer_refuses_rows_that_are_not_all_of_each_client():
+    model = StackedModel(nn.Sequential(nn.Linear(6, 3), nn.Flatten()), EXAMPLE)
+    params = {n: torch.stack([t] * 4) for n, t in model.initial.items()}
+    model(params, torch.zeros(4, 5, 6))  # the context is that of four clients with five rows each
+    layer = next(m for m in model._folded.modules() if isinstance(m, StackedLinear))
+    model._context.params = params
+    assert layer(torch.zeros(20, 6)).shape == (20, 3) and layer(torch.zeros(40, 6)).shape == (40, 3)
+    with pytest.raises(UserError, match=r"layer '0' received 10 rows for 4 clients with 5 examples each"):
+        layer(torch.zeros(10, 6))
