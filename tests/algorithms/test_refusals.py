@@ -55,10 +55,10 @@ def headless() -> StackedModel:
 @pytest.mark.parametrize(
     ("algorithm", "why"),
     [
-        (ALGORITHMS["moon"](), "MOON looks at what enters the head"),
-        (ALGORITHMS["fedmmd"](), "FedMMD looks at what enters the head"),
-        (ALGORITHMS["fedphp"](), "FedPHP looks at what enters the head"),
-        (ALGORITHMS["fedfu"](), "FedFu looks at what enters the head"),
+        (ALGORITHMS["moon"](), "MOON needs the features that enter"),
+        (ALGORITHMS["fedmmd"](), "FedMMD needs the features that enter"),
+        (ALGORITHMS["fedphp"](), "FedPHP needs the features that enter"),
+        (ALGORITHMS["fedfu"](), "FedFu needs the features that enter"),
         (ALGORITHMS["lg-fedavg"](), "LGFedAvg needs a head and a body"),
         (ALGORITHMS["fedpews"](), "FedPeWS masks the units of a chain"),
     ],

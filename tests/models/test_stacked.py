@@ -7,8 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import prune
 
-from personafl import Algorithm, Ditto, Evaluation, FedAvg, Federation, FedPHP, Simulation, Source, UserError
+from personafl import (
+    ALGORITHMS,
+    Algorithm,
+    Ditto,
+    Evaluation,
+    FedAvg,
+    Federation,
+    FedPHP,
+    Simulation,
+    Source,
+    UserError,
+)
 from personafl.core import rng, tree
 from personafl.core.criteria import CRITERION_GRADIENTS, cross_entropy
 from personafl.core.types import Batch, Task
@@ -1049,3 +1061,125 @@ def test_a_product_turned_round_is_the_same_product(clients: int, turned: bool) 
     assert out.is_contiguous()
     out.add_(1).relu_()
     assert torch.equal(x, x_before) and torch.equal(weight, weight_before)
+
+
+class ViT(nn.Module):
+    """Patches, a class token and learned positions: parameters of its own beside its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(1, 8, 4, stride=4)
+        self.token = nn.Parameter(torch.full((1, 1, 8), 0.1))
+        self.positions = nn.Parameter(torch.arange(40.0).view(1, 5, 8) / 40)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        rows = self.patches(x).flatten(2).transpose(1, 2)
+        rows = torch.cat([self.token.expand(len(x), -1, -1), rows], 1) + self.positions
+        return self.head(self.norm(self.encoder(rows)[:, 0]))
+
+
+@pytest.fixture(scope="module")
+def vit():
+    torch.manual_seed(0)
+    return StackedModel(ViT(), torch.rand(2, 1, 8, 8)).to(torch.device("cpu"), torch.float64)
+
+
+def test_features_of_a_model_that_is_called_for_each_client(vit):
+    assert vit.info.features == 8 and vit.head_name == "head"
+    params = {n: torch.stack([t, t * 1.1 + 0.01]) for n, t in vit.initial.items()}
+    x = torch.rand(2, 4, 1, 8, 8, dtype=torch.float64)
+    valid = torch.tensor([[True] * 4, [True] * 3 + [False]])
+    z, out = vit.features(params, x, valid)
+    _, doubled = vit.features(params, x, valid, change=lambda z: 2 * z)
+    for c, rows in enumerate((4, 3)):
+        module = vit.client({n: t[c] for n, t in params.items()})
+        entered = []
+        module.head.register_forward_pre_hook(lambda m, given, entered=entered: entered.append(given[0]))
+        expected = module(x[c, :rows])
+        torch.testing.assert_close(z[c, :rows], entered[0])
+        torch.testing.assert_close(out[c, :rows], expected)
+        torch.testing.assert_close(doubled[c, :rows], module.head(2 * entered[0]))
+
+
+def test_a_changed_feature_moves_running_statistics_once(vit):
+    params = {n: torch.stack([t, t]) for n, t in vit.initial.items()}
+    x = torch.rand(2, 4, 1, 8, 8, dtype=torch.float64)
+    plain = {n: t.clone() for n, t in params.items()}
+    vit(plain, x, keys=KEYS[:2])
+    vit.features(params, x, keys=KEYS[:2], change=lambda z: 2 * z)
+    torch.testing.assert_close(params["norm.running_mean"], plain["norm.running_mean"])
+
+
+@pytest.mark.parametrize("name", ["moon", "fedmmd", "fedphp", "fedfu"])
+def test_methods_that_look_at_features_train_a_vision_transformer(vit, name):
+    servers = []
+    for chunk in (0, 1):
+        sim = worlds.simulation(
+            ALGORITHMS[name](), "cnn", model=vit, chunk=chunk, num_rounds=2, join_ratio=1.0, batch_size=6
+        )
+        sim.run()
+        servers.append(sim.server)
+    for n in servers[0]:
+        torch.testing.assert_close(servers[0][n], servers[1][n], rtol=1e-9, atol=1e-9)
+
+
+def test_layers_with_a_parametrization_run_within_a_stack():
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))
+    model = StackedModel(nn.Sequential(normed, nn.ReLU(), nn.Linear(5, 3)), torch.rand(2, 6))
+    assert str(model.execution) == "stacked: called for one client after the other: 0 (ParametrizedLinear)"
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (nn.utils.weight_norm, "layer '0' uses torch.nn.utils.weight_norm, .*parametrizations.weight_norm"),
+        (lambda m: prune.l1_unstructured(m, "weight", 0.5), "layer '0' is pruned .*prune.remove"),
+    ],
+)
+def test_weights_that_a_hook_computes_are_refused(change, why, called):
+    module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    change(module[0])
+    if called:
+        module(torch.rand(2, 6))
+    with pytest.raises(UserError, match=why):
+        StackedModel(module, torch.rand(2, 6))
+
+
+def test_complex_outputs_are_refused():
+    class Spectrum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 5)
+
+        def forward(self, x):
+            return torch.fft.fft(self.fc(x))
+
+    with pytest.raises(UserError, match="Spectrum returns complex numbers"):
+        StackedModel(Spectrum(), torch.rand(2, 6))
+
+
+def test_a_module_that_holds_activations_of_an_earlier_call_is_taken():
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            self.hidden = self.a(x).relu()
+            self.all = {"hidden": [self.hidden]}
+            return self.b(self.hidden)
+
+    module = Keeping()
+    module(torch.rand(2, 6))
+    model = StackedModel(module, torch.rand(2, 6))
+    params = {n: t[None].clone().requires_grad_() for n, t in model.initial.items()}
+    out = model(params, torch.rand(1, 4, 6), keys=KEYS[:1])
+    assert out.requires_grad
+    with model.copy().borrowed() as twin:
+        assert twin.info.shapes == model.info.shapes

@@ -329,9 +329,8 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """How many numbers enter the head, for methods that look at them."""
         if not self.info.features:
             raise UserError(
-                f"{type(self).__name__} looks at what enters the head, and this model has no head of its own layers, "
-                "or parameters outside of any layer, so that it is called whole for each client; set model.head to the "
-                "parameters of its last layers, or put such parameters into a module of their own "
+                f"{type(self).__name__} needs the features that enter the model's head, and this model does not expose "
+                f"them: {self.info.without_features}. model.head names the parameters of the head "
                 "(fedphp.inherit.transfer=prox takes any model)"
             )
         return self.info.features

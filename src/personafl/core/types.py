@@ -176,6 +176,7 @@ class ModelInfo:
     activations: int = 0  # numbers one example's forward pass leaves behind, about
     policy: BufferPolicy = "average"
     features: int = 0  # numbers of one example that enter the head; 0 where the head is no layer of its own
+    without_features: str = ""  # why `features` is 0
     outputs: int = 0  # numbers the model gives for one example
     products: Mapping[int, int] = field(default_factory=dict)
     """The part of `other_flops` that is of products of activations, by how many layers lie before them."""

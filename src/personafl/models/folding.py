@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import is_parametrized
 
 from personafl.core import rng
 from personafl.core.types import ModelInfo
@@ -175,6 +176,8 @@ def fold(context: Context, module: nn.Module, name: str, info: ModelInfo) -> nn.
         return module
     if frozen(module):
         return _FrozenNorm(context, module, name, info)
+    if is_parametrized(module):  # its weights are computed from parameters of its parts
+        return PerClient(context, module, name, info)
     own = any(f"{name}.{n}".lstrip(".") in info.shapes for n, _ in module.named_parameters(recurse=False))
     if own or kind in BATCH_NORMS or kind in DROPOUTS:
         rule = _RULES.get(kind) if all(getattr(module, o, usual) == usual for o, usual in _USUAL) else None

@@ -38,6 +38,25 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(m, hooks) for m in module.modules() for hooks in MODULE_HOOKS)
 
 
+def copy_module(module: nn.Module) -> nn.Module:
+    """Copy a module. Activations that an earlier call left in it are kept without their graph."""
+    return copy.deepcopy(module, activations(module))
+
+
+def activations(module: nn.Module) -> dict[int, Any]:
+    """Return what a forward pass left in a module, by id and without its graph, as `copy.deepcopy` takes it."""
+
+    def walk(value: Any) -> Iterator[Tensor]:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict | list | tuple):
+            for v in value.values() if isinstance(value, dict) else value:
+                yield from walk(v)
+
+    stored = (t for m in module.modules() for value in vars(m).values() for t in walk(value))
+    return {id(t): t.detach() for t in stored if not t.is_leaf}
+
+
 class _DeviationError(Exception):
     """A call that is not the one recorded for another number of rows."""
 

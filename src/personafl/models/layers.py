@@ -111,7 +111,7 @@ class Stacked(nn.Module):
         self.own = {n: f"{name}.{n}".lstrip(".") for n, _ in (*original.named_parameters(), *original.named_buffers())}
         self.own = {n: full for n, full in self.own.items() if full in info.shapes}
         self.original = original
-        self._path = name  # of the module it replaces
+        self.path = name  # of the module it replaces
 
     def __getattr__(self, name: str) -> Any:
         """What a forward may ask its layers: sizes and switches, but no tensor, which would be nobody's."""
@@ -144,7 +144,7 @@ class Stacked(nn.Module):
         context = self.context
         if context.count > 1 and rows % (context.count * context.rows):
             raise UserError(
-                f"layer {self._path!r} received {rows} rows for {context.count} clients with {context.rows} examples "
+                f"layer {self.path!r} received {rows} rows for {context.count} clients with {context.rows} examples "
                 "each. The forward pass regroups the rows of a batch, so they cannot be told apart by client; train "
                 "stacks of one client instead (--chunk 1, or Machine(chunk=1))"
             )

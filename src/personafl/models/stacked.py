@@ -27,13 +27,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import fnmatch
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 
 from personafl.core import rng
 from personafl.core.display import Displayed
@@ -42,7 +45,14 @@ from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradi
 from personafl.models import agreement
 from personafl.models.agreement import Sample
 from personafl.models.folding import OneAtATime, PerClient, fold
-from personafl.models.forward_checks import has_hooks, is_library_code, reason_not_to_stack, refuse_state
+from personafl.models.forward_checks import (
+    activations,
+    copy_module,
+    has_hooks,
+    is_library_code,
+    reason_not_to_stack,
+    refuse_state,
+)
 from personafl.models.forward_cost import observe
 from personafl.models.layers import (
     BATCH_NORMS,
@@ -91,7 +101,7 @@ class StackedModel(Displayed):
         """`example` is a batch of two inputs; `head` a pattern of parameter names, by default the last linear layer."""
         _refuse_odd(module)
         example = _as_weights(module, example)
-        self.module = copy.deepcopy(module).eval()
+        self.module = copy_module(module).eval()
         if not is_library_code(module):
             refuse_state(self.module, example)
         _without_nested_tensors(self.module)
@@ -108,7 +118,7 @@ class StackedModel(Displayed):
             self._way, reason = self._choose_way(self._samples(example), *self._checked_ways(example))
         self.whole = self._way != "stack"  # the module is called for each client
         self._folded = self._fold(self._way)
-        self._head: nn.Module | None = None
+        self._head: Stacked | None = None
         self.stacks = not any(type(m) in CONVS or isinstance(m, nn.RNNBase) for m in self.module.modules())  # on a CPU
         called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
         self.pads, self.random = not called, bool(called) and self._draws(called, example)
@@ -118,8 +128,8 @@ class StackedModel(Displayed):
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
         )
         self._in_closed_form = self._last_linears(example)
-        features, outputs = self._measure_head(example)
-        self.info = dataclasses.replace(self.info, features=features, outputs=outputs)
+        features, outputs, why = self._measure_head(example)
+        self.info = dataclasses.replace(self.info, features=features, without_features=why, outputs=outputs)
 
     def _facts(self) -> dict[str, object]:
         size = sum(torch.Size(self.info.shapes[n]).numel() for n in self.info.parameters)
@@ -229,6 +239,8 @@ class StackedModel(Displayed):
         """What enters the head, flattened to `[C, B, D]`, and the outputs; the head sees what `change` makes of it."""
         if self._head is None:
             self._head = self._find_head()
+        if self._is_called_per_client(self._head):
+            return self._features_per_client(params, x, valid, keys, change)
         seen: list[Tensor] = []
 
         def look(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -236,47 +248,94 @@ class StackedModel(Displayed):
             seen.append(z)
             return None if change is None else (change(z).view(inputs[0].shape), *inputs[1:])
 
-        handle = self._head.register_forward_pre_hook(look)
-        try:
-            out = self(params, x, valid, keys)
-        finally:
-            handle.remove()
+        out = self._run_with_hook(look, params, x, valid, keys)
         if not seen:
-            raise _NoHeadError("this model's head is not called in evaluation")
+            raise _NoHeadError("its head is not called in evaluation")
         return seen[0], out
 
-    def _measure_head(self, example: Tensor) -> tuple[int, int]:
-        """How many numbers of one example enter the head, 0 if that cannot be told, and how many come out."""
+    def _features_per_client(
+        self,
+        params: Params,
+        x: Tensor,
+        valid: Tensor | None,
+        keys: Tensor | None,
+        change: Callable[[Tensor], Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The same where the head is called for one client after the other.
+
+        What is to be changed is known when all clients are through, so they go through a second time. Running
+        statistics move in the second pass only.
+        """
+        clients, size = x.shape[:2]
+        seen: list[Tensor] = []
+
+        def look(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            z = inputs[0].reshape(self._context.rows, -1).to(_kind(params))
+            seen.append(F.pad(z, (0, 0, 0, size - len(z))))
+
+        own = params if change is None else params | {n: params[n].clone() for n in self.info.buffers}
+        out = self._run_with_hook(look, own, x, valid, keys)
+        if not seen or len(seen) % clients:
+            raise _NoHeadError("its head is not called once for each client")
+        calls = len(seen) // clients
+        z = torch.stack(seen[::calls])
+        if change is None:
+            return z, out
+        changed, count = change(z), itertools.count()
+
+        def replace(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            rows = changed[next(count) // calls, : self._context.rows]
+            return rows.to(inputs[0].dtype).view(inputs[0].shape), *inputs[1:]
+
+        return z, self._run_with_hook(replace, params, x, valid, keys)
+
+    def _run_with_hook(
+        self, hook: Callable[..., Any], params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None
+    ) -> Tensor:
+        """Outputs, with a hook on what enters the head."""
+        assert self._head is not None
+        handle = self._head.register_forward_pre_hook(hook)
+        try:
+            return self(params, x, valid, keys)
+        finally:
+            handle.remove()
+
+    def _is_called_per_client(self, layer: nn.Module) -> bool:
+        around = (m for m in self._folded.modules() if isinstance(m, OneAtATime) and m is not layer)
+        return any(layer is inner for m in around for inner in m.modules())
+
+    def _measure_head(self, example: Tensor) -> tuple[int, int, str]:
+        """How many numbers of one example enter the head and how many come out; or 0 and why it cannot be told."""
         params = {n: t[None] for n, t in self.initial.items()}
         with torch.no_grad():
             try:
                 z, out = self.features(params, example[None])
-                return z.shape[2], out[0, 0].numel()
-            except _NoHeadError:
-                return 0, self(params, example[None])[0, 0].numel()
+                return z.shape[2], out[0, 0].numel(), ""
+            except _NoHeadError as e:
+                return 0, self(params, example[None])[0, 0].numel(), str(e)
 
-    def _find_head(self) -> nn.Module:
+    def _find_head(self) -> Stacked:
         """The first module of the forward pass that holds a parameter of the head."""
+        if not self.info.head:
+            raise _NoHeadError("it has no linear layer, which would be its head")
+        if self._way == "whole":
+            raise _NoHeadError(f"it runs {self.execution}")
         holders = [m for m in self._folded.modules() if isinstance(m, Stacked) and self.info.head & set(m.own.values())]
-        alone = {m for one in self._folded.modules() if isinstance(one, OneAtATime) for m in one.modules()}
-        mixed = any(isinstance(m, PerClient) and set(m.own.values()) - self.info.head for m in holders)
-        if not holders or mixed or not alone.isdisjoint(holders):
-            raise _NoHeadError("this model's head is no layer of its own, so what enters it cannot be told")
+        for m in holders:
+            if isinstance(m, PerClient) and set(m.own.values()) - self.info.head:
+                kind = type(m.original).__name__
+                raise _NoHeadError(f"its head is part of {m.path or kind!r}, which is called as a whole")
         order = list(self.info.shapes)
         return min(holders, key=lambda m: min(order.index(n) for n in m.own.values()))
 
     @property
     def head_name(self) -> str | None:
         """The name of the module that `features` are the input of; None where the head is no layer of its own."""
-        if not self.info.features:
-            return None
-        head = self._find_head()
-        names: list[str] = [n for n, m in self._folded.named_modules() if m is head]
-        return names[0]
+        return self._find_head().path if self.info.features else None
 
     def copy(self) -> StackedModel:
         """Another one, to be moved elsewhere."""
-        return copy.deepcopy(self)
+        return copy.deepcopy(self, activations(self.module) | activations(self._folded))
 
     @contextmanager
     def borrowed(self) -> Iterator[StackedModel]:
@@ -285,7 +344,8 @@ class StackedModel(Displayed):
             twin = self._twins.pop()
         except IndexError:
             tensors = (*self.initial.values(), *_tensors(self.module), *_tensors(self._folded))
-            twin = copy.deepcopy(self, {id(t): t for t in tensors})
+            shared: dict[int, Any] = {id(t): t for t in tensors}
+            twin = copy.deepcopy(self, activations(self.module) | activations(self._folded) | shared)
         try:
             yield twin
         finally:
@@ -438,6 +498,19 @@ def _refuse_odd(module: nn.Module) -> None:
     name = type(module).__name__
     if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
         raise UserError(f"{name}: has a part in TorchScript; give the module it was made from")
+    for path, m in module.named_modules():
+        for hook in m._forward_pre_hooks.values():
+            if type(hook).__name__ == "WeightNorm":
+                raise UserError(
+                    f"{name}: layer {path!r} uses torch.nn.utils.weight_norm, whose weight is no parameter; use "
+                    "torch.nn.utils.parametrizations.weight_norm"
+                )
+            if isinstance(hook, BasePruningMethod):
+                raise UserError(
+                    f"{name}: layer {path!r} is pruned by torch.nn.utils.prune, so its weight is no parameter; make "
+                    f"the pruning permanent with torch.nn.utils.prune.remove(layer, {hook._tensor_name!r}), or train "
+                    "sparse models with dm-pfl or feddst"
+                )
     for n, p in module.named_parameters():
         if nn.parameter.is_lazy(p):
             raise UserError(f"{name}: parameter {n!r} has no shape yet; call the module on a batch of examples first")
