@@ -169,6 +169,15 @@ def test_early_stops_and_targets_are_told_below_the_table() -> None:
     assert not [line for line in report.remarks(runs[:3]) if "global" in line]
 
 
+def test_the_execution_of_the_model_is_told_below_the_table() -> None:
+    alone = "layer by layer: its forward pass uses register_hook"
+    one, other = (summary(n, 0, 0.9, 0.5, environment={"execution": alone}) for n in ("ditto", "local"))
+    stacked = summary("local", 1, 0.9, 0.5, environment={"execution": "stacked"})
+    assert report.remarks([one, other]) == [f"Execution of the model: {alone}."]
+    assert report.remarks([one, stacked]) == [f"Execution of the model: ditto {alone}; local stacked."]
+    assert report.remarks([summary("ditto", 0, 0.9, 0.5)]) == []
+
+
 def test_a_run_without_shift_has_dashes() -> None:
     (row,) = report.rows([summary("ditto", 0, 0.9, 0.5, shift=None)])
     assert row[3:5] == ("–", "–")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -255,3 +256,27 @@ def test_a_run_that_stopped_is_told_and_found_again(tmp_path: Path) -> None:
     assert again.summary == summary
     assert again.simulation.schedule == found.simulation.schedule
     assert torch.equal(again.client(1).predict(X[:4]), found.client(1).predict(X[:4]))
+
+
+class _Split(nn.Module):
+    """A forward pass that depends on the number of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.fc(part.flatten(1)) for part in x.split(8)])
+
+
+def test_a_run_says_how_its_model_is_executed(tmp_path: Path) -> None:
+    reason = r"layer by layer: its forward pass depends on the number of rows"
+    settings = ["training.num_rounds=1", "algorithms=fedavg", "evaluation.shift=none"]
+    with pytest.warns(Note, match=f"_Split runs {reason}"):
+        result = personafl.run("demo", *settings, model=_Split, out=tmp_path / "own")
+    summary = json.loads((tmp_path / "own/fedavg/seed-0/summary.json").read_text())
+    assert summary["environment"]["execution"].startswith(reason)
+    for text in (result.table(), *((tmp_path / "own" / name).read_text() for name in ("table.md", "report.html"))):
+        assert f"Execution of the model: {reason}" in text
+    stacked = personafl.run("demo", *settings)
+    assert stacked["fedavg"].summary["environment"]["execution"] == "stacked"

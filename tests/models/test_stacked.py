@@ -1096,7 +1096,7 @@ def test_features_of_a_model_that_is_called_for_each_client(vit):
     _, doubled = vit.features(params, x, valid, change=lambda z: 2 * z)
     for c, rows in enumerate((4, 3)):
         module = vit.client({n: t[c] for n, t in params.items()})
-        entered = []
+        entered: list[Tensor] = []
         module.head.register_forward_pre_hook(lambda m, given, entered=entered: entered.append(given[0]))
         expected = module(x[c, :rows])
         torch.testing.assert_close(z[c, :rows], entered[0])

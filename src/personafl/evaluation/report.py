@@ -246,7 +246,19 @@ def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str
         *([f"Every model on the whole test set: {', '.join(clean)}."] if clean else []),
         *_over_corruptions(summaries, "whole_", kind, shown),
         *([f"Full donor shift, expected over all donors: {', '.join(expected)}."] if expected else []),
+        *_executions(summaries),
     ]
+
+
+def _executions(summaries: Sequence[Summary]) -> list[str]:
+    """How clients went through the model: stacked, layer by layer or client by client, and why."""
+    modes = {
+        label: s.get("environment", {}).get("execution") for label, seeds in groups(summaries).items() for s in seeds
+    }
+    named = {label: mode for label, mode in modes.items() if mode}
+    if len(set(named.values())) <= 1:
+        return [f"Execution of the model: {mode}." for mode in set(named.values())]
+    return [f"Execution of the model: {'; '.join(f'{label} {mode}' for label, mode in named.items())}."]
 
 
 _CORRUPTED = {"": "", "shift_": ", at full shift", "whole_": ", every model on the whole test set"}

@@ -29,6 +29,7 @@ _SUMMARY: dict[str, Any] = {
     "communication": {"mib_per_client": _NUMBER},
     "compute": {"flops_per_client": _NUMBER},
     "time": {"seconds": _NUMBER},
+    "environment?": {"execution?": str},
     "hashes": {"*": (str, type(None))},
     "metric?": {"name": str, "better": str},
     "shift~": {"degrees": {"#": _MEAN}, "average": _NUMBER},

@@ -143,6 +143,11 @@ def resolved(
     check_data(feds[seeds[0]], recipe.training, recipe.evaluation)
     data = feds[seeds[0]].source
     network = model(recipe, data)
+    if network.execution.mode != "stacked":
+        message = (
+            f"{type(network.module).__name__} runs {network.execution}. This is slower than a stack of all clients"
+        )
+        warnings.warn(message, Note, stacklevel=3)
     for method in recipe.algorithms:
         dry_run.check(method.algorithm, network, recipe.training, feds[seeds[0]].num_clients)
     _check_scoring(recipe, network, data)

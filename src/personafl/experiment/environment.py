@@ -21,6 +21,7 @@ def environment(sim: Simulation) -> dict[str, Any]:
         "hardware": torch.cuda.get_device_name(sim.device) if gpu else f"{cpu()}, {sim.threads} threads",
         "threads": sim.threads,
         "precision": "float32" if sim.training.precision == "tf32" and not gpu else sim.training.precision,
+        "execution": str(sim.model.execution),
         "torch": torch.__version__,
         "version": __version__,
         "commit": _commit(),

@@ -122,7 +122,7 @@ class StackedModel(Displayed):
         self.stacks = not any(type(m) in CONVS or isinstance(m, nn.RNNBase) for m in self.module.modules())  # on a CPU
         called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
         self.pads, self.random = not called, bool(called) and self._draws(called, example)
-        self.execution = Execution(_MODES[self._way], reason or _without_stacked_form(called, self._folded))
+        self._execution = Execution(_MODES[self._way], reason or _without_stacked_form(called, self._folded))
         # Norms without statistics use those of the batch, also in evaluation.
         self.looks_at_batches = self.whole or any(
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
@@ -140,6 +140,14 @@ class StackedModel(Displayed):
         """Outputs `[C, B, ...]`; training mode when the clients' random streams for this step are given."""
         out = self._run(params, x, valid, keys)
         return out.view(x.shape[0], x.shape[1], *out.shape[1:])
+
+    @property
+    def execution(self) -> Execution:
+        """How clients go through the model on the device where it lies, and why not faster."""
+        if not self._context.one_by_one or self._execution.mode != "stacked":
+            return self._execution
+        reason = self._execution.reason or "on a GPU its convolutions are faster for one client at a time"
+        return Execution("layer by layer", reason)
 
     @property
     def one_by_one(self) -> bool:
