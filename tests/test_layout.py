@@ -24,6 +24,7 @@ ACROSS = {
     "data/test_papers.py": "the papers' splits: loaders, partitions and federation together",
     "flower/test_loopback.py": "deployments of real processes; flower/loopback.py",
     "models/test_networks.py": "all networks of the registry",
+    "models/test_zoo.py": "modules of users, trained to the end; models/zoo.py",
     "slots/test_registry.py": "fillings of one's own, in every registry",
     "test_docs.py": "docs/ against the code",
     "test_examples.py": "examples/",
