@@ -313,6 +313,18 @@ def _channels_last(images: Tensor) -> bool:
     return images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
 
 
+class _ChannelsLast(Function):
+    """Images channels last in memory, whose gradient lies as the images did."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous()
+
+
 class StackedConv(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         conv = cast(nn.Conv2d, self.original)
@@ -365,7 +377,10 @@ class StackedConv(Stacked):
             return x.contiguous()
         if x.shape[1] == 1:  # contiguous either way: the strides must say which is meant
             return x.reshape(len(x), *x.shape[2:], 1).movedim(3, 1)
-        return x.contiguous(memory_format=torch.channels_last)
+        if not x.requires_grad or not x.is_contiguous():
+            return x.contiguous(memory_format=torch.channels_last)
+        # For one row, PyTorch's instance norm gives a wrong gradient if that of its output is channels last.
+        return cast(Tensor, _ChannelsLast.apply(x))  # type: ignore[no-untyped-call]
 
     def with_relu(self, x: Tensor, *, pooled: bool, inner: bool) -> Tensor | None:
         """ReLU and pooling in the same kernel; None where there is none. `inner`: another of these follows."""
