@@ -454,6 +454,37 @@ def test_weight_decay_leaves_parameters_without_a_gradient_alone(rule: SGD | Ada
         assert torch.equal(ended[n], begun.params[n]) == (not n.startswith("head"))
 
 
+class _UsedByLargeMinibatches(nn.Module):
+    """A layer that only minibatches of more than three examples go through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.more = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) + (self.more(x) if len(x) > 3 else 0)
+
+
+@pytest.mark.parametrize("rule", [SGD(0.9, 0.5), Adam(weight_decay=0.5), Adam(weight_decay=0.5, decoupled=True)])
+def test_clients_whose_minibatch_uses_a_parameter_do_not_move_it_for_others(rule: SGD | Adam) -> None:
+    """In a stack of clients, a parameter has a gradient as soon as one client's minibatch gives it one."""
+    torch.manual_seed(0)
+    model = StackedModel(_UsedByLargeMinibatches(), FED.source.x[:2]).to(torch.device("cpu"), torch.float64)
+    task = Task(model, metrics.cross_entropy, metrics.accuracy)
+    turn = Turn(whole(model.info.parameters), epochs=3, optimizer=rule, lr=0.1)
+
+    def train(ids: list[int]) -> Params:
+        begun = ClientState(tree.stack(model.initial, len(ids)), {})
+        data = FED.examples("train", torch.tensor(ids))
+        return run_local_work(task, begun, [turn], data, worlds.training(batch_size=5), RND)[0].params
+
+    together = train([0, 1, 4])  # 28, 6 and 3 examples: minibatches of 5 and 3, of 5 and 1, of 3
+    for place, client in enumerate((0, 1, 4)):
+        for n, t in train([client]).items():  # alone it is a plain optimiser's step, as tested above
+            torch.testing.assert_close(together[n][place], t[0], rtol=1e-12, atol=1e-12)
+    assert torch.equal(together["more.weight"][2], model.initial["more.weight"])
+
+
 def test_a_pull_moves_a_parameter_the_loss_does_not_depend_on() -> None:
     torch.manual_seed(0)
     model = StackedModel(_PartlyTrained(), FED.source.x[:2]).to(torch.device("cpu"), torch.float64)

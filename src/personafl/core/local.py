@@ -558,12 +558,27 @@ class _Steps:
         """One step of the first `k` clients; their losses `[k]`."""
         if k != self.active:
             self._shrink(k)
+        self.untouched: Mapping[str, Collection[int]] = {}
         loss, grads = self._in_closed_form(batch) or self._by_autograd(batch)
         with torch.no_grad():
             for pull in self.part.pulls:
                 loss, grads = self._pulled(loss, grads, pull)
+            kept = self._rows_without_gradient()
             self.part.rule.step(self.now.params, grads, self.slots, self.masks, self.part.lr)
+            for tensor, clients, values in kept:
+                tensor[clients] = values
         return loss
+
+    def _rows_without_gradient(self) -> list[tuple[Tensor, list[int], Tensor]]:
+        """Copy the weights and the optimiser's state of clients whose part of a tensor has no gradient in this step."""
+        kept = []
+        for name, clients in self.untouched.items():
+            if any(name in anchors for anchors in self.anchors.values()):
+                continue  # the proximal term has a gradient
+            states = [t for n, t in self.slots.items() if n.partition("/")[2] == name]
+            rows = list(clients)
+            kept += [(t, rows, t[rows]) for t in (self.now.params[name], *states)]
+        return kept
 
     def _in_closed_form(self, batch: Batch) -> tuple[Tensor, Params] | None:
         """Losses and gradients where those of the criterion and of the model are known in closed form."""
@@ -591,8 +606,7 @@ class _Steps:
         if not self.leaves:
             self._look()
         loss = _each(self.part.loss(self.seen_task, self.seen, batch), self.active, self.part.loss)
-        computed = torch.autograd.grad(loss.sum(), list(self.leaves.values()), allow_unused=True)
-        grads = {n: g for n, g in zip(self.leaves, computed, strict=True) if g is not None}
+        grads, self.untouched = self.task.model.differentiate(loss.sum(), self.leaves)
         if batch.x.is_cuda:
             grads = {n: _laid_as(g, self.leaves[n]) for n, g in grads.items()}
         return loss.detach(), grads

@@ -244,6 +244,10 @@ class TrainedModel(Model, Protocol):
         """Losses `[C]` and the gradients of these parameters without autograd; None where there is no such way."""
         ...
 
+    def differentiate(self, loss: Tensor, leaves: Params) -> tuple[Params, dict[str, list[int]]]:
+        """Compute gradients where the loss has some; and, where it has some for a part of the clients, the others."""
+        ...
+
 
 class Sweep(Protocol):
     """A pass over the clients' data without training: per-client sums of what is measured on each batch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -27,6 +27,7 @@ from personafl.models.layers import (
     StackedGroupNorm,
     StackedLayerNorm,
     StackedLinear,
+    client_rows,
     frozen,
 )
 from personafl.models.recurrent import StackedLSTM
@@ -69,7 +70,7 @@ class PerClient(Stacked):
     def _calls(self, device: torch.device) -> Callable[[int, tuple[Any, ...]], Any]:
         """What calls the module with the parameters of a client, by its place."""
         keys = self.context.keys
-        each = {n: self.context.params[full].unbind() for n, full in self.own.items()}
+        each = {n: self._rows(self.context.params[full]) for n, full in self.own.items()}
 
         def call(c: int, given: tuple[Any, ...]) -> Any:
             own = {n: rows[c] for n, rows in each.items()}
@@ -80,6 +81,15 @@ class PerClient(Stacked):
                 return functional_call(self.original, own, given)
 
         return call
+
+    def _rows(self, stacked: Tensor) -> Sequence[Tensor]:
+        """Return each client's tensor.
+
+        In evaluation, parameters can be differentiated as those of any module: a forward pass may take a gradient.
+        """
+        if torch.is_grad_enabled() or not stacked.is_floating_point():
+            return client_rows(self.context, stacked)
+        return [t.detach().requires_grad_() for t in stacked.unbind()]
 
 
 class OneAtATime(PerClient):
@@ -107,7 +117,7 @@ class OneAtATime(PerClient):
 
     def _calls(self, device: torch.device) -> Callable[[int, tuple[Any, ...]], Any]:
         context, others, first = self.context, self.context.params, self.context.calls
-        each = {n: torch.split(others[n], 1) for n in self.inside}
+        each = {n: [t.unsqueeze(0) for t in client_rows(context, others[n])] for n in self.inside}
         keys = None if context.keys is None else torch.split(context.keys, 1)
 
         def call(c: int, given: tuple[Any, ...]) -> Any:

@@ -84,11 +84,43 @@ class Context:
     one_by_one: bool = False  # on a GPU: a stack of one is left to PyTorch's own layers
     tape: list[Taped] | None = None  # linear layers as they run, where their gradients are taken by hand
     threads: int = 0  # for batched products, where all else runs on one; 0: as PyTorch has it
+    have_gradients: dict[int, list[bool]] | None = None
+    """Which clients a backward pass gives a gradient, for stacked tensors by their address; None: nobody asks."""
 
     def coarse(self, x: Tensor) -> bool:
         """Whether a linear layer takes this in bf16: sequences; where an example is one row, rounding weights costs
         more than its product gains."""
         return self.arithmetic == "bf16" and x.is_cuda and x.dim() > 2
+
+
+class _ClientRows(Function):
+    """Each client's part of a stacked tensor; the backward pass notes the clients whose part has no gradient.
+
+    A forward pass that is called for one client after the other may use a parameter for some clients and not for
+    others. The gradient of the stack is zero there, and a module of one's own would have none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, context: Context, stacked: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.context, ctx.address, ctx.shape = context, stacked.data_ptr(), stacked.shape
+        return stacked.unbind()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, Tensor]:
+        some = next(g for g in grads if g is not None)
+        noted = ctx.context.have_gradients
+        if noted is not None:
+            before = noted.get(ctx.address, [False] * len(grads))
+            noted[ctx.address] = [b or g is not None for b, g in zip(before, grads, strict=True)]
+        return None, torch.stack([some.new_zeros(ctx.shape[1:]) if g is None else g for g in grads])
+
+
+def client_rows(context: Context, stacked: Tensor) -> Sequence[Tensor]:
+    """Return each client's part of a stacked tensor."""
+    if len(stacked) == 1 or not stacked.requires_grad:
+        return stacked.unbind()
+    return cast(Sequence[Tensor], _ClientRows.apply(context, stacked))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,26 @@ class StackedModel(Displayed):
         found = dict(zip(ran.names, grads, strict=True))
         return loss, {n: cast(Tensor, found[n]) for n in names}
 
+    def differentiate(self, loss: Tensor, leaves: Params) -> tuple[Params, dict[str, list[int]]]:
+        """Compute gradients as PyTorch's optimisers see them.
+
+        Args:
+            loss: The sum of the clients' losses.
+            leaves: Stacked tensors by name.
+
+        Returns:
+            The gradients of the tensors that the loss depends on; and, where it depends on a tensor for some clients
+            only, the others. Their part of the gradient is zero, and alone they would have none.
+        """
+        noted = self._context.have_gradients = {}
+        try:
+            computed = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        finally:
+            self._context.have_gradients = None
+        grads = {n: g for n, g in zip(leaves, computed, strict=True) if g is not None}
+        partly = {n: noted[t.data_ptr()] for n, t in leaves.items() if n in grads and t.data_ptr() in noted}
+        return grads, {n: [c for c, has in enumerate(row) if not has] for n, row in partly.items() if not all(row)}
+
     def _taped(
         self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None
     ) -> tuple[Tensor, Taped | None]:
