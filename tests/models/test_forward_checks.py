@@ -150,7 +150,7 @@ def test_the_networks_of_the_package_need_no_check(name):
     module = MODELS[name].build(size, 10)
     example = torch.randint(10, (2, *size)) if "lstm" in name else torch.rand(2, *size)
     assert forward_checks.is_library_code(module)
-    assert forward_checks.reason_not_to_stack(module, example) is None
+    assert forward_checks.RowChecks(module, example).reason_not_to_stack() is None
     forward_checks.refuse_state(module, example)
 
 
@@ -175,9 +175,20 @@ def remembering_the_largest(m: Any, x: Tensor) -> Tensor:
     return m.b(m.a(x)) / m.average
 
 
+def collecting(m: Any, x: Tensor) -> Tensor:
+    m.seen.append(m.a(x).relu())
+    return m.b(m.seen[-1] if len(m.seen) < 11 else torch.stack([s.mean(0) for s in m.seen[-3:]]).mean(0) + m.seen[-1])
+
+
 @pytest.mark.parametrize(
     ("how", "name"),
-    [(counting, "calls"), (averaging, "average"), (logging, "log"), (remembering_the_largest, "average")],
+    [
+        (counting, "calls"),
+        (averaging, "average"),
+        (logging, "log"),
+        (remembering_the_largest, "average"),
+        (collecting, "seen"),
+    ],
 )
 def test_a_module_that_remembers_its_calls_is_refused(how, name):
     with pytest.raises(UserError, match=rf"Own: attribute '{name}' changes from one call of the forward pass"):
@@ -190,6 +201,7 @@ def storing(m: Any, x: Tensor) -> Tensor:
 
 
 def listing(m: Any, x: Tensor) -> Tensor:
+    m.seen = []
     m.seen.append(m.a(x).relu())
     return m.b(m.seen[-1])
 
@@ -207,6 +219,22 @@ def test_activations_and_tables_may_be_stored(how):
     sim = worlds.simulation(FedAvg(), model=model, num_rounds=2)
     sim.run()
     model.copy()
+
+
+def modulo(m: Any, x: Tensor) -> Tensor:
+    """Does something else for 70 rows than for the few, or the very many, that are tried when a model is made."""
+    return m.b(m.a(x).tanh() if len(x) % 70 == 0 else m.a(x).relu())
+
+
+def test_numbers_of_rows_are_checked_when_they_first_come_up():
+    model = StackedModel(Own(modulo), EXAMPLE)
+    assert model.execution.mode == "stacked"
+    params = {n: torch.stack([t] * 7) for n, t in model.initial.items()}
+    model(params, torch.zeros(7, 9, 6))  # 63 rows
+    with pytest.raises(UserError, match=r"its forward pass depends on the number of rows \(tanh differs.* 70 rows"):
+        model(params, torch.zeros(7, 10, 6))
+    one = {n: t[:1] for n, t in params.items()}
+    assert model(one, torch.zeros(1, 70, 6)).shape == (1, 70, 3)  # a stack of one is that client
 
 
 def test_a_layer_refuses_rows_that_are_not_all_of_each_client():

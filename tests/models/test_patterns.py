@@ -621,7 +621,7 @@ def remembered(m: Any, x: Tensor) -> Tensor:
 
 
 def listed(m: Any, x: Tensor) -> Tensor:
-    m.seen.append(x)
+    m.seen[:] = [x]
     return m.b(F.relu(m.c(F.relu(m.a(x)))))  # type: ignore[no-any-return]
 
 

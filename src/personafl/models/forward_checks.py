@@ -8,6 +8,7 @@ call to the next, since calls of a stack are not steps of a client.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -141,41 +142,72 @@ def _outline(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | type(None)) else type(value).__name__
 
 
-def reason_not_to_stack(module: nn.Module, example: Tensor) -> str | None:
-    """Say why the rows of several clients must not go through a module in one call; None if they may.
+class RowChecks:
+    """Whether the rows of several clients may go through a module in one call, for any number of rows.
 
     The forward pass is recorded on the meta device, where nothing is computed, for several numbers of rows. The same
-    functions must be called each time, with arguments that are equal or grow with the number of rows.
+    functions must be called each time, with arguments that are equal or grow with the number of rows. Numbers of rows
+    that come up during training are checked when they first do.
     """
-    for training in (True, False):
-        reference = _Recorder(ROWS)
-        try:
-            _record(module, example, reference, training)
-        except Exception as e:
-            return f"its forward pass cannot be recorded without data ({type(e).__name__})"
-        hooks = [name for name, _ in reference.calls if name in _GRADIENT_HOOKS]
-        if hooks:
-            return f"its forward pass uses {hooks[0]}, which would see the gradients of all clients"
-        for rows in OTHER_ROWS:
-            recorder = _Recorder(rows, reference)
+
+    def __init__(self, module: nn.Module, example: Tensor) -> None:
+        self.name, self.shape, self.dtype = type(module).__name__, example.shape[1:], example.dtype
+        self.module = copy.deepcopy(module).to("meta")
+        self.references: dict[bool, _Recorder] = {}
+        self.checked: set[tuple[bool, int]] = set()
+        self.lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowChecks:
+        return self  # nothing in it depends on weights
+
+    def reason_not_to_stack(self) -> str | None:
+        """Say why the rows of several clients must not go through the module in one call; None if they may."""
+        for training in (True, False):
+            self.references[training] = reference = _Recorder(ROWS)
             try:
-                _record(module, example, recorder, training)
-                same = len(recorder.calls) == len(reference.calls)
-                call = "" if same else reference.calls[len(recorder.calls)][0]
-            except _DeviationError as e:
-                same, call = False, str(e)
+                self._record(reference, training)
             except Exception as e:
-                same, call = False, type(e).__name__
-            if not same:
-                return f"its forward pass depends on the number of rows ({call} differs between {ROWS} and {rows} rows)"
-    return None
+                return f"its forward pass cannot be recorded without data ({type(e).__name__})"
+            hooks = [name for name, _ in reference.calls if name in _GRADIENT_HOOKS]
+            if hooks:
+                return f"its forward pass uses {hooks[0]}, which would see the gradients of all clients"
+            for rows in OTHER_ROWS:
+                if reason := self._deviation(rows, training):
+                    return reason
+        return None
 
+    def check(self, rows: int, training: bool) -> None:
+        """Refuse a number of rows for which the forward pass does something else than for a few rows."""
+        if (training, rows) in self.checked:
+            return
+        with self.lock:
+            reason = self._deviation(rows, training)
+        if reason:
+            raise UserError(
+                f"{self.name}: {reason}, so the rows of several clients cannot go through it in one call; train stacks "
+                "of one client instead (--chunk 1, or Machine(chunk=1))"
+            )
+        self.checked.add((training, rows))
 
-def _record(module: nn.Module, example: Tensor, recorder: _Recorder, training: bool) -> None:
-    own = copy.deepcopy(module).to("meta").train(training)
-    x = torch.empty(recorder.rows, *example.shape[1:], dtype=example.dtype, device="meta")
-    with torch.device("meta"), recorder:
-        own(x)
+    def _deviation(self, rows: int, training: bool) -> str | None:
+        reference = self.references[training]
+        recorder = _Recorder(rows, reference)
+        try:
+            self._record(recorder, training)
+            if len(recorder.calls) == len(reference.calls):
+                return None
+            call = reference.calls[len(recorder.calls)][0]
+        except _DeviationError as e:
+            call = str(e)
+        except Exception as e:
+            call = type(e).__name__
+        return f"its forward pass depends on the number of rows ({call} differs between {ROWS} and {rows} rows)"
+
+    def _record(self, recorder: _Recorder, training: bool) -> None:
+        module = copy.deepcopy(self.module).train(training)  # a call may leave something in it
+        x = torch.empty(recorder.rows, *self.shape, dtype=self.dtype, device="meta")
+        with torch.device("meta"), recorder:
+            module(x)
 
 
 def refuse_state(module: nn.Module, example: Tensor) -> None:
@@ -228,8 +260,7 @@ def _snapshot(value: Any, depth: int = 4) -> Any:
     if isinstance(value, dict):
         return {k: _snapshot(v, depth - 1) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        items = [_snapshot(v, depth - 1) for v in value]
-        return [] if all(isinstance(v, Tensor) for v in items) else items  # a list of activations may grow
+        return [_snapshot(v, depth - 1) for v in value]
     if hasattr(value, "__dict__"):
         return {k: _snapshot(v, depth - 1) for k, v in vars(value).items()}
     return type(value)

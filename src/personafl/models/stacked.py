@@ -46,11 +46,11 @@ from personafl.models import agreement
 from personafl.models.agreement import Sample
 from personafl.models.folding import OneAtATime, PerClient, fold
 from personafl.models.forward_checks import (
+    RowChecks,
     activations,
     copy_module,
     has_hooks,
     is_library_code,
-    reason_not_to_stack,
     refuse_state,
 )
 from personafl.models.forward_cost import observe
@@ -114,8 +114,12 @@ class StackedModel(Displayed):
         self._context = Context()
         self._twins: list[StackedModel] = []
         self._fused: FusedForward | None = None
+        self._row_checks: RowChecks | None = None
         with rng.torch_generator():
-            self._way, reason = self._choose_way(self._samples(example), *self._checked_ways(example))
+            ways, reason, checks = self._checked_ways(example)
+            self._way, reason = self._choose_way(self._samples(example), ways, reason)
+        if self._way == "stack":
+            self._row_checks = checks
         self.whole = self._way != "stack"  # the module is called for each client
         self._folded = self._fold(self._way)
         self._head: Stacked | None = None
@@ -189,8 +193,11 @@ class StackedModel(Displayed):
         context = self._context
         context.params, context.valid, context.keys = params, valid, keys
         context.count, context.rows, context.calls = x.shape[0], x.shape[1], 0
-        if self._folded.training != (keys is not None):
-            self._folded.train(keys is not None)
+        training = keys is not None
+        if self._row_checks is not None and x.shape[0] > 1:
+            self._row_checks.check(x.shape[0] * x.shape[1], training)
+        if self._folded.training != training:
+            self._folded.train(training)
         rows = x.flatten(0, 1).clone() if self._alters else x.flatten(0, 1)  # others may look at the same batch
         out: Tensor = self._folded(rows) if self._fused is None else self._fused(self._folded, rows)
         context.params = {}
@@ -473,13 +480,19 @@ class StackedModel(Displayed):
             if not long:
                 return
 
-    def _checked_ways(self, example: Tensor) -> tuple[tuple[_Way, ...], str]:
-        """The ways that a module of this kind may be run in, besides client by client, and why not in the fastest."""
+    def _checked_ways(self, example: Tensor) -> tuple[tuple[_Way, ...], str, RowChecks | None]:
+        """The ways that a module of this kind may be run in, besides client by client, and why not in the fastest.
+
+        With them, the checks of numbers of rows that a stack of it needs.
+        """
         if has_hooks(self.module):
-            return (), "hooks are registered on its layers"
+            return (), "hooks are registered on its layers", None
         ways: tuple[_Way, ...] = ("stack", "alone") if next(self.module.children(), None) is not None else ("stack",)
-        reason = None if is_library_code(self.module) else reason_not_to_stack(self.module, example)
-        return (ways, "") if reason is None else (ways[1:], reason)
+        if is_library_code(self.module):
+            return ways, "", None
+        checks = RowChecks(self.module, example)
+        reason = checks.reason_not_to_stack()
+        return (ways, "", checks) if reason is None else (ways[1:], reason, None)
 
     def _choose_way(self, samples: Iterator[Sample], ways: tuple[_Way, ...], reason: str) -> tuple[_Way, str]:
         """The fastest of these ways that gives each client what it gives alone, and why it is not a stack."""
