@@ -178,6 +178,7 @@ class ModelInfo:
     features: int = 0  # numbers of one example that enter the head; 0 where the head is no layer of its own
     without_features: str = ""  # why `features` is 0
     outputs: int = 0  # numbers the model gives for one example
+    norms: frozenset[str] = frozenset()  # the parameters of normalisation layers
     products: Mapping[int, int] = field(default_factory=dict)
     """The part of `other_flops` that is of products of activations, by how many layers lie before them."""
 

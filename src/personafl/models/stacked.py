@@ -66,6 +66,7 @@ from personafl.models.layers import (
     gradients,
     tracks,
 )
+from personafl.models.norms import norm_parameters
 from personafl.models.patterns import FusedForward, fused_forward
 
 LONG = 1e8  # FLOP of a forward pass of one example
@@ -630,6 +631,7 @@ def describe(module: nn.Module, example: Tensor, head: str | None, policy: Buffe
         cost.other_flops,
         cost.activations,
         policy,
+        norms=norm_parameters(module).intersection(trainable),
         products=cost.products,
     )
 
