@@ -12,7 +12,7 @@ from personafl import FedRep, StackedModel
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.types import Params
+from personafl.core.types import Params, Round, Stage
 from tests import worlds
 
 
@@ -82,3 +82,14 @@ def test_a_head_may_be_a_single_tensor() -> None:
     sim = worlds.simulation(FedRep(), model=StackedModel(module, torch.zeros(2, 6)))
     assert sim.algorithm.own_head() == {"2.weight"}
     assert sim.server.keys() == {"0.weight", "0.bias"}
+
+
+def test_the_servers_streams_are_functions_of_seed_purpose_round_and_phase() -> None:
+    def stream(purpose: str, rnd: Round | None, seed: int = 0) -> int:
+        method = worlds.simulation(Diary(), seed=seed).algorithm
+        return int(method.server_stream(purpose, rnd))
+
+    rounds = [None, Round(Stage(0), 0.1), Round(Stage(1), 0.1), Round(Stage(0, phase="tune"), 0.1)]
+    drawn = [stream(purpose, rnd, seed) for purpose in ("mask", "noise") for rnd in rounds for seed in (0, 1)]
+    assert len(set(drawn)) == len(drawn)
+    assert stream("mask", Round(Stage(1), 0.3, predicting=True)) == stream("mask", rounds[2])

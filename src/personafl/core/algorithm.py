@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Self, get_args
 import torch
 from torch import Tensor
 
-from personafl.core import tree
+from personafl.core import rng, tree
 from personafl.core.display import Displayed, table
 from personafl.core.errors import UserError
 from personafl.core.optim import Optimizer
@@ -334,6 +334,22 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
                 "(fedphp.inherit.transfer=prox takes any model)"
             )
         return self.info.features
+
+    def server_stream(self, purpose: str, rnd: Round | None = None) -> Tensor:
+        """Return the random stream of what the server draws for a purpose, to be given to the functions of `rng`.
+
+        The stream depends on the run's seed, the purpose and the round alone. So hooks that draw the same in a round
+        agree, and so do simulations, ranks, deployments and resumed runs. Whoever knows the seed can draw it too: it
+        is no secret.
+
+        Args:
+            purpose: What is drawn. Two purposes have two streams.
+            rnd: The round in which it is drawn; None for what is drawn before the first.
+        """
+        stream = rng.key(self.setup.training.seed, "server")
+        if rnd is not None:
+            stream = rng.extend(rng.extend(stream, rnd.number + 1), rnd.phase)
+        return rng.extend(stream, purpose)
 
     def stays_on_client(self) -> frozenset[str]:
         local_statistics = self.info.buffers if self.info.policy == "local" else frozenset()
