@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from personafl import ALGORITHMS, StackedModel
+from personafl import ALGORITHMS, Algorithm, StackedModel
 from personafl.core import cuda_graphs, local
+from personafl.core.algorithm import ClientState, LocalWork, whole
 from personafl.core.batches import Plan
 from personafl.core.cuda_graphs import CapturedTurn, Step
+from personafl.core.types import Batch, Round, Task
 from personafl.sim.execution_plan import ExecutionPlan
 from tests import worlds
 from tests.algorithms.test_contract import BUSY
@@ -204,3 +207,30 @@ def test_a_step_that_cannot_be_recorded_is_played_for_its_client_alone(monkeypat
         refused.run()
     for n, t in alone.server.items():
         torch.testing.assert_close(refused.server[n], t, rtol=1e-9, atol=1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoMinibatches(Algorithm):
+    """A method whose loss sees two minibatches in a step."""
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        return [self.usual_turn(whole(self.info.parameters), loss=self._both, minibatches=2)]
+
+    def _both(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
+        return task.loss(local.params, batch) + 0.5 * task.loss(local.params, batch.others[0])
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.usefixtures("pretended")
+def test_recorded_steps_have_their_further_minibatches(lanes: int) -> None:
+    fed = worlds.federation("cnn", RAGGED)
+    model = StackedModel(Normed(), fed.source.x[:2])
+    options = {"fed": fed, "model": model, "join_ratio": 1.0, "batch_size": 10, "num_rounds": 3}
+    alone, recorded = (worlds.simulation(TwoMinibatches(), "cnn", **options) for _ in range(2))
+    recorded.plan, recorded.model._context.one_by_one = ExecutionPlan(6, 1, 1, lanes=lanes), lanes > 0
+    recorded.graph_cache = cuda_graphs.GraphCache(lanes, torch.device("cpu"))
+    alone.run()
+    recorded.run()
+    assert Played.made > 0
+    for n, t in alone.server.items():
+        torch.testing.assert_close(recorded.server[n], t, rtol=1e-9, atol=1e-9)

@@ -533,3 +533,75 @@ def test_what_is_no_list_of_turns_is_refused_in_a_line(given: object, why: str) 
 
     with pytest.raises(UserError, match=why):
         worlds.simulation(Own()).step()
+
+
+def seeing_several(seen: list[Batch]):
+    """The usual loss of all minibatches of a step, which notes them."""
+
+    def loss(task: Task, local: ClientState, batch: Batch) -> Tensor:
+        seen.append(batch)
+        return torch.stack([task.loss(local.params, b) for b in (batch, *batch.others)]).sum(0)
+
+    return loss
+
+
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"epochs": 0.5}, {"steps": 7}])
+def test_further_minibatches_of_a_step_have_orders_and_noise_of_their_own(length: dict[str, float]) -> None:
+    """Each epoch of each order has every example once, and minibatches of a step are equally large."""
+    seen: list[Batch] = []
+    go([Turn(whole(NAMES), loss=seeing_several(seen), minibatches=3, **length)], batch_size=5)  # type: ignore[arg-type]
+    assert {len(batch.others) for batch in seen} == {2}
+    for batch in seen:
+        for other in batch.others:
+            assert torch.equal(other.count, batch.count)
+            assert (other.valid is None) == (batch.valid is None)
+            assert not set(other.keys.tolist()) & set(batch.keys.tolist())
+        a, b = batch.others
+        assert (
+            not torch.equal(a.x, b.x)
+            and not torch.equal(a.x, batch.x)
+            and not set(a.keys.tolist()) & set(b.keys.tolist())
+        )
+    if length == {"epochs": 2}:
+        every = DATA.x[DATA.rows[0, :28]].sort(0).values
+        for place in range(3):
+            steps = [(batch, *batch.others)[place] for batch in seen]
+            for epoch in (steps[:6], steps[6:]):  # 28 examples in minibatches of 5
+                own = torch.cat([b.x[0, : int(b.count[0])] for b in epoch])
+                assert torch.equal(own.sort(0).values, every)
+
+
+def test_the_first_minibatches_are_those_of_a_turn_without_others() -> None:
+    seen: list[Batch] = []
+    alone: list[tuple[Tensor, Tensor]] = []
+    go([Turn(whole(NAMES), loss=seeing_several(seen), minibatches=2, epochs=2), Turn(whole(NAMES), epochs=1)])
+    go([Turn(whole(NAMES), loss=seeing(alone), epochs=2)])
+    assert all(torch.equal(b.x, x) and torch.equal(b.keys, k) for b, (x, k) in zip(seen, alone, strict=True))
+
+
+def test_a_clients_further_minibatches_do_not_depend_on_its_stack() -> None:
+    turns: list[LocalWork] = [
+        Turn(whole(NAMES), loss=seeing_several([]), minibatches=2, epochs=2),
+        Turn(whole(NAMES), loss=seeing_several([]), minibatches=2, steps=3),
+    ]
+    together = go(turns)
+    for place, client in enumerate(IDS):
+        alone = go(turns, ids=client[None])
+        for n in NAMES:
+            torch.testing.assert_close(alone.params[n][0], together.params[n][place], rtol=1e-12, atol=1e-12)
+
+
+def test_a_second_turn_on_the_same_minibatches_sees_the_further_ones_too() -> None:
+    first: list[Batch] = []
+    second: list[Batch] = []
+    then = Turn(whole(["head.bias"]), loss=seeing_several(second))
+    go([Turn(whole(["head.weight"]), loss=seeing_several(first), minibatches=2, steps=3, then=then)])
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a.others[0].x, b.others[0].x)
+        assert not set(a.others[0].keys.tolist()) & set(b.others[0].keys.tolist())
+
+
+@pytest.mark.parametrize("count", [0, True, 1.5])
+def test_a_step_sees_a_whole_number_of_minibatches(count: object) -> None:
+    with pytest.raises(UserError, match=r"minibatches=.*: must be a whole number, at least 1"):
+        Turn(whole(NAMES), minibatches=count)  # type: ignore[arg-type]

@@ -97,6 +97,7 @@ class Turn:
     epochs: float = 0.0
     steps: int = 0  # minibatches, where epochs are not what is counted
     least: int = 0  # minibatches, where a fraction of an epoch would round to fewer
+    minibatches: int = 1  # that a step sees, each from an order of its own: the loss has further ones in `batch.others`
     lr: float | None = None  # None: the round's
     optimizer: Optimizer | None = None  # None: that of `Algorithm.training_at`
     active: Masks | Callable[[ClientState], Masks] = field(
@@ -109,6 +110,10 @@ class Turn:
     stream: str = "batches"
     memory: str = ""  # where in `fixed` the optimiser's state is found and left; empty: it lasts for the session
     then: Turn | None = None  # a second update on each of the same minibatches; its length is this turn's
+
+    def __post_init__(self) -> None:
+        if type(self.minibatches) is not int or self.minibatches < 1:
+            raise UserError(f"Turn(minibatches={self.minibatches!r}): must be a whole number, at least 1")
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Plan:
     full: list[bool]  # whether all their places are filled, per step
     examples: Tensor  # [C] float64 on the host: examples each client processes
     noise: Tensor  # [C, S] random streams of the steps; [C, 0] where there are none
+    others: tuple[Plan, ...] = ()  # the same steps with further minibatches, of as many examples
 
     def client(self, place: int) -> Plan:
         """The minibatches of one of the clients."""
@@ -53,7 +54,8 @@ class Plan:
         sizes, width = self.sizes[own, :steps], self.rows.shape[2]
         rows, there, real, noise = (t[own, :steps] for t in (self.rows, self.there, self.real, self.noise))
         full = [n == width for n in sizes[0].tolist()]
-        return Plan(rows, there, real, sizes, self.steps[own], [1] * steps, full, self.examples[own], noise)
+        others = tuple(other.client(place) for other in self.others)
+        return Plan(rows, there, real, sizes, self.steps[own], [1] * steps, full, self.examples[own], noise, others)
 
 
 def steps_per_epoch(count: Tensor, batch_size: int) -> Tensor:
@@ -185,7 +187,16 @@ def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.
 
 
 def minibatches(data: Examples, plan: Plan, dtype: torch.dtype) -> Iterator[Batch]:
-    """The steps of a plan, with noise, one after the other. Small ones on a CPU are fetched many at a time."""
+    """The steps of a plan, with noise, one after the other; with each its further minibatches, if there are any."""
+    if not plan.others:
+        yield from _single(data, plan, dtype)
+        return
+    for batch, *others in zip(*(_single(data, each, dtype) for each in (plan, *plan.others)), strict=True):
+        yield replace(batch, others=tuple(others))
+
+
+def _single(data: Examples, plan: Plan, dtype: torch.dtype) -> Iterator[Batch]:
+    """The steps of a plan without further minibatches. Small ones on a CPU are fetched many at a time."""
     (stack, steps, size), keys = plan.rows.shape, plan.noise
     each = stack * size * data.x.shape[1:].numel() * data.x.element_size()
     many = BLOCK // max(each, 1)

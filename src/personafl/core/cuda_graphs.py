@@ -20,7 +20,7 @@ import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -174,7 +174,8 @@ class CapturedTurn:
         ]
         self.states = [room_for(s, channels_last) for s in states]
         self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in moves]
-        self.plan = plan.rows.new_zeros(count, room, plan.rows.shape[2] + 2)  # rows, how many are real, random stream
+        # rows, how many are real, random stream; of each of a step's minibatches
+        self.plans = [plan.rows.new_zeros(count, room, plan.rows.shape[2] + 2) for _ in (plan, *plan.others)]
         self._from_zero = torch.zeros(1 + count, dtype=torch.int64, device=device)  # set back for a round in one go
         self.at, self.loss = self._from_zero[:1], self._from_zero[1:].view(torch.float64)
         self._rates: list[float] = []  # the last
@@ -205,8 +206,8 @@ class CapturedTurn:
                 held.fill_(rate)
             self._rates = list(rates)
         steps = plan.rows.shape[1]
-        parts = [plan.rows, plan.real.unsqueeze(2), plan.noise.unsqueeze(2)]
-        torch.cat(parts, 2, out=self.plan[:, :steps])
+        for held, one in zip(self.plans, (plan, *plan.others), strict=True):
+            torch.cat([one.rows, one.real.unsqueeze(2), one.noise.unsqueeze(2)], 2, out=held[:, :steps])
         self._from_zero.zero_()
 
     def run(self, step: Step) -> None:
@@ -228,11 +229,15 @@ class CapturedTurn:
 
     def _advance(self, step: Step) -> None:
         """One step of the clients still at work, and on to the next."""
-        k, size = step.clients, step.size
-        now = self.plan[:k].index_select(1, self.at).squeeze(1)
-        batch = batches.gather(self.data, now[:, :size], now[:, -2], step.full, now[:, -1], self.dtype)
-        self.loss[:k] += self.update(batch, k)
+        batch, *others = (self._fetched(plan, step) for plan in self.plans)
+        batch = replace(batch, others=tuple(others)) if others else batch
+        self.loss[: step.clients] += self.update(batch, step.clients)
         self.at += 1
+
+    def _fetched(self, plan: Tensor, step: Step) -> Batch:
+        """The next minibatch of a plan."""
+        now = plan[: step.clients].index_select(1, self.at).squeeze(1)
+        return batches.gather(self.data, now[:, : step.size], now[:, -2], step.full, now[:, -1], self.dtype)
 
 
 @contextmanager

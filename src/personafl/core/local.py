@@ -189,14 +189,22 @@ class _Session:
         """Minibatch steps on the turn's loss, over the clients that still have some."""
         size = self.training.batch_size
         length: dict[str, Any] = {"steps": turn.steps} if turn.steps else {"epochs": turn.epochs, "least": turn.least}
-        length["noise"] = self._stream("noise" if turn.stream == "batches" else f"noise {turn.stream}")
         length |= {"first": self._epochs(turn.stream), "passed": self._steps(turn.stream)}
+        further = [f"{turn.stream} {i}" for i in range(2, turn.minibatches + 1)]
         with self.clock("data"):
-            plan = batches.plan(self.data, size, self._stream(turn.stream), **length)
+            plan, *others = (
+                batches.plan(self.data, size, self._stream(stream), noise=self._noise(stream), **length)
+                for stream in (turn.stream, *further)
+            )
+        plan = replace(plan, others=tuple(others)) if others else plan
         parts = self._moving(list(_chain(turn)), plan)
         if parts:
             self._run(_Stack(self.local, parts, plan, self.loss, capacity(len(plan.active))))
         self.played.setdefault(turn.stream, []).append(plan.steps)
+
+    def _noise(self, stream: str) -> Tensor:
+        """The random streams of the steps of a stream of minibatches."""
+        return self._stream("noise" if stream == "batches" else f"noise {stream}")
 
     def _steps(self, stream: str) -> int | Tensor:
         """Steps of a stream behind each client: `[C]`, or 0."""
@@ -337,7 +345,7 @@ class _Session:
             for p in parts
         ]
         held = [shapes(t) for t in (local.params, local.fixed, *[p.state for p in parts])]
-        sizes = (plan.rows.shape[0], stack.room, plan.rows.shape[2], self.data.x.data_ptr())
+        sizes = (plan.rows.shape[0], stack.room, plan.rows.shape[2], len(plan.others), self.data.x.data_ptr())
         return (self.task.model, self.task.criterion, sizes, *rules, *held)
 
     def _reel(
@@ -528,8 +536,14 @@ class _Update:
         """The losses `[k]` of the last one."""
         loss = self.steps[0].step(batch, k)
         for i, after in enumerate(self.steps[1:], 1):
-            loss = after.step(replace(batch, keys=rng.extend(rng.extend(batch.keys, "then"), i)), k)
+            loss = after.step(_with_own_keys(batch, i), k)
         return loss
+
+
+def _with_own_keys(batch: Batch, place: int) -> Batch:
+    """A minibatch with the random streams of the update at this place."""
+    others = tuple(_with_own_keys(other, place) for other in batch.others)
+    return replace(batch, keys=rng.extend(rng.extend(batch.keys, "then"), place), others=others)
 
 
 class _Steps:

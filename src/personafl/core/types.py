@@ -100,6 +100,7 @@ class Batch:
     valid: Tensor | None  # [C, B] bool, None when every place holds an example
     count: Tensor  # [C] examples per client
     keys: Tensor  # [C] int64: the random stream of this client's step
+    others: tuple[Batch, ...] = ()  # the step's further minibatches, where a turn asks for several
 
     def mean(self, values: Tensor) -> Tensor:
         """Average per-example values `[C, B]` over each client's real examples: `[C]`."""
