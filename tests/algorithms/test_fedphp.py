@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from personafl import Evaluation, FedAvg, FedPHP, FedProx, Inherit, Simulation
+from personafl import Algorithm, Evaluation, FedAvg, FedPeWSFixed, FedPHP, FedProx, FedRep, Inherit, Simulation
 from personafl.core import tree
 from personafl.core.types import Round, Stage
 from personafl.slots.inherited import Inherited
@@ -179,9 +181,17 @@ def accuracy(params: dict[str, Tensor], x: Tensor, y: Tensor) -> float:
     return float((checks.outputs(params, x).argmax(1) == y).double().mean())
 
 
-def test_on_arrival_fedavg_has_forgotten_what_its_clients_knew() -> None:
-    """delta = Acc(newly downloaded) - Acc(last personalised), over the clients that come back (Eq. 4)."""
-    sim = worlds.simulation(FedAvg(), evaluation=LATE, lr=0.3, local_epochs=4)
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAvg(), *(FedPHP(inherit=Inherit(answers=a, weight=0.3)) for a in ("inherited", "personalised", "both"))],
+    ids=["fedavg", "inherited", "personalised", "both"],
+)
+def test_delta_compares_the_downloaded_model_with_the_one_last_trained(algorithm: Algorithm) -> None:
+    """delta = Acc(newly downloaded) - Acc(last personalised), over the clients that come back (Eq. 4).
+
+    FedPHP's clients download theta_s and train theta_s^k, whichever model answers for them.
+    """
+    sim = worlds.simulation(algorithm, evaluation=LATE, lr=0.3, local_epochs=4)
     left: dict[int, float] = {}
     told = []
     for _ in sim.schedule:
@@ -199,12 +209,51 @@ def test_on_arrival_fedavg_has_forgotten_what_its_clients_knew() -> None:
     assert any(told[1:])
 
 
-def test_on_arrival_fedphp_knows_what_it_knew() -> None:
-    """The HPM a client comes with is the one it left with."""
-    sim = checks.played(FedPHP(), evaluation=LATE, lr=0.3, local_epochs=4)
-    assert sim.rows[0]["delta"] is None
-    assert [r["delta"] for r in sim.rows if r["delta"] is not None] == [0.0] * 7
-    assert any(r["before"]["mean"] != r["personal"]["mean"] for r in sim.rows)
+def test_around_a_method_with_a_private_head_the_downloaded_model_has_that_head() -> None:
+    """Everybody in both rounds: FedRep begins the second with the received body and the head that it trained."""
+    sim = worlds.simulation(FedRep(inherit=Inherit(momentum="mu-b")), evaluation=LATE, lr=0.3, join_ratio=1.0)
+    _, ids, first = checks.rehearsed(sim)
+    sim.step()
+    gained = []
+    for i, c in enumerate(ids.tolist()):
+        trained = {n: t[i] for n, t in first.local.params.items()}
+        downloaded = trained | sim.server  # which has no head
+        assert {n for n in trained if n not in sim.server} == {"head.weight", "head.bias"}
+        test = checks.rows_of(sim, c, "test")
+        gained.append(accuracy(downloaded, *test) - accuracy(trained, *test))
+    assert any(gained)
+    assert sim.step()["delta"] == pytest.approx(sum(gained) / len(gained))
+
+
+def test_behind_a_warm_up_delta_is_that_of_the_method() -> None:
+    """Two rounds of warm-up, in which nobody keeps a model, then FedPHP's, with the same models as FedAvg's."""
+    rows = [
+        checks.played(
+            FedPeWSFixed(base=base, warmup_share=0.25), evaluation=LATE, lr=0.3, join_ratio=1.0, local_epochs=4
+        ).rows
+        for base in (FedPHP(inherit=Inherit(weight=0.0)), FedAvg(weights="uniform"))
+    ]
+    php, fedavg = ([(r["before"]["mean"], r["delta"]) for r in of if "before" in r] for of in rows)
+    assert len(php) == 8
+    assert php == fedavg
+    assert any(delta for _, delta in php[3:])
+
+
+def test_whose_session_failed_has_trained_nothing() -> None:
+    """The other five clients have; for the first, what it came with is compared with itself."""
+    fed = worlds.federation()
+    x = fed.source.x.double()
+    x[fed.splits["train"][0]] *= 1e200
+    fed = dataclasses.replace(fed, source=dataclasses.replace(fed.source, x=x))
+    php, fedavg = (
+        worlds.simulation(m, fed=fed, join_ratio=1.0, num_rounds=2, evaluation=LATE)
+        for m in (FedPHP(inherit=Inherit(weight=0.0)), FedAvg(weights="uniform"))
+    )
+    for sim in (php, fedavg):
+        sim.run()
+        assert sim.state.diverged == {0}
+    assert php.state.left == fedavg.state.left
+    assert [r["delta"] for r in php.rows] == [r["delta"] for r in fedavg.rows]
 
 
 def test_fedphp_is_fedavg_with_the_slot_filled() -> None:

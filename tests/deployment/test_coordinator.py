@@ -75,6 +75,7 @@ WORLDS: dict[str, tuple[str | dict[str, Any], dict[str, dict[str, Any]]]] = {
         {"data": {"validation_share": 0.2}, "evaluation": {"train_loss": True}, "training": {"num_rounds": 2}},
     ),
     "after local training": ("fedrep", {"evaluation": {"when": "after_local", "eval_every": 1, "train_loss": True}}),
+    "after local training, by another model": ("fedphp", {"evaluation": {"when": "after_local", "eval_every": 1}}),
     "after local training, with rounds of nobody": (
         "dm-pfl",
         {"evaluation": {"when": "after_local", "eval_every": 1}, "training": {"num_rounds": 5}},

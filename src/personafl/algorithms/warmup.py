@@ -293,6 +293,12 @@ class WarmUp(MethodWrapper):
             return self._warm(down) | tree.select(local.params, self.info.shapes)
         return super().after_training(kept, local, down, self._later(rnd))
 
+    def downloaded_model(self, kept: Params, down: Payload, rnd: Round) -> Params | None:
+        return None if self._warming(down) else super().downloaded_model(kept, down, self._later(rnd))
+
+    def personalised_model(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params | None:
+        return None if self._warming(down) else super().personalised_model(kept, local, down, self._later(rnd))
+
 
 class Gated(ModelAround):
     """A model whose hidden units are multiplied by these numbers."""

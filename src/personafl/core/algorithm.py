@@ -509,6 +509,17 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """The client's model right after local training, for evaluation before aggregation."""
         return tree.select(local.params, self.info.shapes)
 
+    def downloaded_model(self, kept: Params, down: Payload, rnd: Round) -> Params | None:
+        """The model a session begins with, for `before` in a row; None where it is the one that `personal` gives."""
+        return None
+
+    def personalised_model(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params | None:
+        """The model a session trained, which `delta` in a row compares the next downloaded one with.
+
+        None where it is the one that `after_training` gives.
+        """
+        return None
+
     def client_masks(self, kept: Params, down: Payload) -> Params:
         """Clients' own masks by tensor, `[C, ...]` bool, and under `global/` the server's; for the summary of a run."""
         return {}

@@ -188,11 +188,14 @@ class _Session:
                     return Reply(told | {"diverged": broken[0]})
                 continue  # a session made up for: as in a simulation the client goes on with what it had
             if (judged := play.get("judged")) is not None:
-                payload = tree.received(down, 1)
-                own = self.parts.algorithm.after_training(done.kept, done.local, payload, rnd)
-                before = self._predicting(self.parts.algorithm.personal(kept, payload), payload)
-                came = {"before": _or_none(self._test(before))}
-                told["judged"] = self._scores(self._predicting(own, payload), judged) | came
+                payload, algorithm = tree.received(down, 1), self.parts.algorithm
+                own = algorithm.after_training(done.kept, done.local, payload, rnd)
+                sent = algorithm.downloaded_model(kept, payload, rnd)
+                around = {"before": algorithm.personal(kept, payload) if sent is None else sent}
+                if (trained := algorithm.personalised_model(done.kept, done.local, payload, rnd)) is not None:
+                    around["after"] = trained
+                tested = {n: _or_none(self._test(self._predicting(m, payload))) for n, m in around.items()}
+                told["judged"] = self._scores(self._predicting(own, payload), judged) | tested
             kept, upload = done.kept, done.upload
         blob = b""
         if plays:

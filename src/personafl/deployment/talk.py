@@ -70,7 +70,8 @@ class Talk:
             self.work = read_work(told["work"]) if told.get("work") is not None else {}
             self.scores = read_scores(told["scores"], bounds) if told.get("scores") is not None else None
             if (judged := told.get("judged")) is not None and self._asked_to_judge:
-                self.judged = read_scores(judged, bounds) | {"before": score(judged["before"], bounds["before"])}
+                names = ("before", "after") if "after" in judged else ("before",)
+                self.judged = read_scores(judged, bounds) | {n: score(judged[n], bounds["before"]) for n in names}
         except (TypeError, ValueError, KeyError, OverflowError):
             self.work, self.scores, self.judged = {}, None, None
             self.why = self.why or "its numbers cannot be understood"

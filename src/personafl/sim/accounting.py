@@ -54,8 +54,9 @@ class Stack:
     upload: Payload  # theirs
     refused: list[Refused]
     late: LateResults | None  # what comes a stage later
-    before: list[Tensor]  # scores of what the clients came with, where they are judged right after training
-    trained: Params  # and what they then predict with
+    before: list[Tensor]  # scores of the models downloaded, where clients are judged right after training
+    after: list[Tensor | None]  # and of the models trained; None where clients predict with these
+    trained: Params  # what they then predict with
     sums: Params = field(default_factory=dict)  # over the uploads, in their place
 
 

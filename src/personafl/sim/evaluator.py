@@ -273,9 +273,10 @@ def stats(found: list[Tensor], metric: Metric) -> dict[str, float]:
 def since_left(
     ids: Tensor, before: list[Tensor], after: list[Tensor], left: Mapping[int, float], metric: Metric
 ) -> tuple[Row, dict[int, float]]:
-    """How good clients were on arrival, and by how much better than when they last left (FedPHP's Eq. 4).
+    """How good the models are that clients downloaded, and by how much better than what they last trained.
 
-    `left` has the score each client left with the last time; the second result is what these leave with now.
+    That is FedPHP's Eq. 4. `left` has the score of the model each client last trained; the second result is that of
+    the models these have trained now.
     """
     came, leave = (
         {c: float(metric.of_client(s)) for c, s in zip(ids.tolist(), on_host(part), strict=True)}

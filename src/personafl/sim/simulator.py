@@ -361,8 +361,8 @@ class Simulation(Displayed):
         found: Row = {}
         if self._due(self.played - 1):
             with self.clock("evaluation"):
-                before = [s for p in parts for s in p.before]
-                found = self._evaluated(self.placement.together(ids, before) if judged else [])
+                pairs = [pair for p in parts for pair in zip(p.before, p.after, strict=True)]
+                found = self._evaluated(self.placement.together(ids, pairs) if judged else [])
         losses, more = self._count(spent)  # waits for the device, so it comes last
         if self._hopes is not None and not (all(map(math.isfinite, losses)) and self._hopes.hold()):
             raise ArithmeticError("not all numbers are finite")
@@ -553,17 +553,31 @@ class Simulation(Displayed):
             if senders.numel():
                 self._scatter(self.store, senders, kept, took)
         before: list[Tensor] = []
+        after: list[Tensor | None] = []
         trained: Params = {}
         if self._evaluated_next():
             with clock("evaluation"):
                 payload = tree.received(received, count)
-                came = deployed(self.algorithm, task, self.algorithm.personal(kept, payload), payload, self._held(ids))
-                before = self.evaluator.on_test(model, came, ids)
-                own = self.algorithm.after_training(done.kept, done.local, payload, rnd)
-                trained = deployed(self.algorithm, task, own, payload, self._held(ids))
-                if rows is not None:  # whose session does not count has what it came with
-                    trained |= choose(self._among(ids, rows), tree.select(trained, came), tree.select(came, trained))
-        return Stack(ids, traffic, done.work, senders, upload, refused, late, before, trained)
+
+                def predicting(own: Params) -> Params:
+                    return deployed(self.algorithm, task, own, payload, self._held(ids))
+
+                def unless_refused(new: Params, old: Params) -> Params:  # whose session does not count has the old
+                    if rows is None:
+                        return new
+                    return new | choose(self._among(ids, rows), tree.select(new, old), tree.select(old, new))
+
+                came = predicting(self.algorithm.personal(kept, payload))
+                model_sent = self.algorithm.downloaded_model(kept, payload, rnd)
+                sent = came if model_sent is None else predicting(model_sent)
+                before = self.evaluator.on_test(model, sent, ids)
+                own = predicting(self.algorithm.after_training(done.kept, done.local, payload, rnd))
+                trained = unless_refused(own, came)
+                model_trained = self.algorithm.personalised_model(done.kept, done.local, payload, rnd)
+                after = [None] * count
+                if model_trained is not None:
+                    after = [*self.evaluator.on_test(model, unless_refused(predicting(model_trained), sent), ids)]
+        return Stack(ids, traffic, done.work, senders, upload, refused, late, before, after, trained)
 
     def _scatter(self, store: Store, ids: Tensor, former: Params, rows: Params) -> None:
         """Store rows; what they were is held on to for as long as there is hope."""
@@ -727,15 +741,17 @@ class Simulation(Displayed):
         with self.alone():
             return self._evaluated([])
 
-    def _evaluated(self, before: list[Tensor]) -> Row:
-        """The same; with `before`, scores on arrival, also what clients gained since they last left."""
+    def _evaluated(self, around_training: list[tuple[Tensor, Tensor | None]]) -> Row:
+        """The same; with scores from before and after training (`Stack`), also how the former compare with the last."""
         ids = self.evaluated_clients(self.now.stage)
         row, own, finite = self.evaluator.after_round(ids, self.evaluated_models, self.common())
         if broken := ids[~finite].tolist():
             row["nonfinite_models"] = len(broken)
             self.state.diverged.update(broken)
-        if before:
-            gained, left = since_left(ids, before, own, self.state.left, self.task.metric)
+        if around_training:
+            before = [b for b, _ in around_training]
+            after = [o if a is None else a for (_, a), o in zip(around_training, own, strict=True)]
+            gained, left = since_left(ids, before, after, self.state.left, self.task.metric)
             self.state.left |= left
             row |= gained
         return row

@@ -188,6 +188,19 @@ class Inherited(MethodWrapper):
     def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         return self.personal(kept, down)
 
+    def downloaded_model(self, kept: Params, down: Payload, rnd: Round) -> Params | None:
+        """theta_s^k before training: theta_{t+1} in Eq. 4."""
+        return self._alone(super().start(kept, down, rnd).params)
+
+    def personalised_model(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params | None:
+        """theta_s^k after training, whichever model predicts."""
+        return self._alone(local.params)
+
+    def _alone(self, params: Params) -> Params:
+        """One model, in a form that `answer` takes."""
+        model = tree.select(params, self.info.shapes)
+        return model | tree.prefixed(model, "last") if self.slot.answers == "both" else model
+
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         if self.slot.answers != "both":
             return model(own, x, valid)

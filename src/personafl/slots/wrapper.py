@@ -148,6 +148,12 @@ class MethodWrapper(Algorithm):
     def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         return self.base.after_training(self.theirs(kept), local, self.theirs_of(down), rnd)
 
+    def downloaded_model(self, kept: Params, down: Payload, rnd: Round) -> Params | None:
+        return self.base.downloaded_model(self.theirs(kept), self.theirs_of(down), rnd)
+
+    def personalised_model(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params | None:
+        return self.base.personalised_model(self.theirs(kept), local, self.theirs_of(down), rnd)
+
     def client_masks(self, kept: Params, down: Payload) -> Params:
         return self.base.client_masks(self.theirs(kept), self.theirs_of(down))
 
