@@ -62,6 +62,13 @@ def test_the_momentum_by_hand(form: str, rate: float, expected: list[float]) -> 
     assert found.tolist() == pytest.approx(expected)
 
 
+def test_the_expected_number_of_sessions_need_not_be_whole() -> None:
+    """mu = 0.9, Q = 0.03, T = 50: a client is expected in 1.5 rounds, so mu_k = 0.9 * 1 / 1.5 after one session."""
+    sim = worlds.simulation(FedPHP(), num_rounds=50, join_ratio=0.03)
+    found = sim.algorithm._momentum(torch.tensor([0, 1, 2]), Round(Stage(5), 0.1))  # type: ignore[attr-defined]
+    assert found.tolist() == pytest.approx([0.0, 0.6, 0.9])
+
+
 def test_a_momentum_that_grows_with_rounds_grows_to_one() -> None:
     """Mu-C: t / T without the bound of Mu-A; a stage behind the last round keeps all."""
     sim = worlds.simulation(FedPHP(inherit=Inherit(momentum="mu-c")), num_rounds=20)

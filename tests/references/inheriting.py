@@ -87,7 +87,7 @@ class FedPHP(Reference):
     def mu(self, k: int, number: int) -> float:
         """The share of the old HPM in the new one."""
         if self.momentum == "mu-a":  # mu z^k / (Q T), clipped; z^k does not count this session
-            expected = max(int(self.training.join_ratio * self.training.num_rounds + 1e-9), 1)
+            expected = self.training.join_ratio * self.training.num_rounds
             return min(self.rate * self.sessions[k] / expected, 0.9)
         if self.momentum == "mu-b":
             return self.rate

@@ -169,7 +169,7 @@ class Inherited(MethodWrapper):
         """mu_k of each client, `[C]` float64, from its number of earlier sessions."""
         training, form = self.setup.training, self.slot.momentum
         if form == "mu-a":
-            expected = max(int(training.join_ratio * training.num_rounds + 1e-9), 1)
+            expected = training.join_ratio * training.num_rounds  # Q T sessions, of which there may be a fraction
             return (self.slot.rate * sessions.double() / expected).clamp(max=_MOST)
         share = self.slot.rate if form == "mu-b" else min(rnd.number / training.num_rounds, 1.0)  # or t / T
         return torch.full_like(sessions, share, dtype=torch.float64)
