@@ -165,7 +165,7 @@ def test_what_has_no_effect_is_said(overrides: list[str], message: str) -> None:
         ("data.alpha=-1", "data.alpha=-1.0: must be greater than 0"),
         ("data.alpha=nan", "data.alpha=nan: must be finite"),
         ("data.num_clients=0", "data.num_clients=0: must be at least 1"),
-        ("data.test_share=1", "data.test_share=1.0: must be between 0 and 1"),
+        ("data.test_share=1", r"data.test_share=1.0: must be in \[0, 1\)"),
         ("data.dataset=mnits", "no such data set"),
         ("data.partition=dirichelt", "did you mean dirichlet?"),
         ("model.name=mpl", "did you mean mlp?"),

@@ -10,9 +10,11 @@ from personafl import FedAvg, Machine, Simulation, config, experiment
 from personafl.core import batches
 from personafl.core.errors import UserError
 from personafl.data import federated
+from personafl.data.client_corruption import corrupt_federation
 from personafl.data.dataset import Source
 from personafl.data.federated import Federation
 from personafl.data.ragged import Ragged
+from personafl.data.shift import draw
 from tests import worlds
 
 PARTS = [np.arange(0, 40), np.arange(40, 52), np.arange(52, 60)]  # 40, 12 and 8 samples
@@ -208,6 +210,70 @@ def test_an_official_test_part_of_nobody_scores_the_servers_model():
     right = (net(data.x[300:]).argmax(1) == data.y[300:]).double().mean()
     assert row["global"]["mean"] == pytest.approx(float(right))
     assert row["personal"]["mean"] != row["global"]["mean"]
+
+
+COMMON = ("data.official_test=global", "data.test_share=0")
+
+
+def test_without_a_test_share_all_clients_are_tested_on_the_common_test_part():
+    """Rows 0 to 299 are for training, and no client gives any of them up; 300 to 399 test every client."""
+    built = experiment.federation(recipe(*COMMON, "data.unseen_ratio=0.25"), with_test())
+    assert sorted(r for rows in held(built, "train") for r in rows) == list(range(300))
+    assert (built.num_clients, built.unseen) == (6, 2)
+    for client in range(8):
+        assert built.rows("test", client).tolist() == list(range(300, 400))
+    assert built.sizes("test").tolist() == [100] * 8
+    assert built.class_counts().sum() == 300  # the test part is no client's
+    assert "300" in repr(built) and "test=100" in repr(built)
+
+
+def test_validation_rows_are_split_off_where_the_test_set_is_common():
+    built = experiment.federation(recipe(*COMMON, "data.partition=iid", "data.validation_share=0.25"), with_test())
+    assert [v + t for v, t in zip(built.sizes("validation"), built.sizes("train"), strict=True)] == [38] * 4 + [37] * 4
+    assert set(built.sizes("validation").tolist()) == {9, 10}  # a quarter of 37 or 38
+    assert built.judged_by("validation").common_test is None
+
+
+def test_on_a_common_test_set_one_model_for_all_has_one_accuracy():
+    chosen = recipe(*COMMON, "evaluation.eval_every=1", "data.unseen_ratio=0.25")
+    sim = experiment.simulation(chosen, chosen.algorithms[0], fed=experiment.federation(chosen, with_test()))
+    row = sim.step()
+    assert row["personal"]["mean"] == pytest.approx(row["global"]["mean"])
+    assert row["personal"]["worst"] == pytest.approx(row["global"]["mean"])
+    assert sim.newcomers()["mean"] == pytest.approx(row["global"]["mean"])
+    scores = sim.evaluations()
+    assert np.diff(scores["edges"]).tolist() == [100] * 6
+
+
+def test_a_common_test_set_is_part_of_the_hash_and_the_same_where_clients_are_drawn_later(monkeypatch):
+    tests = np.arange(60, 72)
+    options = {"test_share": 0.0, "official": tests}
+    eager = Federation.build(source(80), PARTS, 3, **options)
+    assert Federation.build(source(80), PARTS, 3, test_share=0.0, official=tests[:-1]).digest() != eager.digest()
+    monkeypatch.setattr(federated, "LAZY_FROM", 3)
+    later = Federation.build(source(80), PARTS, 3, **options)
+    assert isinstance(later.splits["train"], federated.LazySplit)
+    ids = torch.tensor([2, 0])
+    for split in ("train", "test"):
+        a, b = eager.examples(split, ids), later.examples(split, ids)
+        assert torch.equal(a.rows, b.rows) and torch.equal(a.count, b.count)
+    assert later.materialize().digest() == eager.digest()
+
+
+def test_a_common_test_set_is_refused_where_clients_need_test_data_of_their_own():
+    with pytest.raises(
+        UserError, match=r"data\.test_share=0\.0: clients would have no test data\. With data\.official_t"
+    ):
+        recipe("data.test_share=0")
+    built = experiment.federation(recipe(*COMMON), with_test())
+    for protocol in ("donor", "pool", "label"):
+        with pytest.raises(UserError, match=f"evaluation.shift='{protocol}': all clients are tested on the same data"):
+            draw(built, protocol, 0, 1)
+    with pytest.raises(UserError, match=r"data\.corruption='per-client': all clients are tested on the same images"):
+        corrupt_federation(built, "per-client")
+    with pytest.warns(UserWarning, match=r"without effect here: data\.test_share \(the test part is dealt\)"):
+        dealt = recipe("data.official_test=dealt", "data.test_share=0")
+    assert experiment.federation(dealt, with_test()).common_test is None
 
 
 @pytest.mark.parametrize("how", ["dealt", "global"])

@@ -155,10 +155,12 @@ def test_fedpacs_dominant_classes():
 @pytest.mark.parametrize("clients", [2, 4])
 def test_fedpews_classes_of_synthetic_points(name, classes, each, clients):
     chosen = {"dataset": name, "partition": "by-class", "num_clients": clients}
-    split = experiment.federation(config.load({"data": chosen, "algorithms": [{"name": "fedavg"}]}))
-    held = split.class_counts()
-    # two clients: even and odd classes; four: one class each
-    assert held.tolist() == [[each if k % clients == c else 0 for k in range(classes)] for c in range(clients)]
+    common = {"official_test": "global", "test_share": 0.0}
+    split = experiment.federation(config.load({"data": chosen | common, "algorithms": [{"name": "fedavg"}]}))
+    # two clients: even and odd classes; four: one class each; all of a class is for training
+    held = [[each if k % clients == c else 0 for k in range(classes)] for c in range(clients)]
+    assert counts(split, "train").tolist() == held
+    assert counts(split, "test").tolist() == [[each // 4] * classes] * clients
 
 
 def test_fedpews_sources():

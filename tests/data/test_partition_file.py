@@ -40,6 +40,15 @@ def test_what_is_saved_comes_back_the_same(tmp_path: Path) -> None:
         assert torch.equal(one.rows, two.rows) and torch.equal(one.count, two.count)
 
 
+def test_a_common_test_set_comes_back(tmp_path: Path) -> None:
+    parts = [np.arange(0, 16), np.arange(16, 26)]
+    fed = Federation.build(SOURCE, parts, 5, test_share=0.0, official=np.arange(26, 36))
+    partition_file.save(fed, tmp_path / "p.json")
+    back = partition_file.load(tmp_path / "p.json", SOURCE)
+    assert back.digest() == fed.digest()
+    assert [back.rows("test", c).tolist() for c in range(2)] == [list(range(26, 36))] * 2
+
+
 def test_splits_drawn_late_are_saved_as_they_would_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federated, "LAZY_FROM", 2)
     late = built()

@@ -97,6 +97,13 @@ def test_a_source_is_divided_as_a_client_of_that_number_is() -> None:
     assert sorted(v for s in SPLITS for v in rows(found[0], s)) == X[:, 0].tolist()
 
 
+def test_a_client_without_test_samples_needs_a_test_share() -> None:
+    common = {"official_test": "global", "test_share": 0.0}
+    assert loaded(f"{HERE}:halves", **common).size("train") == 15
+    with pytest.raises(UserError, match=r"no test samples, and with data\.test_share=0 none are split off"):
+        loaded(f"{HERE}:undivided", **common)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -47,7 +47,10 @@ class Data(Section):
     official_test: Literal["pooled", "dealt", "global"] = setting(
         "pooled", "what becomes of the test part data came with"
     )
-    test_share: float = setting(0.25, "share of a client's samples that is for testing")
+    test_share: float = setting(
+        0.25,
+        "share of a client's samples that is for testing; 0 with official_test=global: all are tested on that part",
+    )
     validation_share: float = setting(0.0, "share of a client's samples that is for validation")
     unseen_ratio: float = setting(0.0, "share of the clients that join only after training")
     corruption: str = setting(AUTO, "of the images themselves: one for all, per-client or none")
@@ -95,7 +98,7 @@ class Data(Section):
         self.hold(
             [
                 ("num_clients", self.num_clients is None or self.num_clients >= 1, "at least 1"),
-                ("test_share", 0 < self.test_share < 1, "between 0 and 1"),
+                ("test_share", 0 <= self.test_share < 1, "in [0, 1)"),
                 ("validation_share", 0 <= self.validation_share < 1, "in [0, 1)"),
                 ("unseen_ratio", 0 <= self.unseen_ratio < 1, "in [0, 1)"),
                 ("corruption_severity", self.corruption_severity in SEVERITIES, "1 to 5"),
@@ -112,6 +115,11 @@ class Data(Section):
         if self.official_test != "dealt" and self.test_share + self.validation_share >= 1:
             raise UserError(
                 f"data.test_share={self.test_share} + validation_share={self.validation_share} leave no training data"
+            )
+        if not self.test_share and self.official_test == "pooled" and not self.from_file:
+            raise UserError(
+                "data.test_share=0.0: clients would have no test data. With data.official_test=global, all clients are "
+                "tested on the test part that the data came with"
             )
         self._fill()
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng
+from personafl.core.errors import UserError
 from personafl.data.corruptions import STANDARD, corrupt, require_images
 from personafl.data.dataset import Source
 from personafl.data.federated import Federation, Split
@@ -44,6 +45,11 @@ def corrupt_federation(federation: Federation, kind: str, severity: int = 5) -> 
     source = federation.source
     if kind != PER_CLIENT:
         return dataclasses.replace(federation, source=corrupt_source(source, kind, severity))
+    if federation.common_test is not None:
+        raise UserError(
+            f"data.corruption={kind!r}: all clients are tested on the same images (data.test_share=0), which cannot be "
+            "corrupted differently for each; split test data off with data.test_share"
+        )
     require_images(source.x, f"data.corruption={kind!r} on {source.name}")
     x, names = source.x.clone(), STANDARD
     for place, name in enumerate(names[: federation.everybody]):

@@ -20,7 +20,7 @@ from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
 from personafl.core.types import Examples
 from personafl.data.dataset import Source
-from personafl.data.ragged import Indices, Ragged, spans
+from personafl.data.ragged import Indices, Ragged, SharedRows, spans
 
 Split = Literal["train", "validation", "test"]
 Place = Literal["auto", "device", "host"]
@@ -85,7 +85,7 @@ class Federation(Displayed):
     """A data set divided over clients; those with very many draw a client's splits when it is asked for."""
 
     source: Source
-    splits: Mapping[Split, Ragged | LazySplit]
+    splits: Mapping[Split, Ragged | LazySplit | SharedRows]
     num_clients: int  # that take part; their ids are 0..num_clients - 1
     notes: dict[str, int] = field(default_factory=dict)  # what the partition reports, such as samples moved
     unseen: int = 0  # clients held out, whose ids follow
@@ -108,18 +108,24 @@ class Federation(Displayed):
         """Split every client's rows at random; each split that was asked for gets at least one row.
 
         The last `unseen` clients never take part: they are the newcomers of an evaluation. Where `tests` are given,
-        they are the clients' test rows, and nothing is split off for testing. `official` are rows of no client.
+        they are the clients' test rows, and nothing is split off for testing. `official` are rows of no client; with
+        `test_share=0` every client is tested on these.
         """
         if not 0 <= unseen < len(parts):
             raise UserError(f"{unseen} of {len(parts)} clients held out: at least one must take part")
         rest = None if official is None else torch.from_numpy(official)
         share = test_share if tests is None else 0.0
+        common = SharedRows(rest, len(parts)) if tests is None and not test_share and rest is not None else None
         if tests is not None and not (given := Ragged.of(tests)).sizes.all():
             raise UserError(f"client {given.sizes.argmin()} has no test samples; use fewer clients")
         if len(parts) >= LAZY_FROM and source.groups is None:
-            lazy: dict[Split, Ragged | LazySplit] = {**LazySplit.of(Ragged.of(parts), seed, (share, validation_share))}
+            lazy: dict[Split, Ragged | LazySplit | SharedRows] = {
+                **LazySplit.of(Ragged.of(parts), seed, (share, validation_share))
+            }
             if tests is not None:
                 lazy["test"] = Ragged.of(tests)
+            elif common is not None:
+                lazy["test"] = common
             return cls(source, lazy, len(parts) - unseen, notes or {}, unseen, rest)
         cut: dict[Split, list[Indices]] = {"train": [], "validation": [], "test": []}
         for client, rows in enumerate(parts):
@@ -127,15 +133,25 @@ class Federation(Displayed):
             mine |= {} if tests is None else {"test": tests[client]}
             for split, held in mine.items():
                 cut[split].append(held)
-        splits = {s: Ragged.of(p) for s, p in cut.items()}
+        splits: dict[Split, Ragged | LazySplit | SharedRows] = {s: Ragged.of(p) for s, p in cut.items()}
+        if common is not None:
+            splits["test"] = common
         return cls(source, splits, len(parts) - unseen, notes or {}, unseen, rest)
 
     def _facts(self) -> dict[str, object]:
         sizes = self.sizes("train")
         parts = {split: n for split in ("train", "validation", "test") if (n := int(self.sizes(split).sum()))}
+        if self.common_test is not None:
+            parts["test"] = len(self.common_test)
         held_out = {"held_out": self.unseen} if self.unseen else {}
         each = f"{int(sizes.min())} to {int(sizes.max())}"
         return {"data": self.source.name, "clients": self.num_clients, **held_out, **parts, "train_per_client": each}
+
+    @property
+    def common_test(self) -> Tensor | None:
+        """The rows that all clients are tested on; None where each has test rows of its own."""
+        test = self.splits["test"]
+        return test.values if isinstance(test, SharedRows) else None
 
     @property
     def everybody(self) -> int:
@@ -148,7 +164,7 @@ class Federation(Displayed):
         source, train = self.source, self.splits["train"]
         if source.names is None or source.clients is None:
             return ()
-        held = train if isinstance(train, Ragged) else train.rows
+        held = train.rows if isinstance(train, LazySplit) else self.drawn("train")
         values, offsets = held.numpy()
         whose = source.clients[values]
         first = whose[offsets[:-1]]
@@ -205,8 +221,10 @@ class Federation(Displayed):
         return self.splits["train"].lengths(ids)
 
     def drawn(self, split: Split) -> Ragged:
-        """A split with every client's rows drawn."""
+        """A split with every client's rows drawn; of a common test set, which is no client's, no rows."""
         found = self.splits[split]
+        if isinstance(found, SharedRows):
+            return Ragged.cut(np.zeros(0, np.int64), np.zeros(found.clients, np.int64))
         return found if isinstance(found, Ragged) else found.materialize()
 
     def materialize(self) -> Federation:
@@ -220,7 +238,10 @@ class Federation(Displayed):
         return dataclasses.replace(self, splits={**self.splits, **drawn})
 
     def class_counts(self) -> NDArray[np.int64]:
-        """Examples per client and class over all splits: `[clients, K]`; one column where targets are no classes."""
+        """Examples per client and class over all splits: `[clients, K]`; one column where targets are no classes.
+
+        A common test set is no client's.
+        """
         labels, classes = self.source.labels, self.source.label_count
         out = np.zeros(self.everybody * classes, np.int64)
         for rows in self._held():
@@ -233,6 +254,8 @@ class Federation(Displayed):
         for rows in self._held():
             for part in rows.numpy():
                 h.update(part.tobytes())
+        if self.common_test is not None:
+            h.update(b"common test" + self.common_test.cpu().numpy().tobytes())
         train = self.splits["train"]
         if isinstance(train, LazySplit):
             h.update(repr((train.seed, train.shares)).encode())

@@ -13,8 +13,8 @@ import torch
 
 from personafl.core.errors import UserError
 from personafl.data.dataset import Source
-from personafl.data.federated import Federation, Split
-from personafl.data.ragged import Indices, Ragged
+from personafl.data.federated import Federation, LazySplit, Split
+from personafl.data.ragged import Indices, Ragged, SharedRows
 
 FORMAT = 1
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -71,8 +71,10 @@ def load(path: str | Path, source: Source) -> Federation:
         bare = [c for c, r in enumerate(parts[needed]) if not len(r)]
         if bare and (needed == "train" or len(bare) < count):
             raise UserError(f"{file}: client {bare[0]} has no {needed} samples")
-    splits = {s: Ragged.of(p) for s, p in parts.items()}
+    splits: dict[Split, Ragged | LazySplit | SharedRows] = {s: Ragged.of(p) for s, p in parts.items()}
     rest = None if official is None else torch.from_numpy(official)
+    if rest is not None and not any(map(len, parts["test"])):  # no client has test rows, so all are tested on these
+        splits["test"] = SharedRows(rest, count)
     made = Federation(source, splits, count - held["unseen"], held["notes"], held["unseen"], rest)
     if made.digest() != held["hash"]:
         raise UserError(f"{file}: its hash is {str(held['hash'])[:60]} but its rows give {made.digest()}: damaged")

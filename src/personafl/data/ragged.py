@@ -25,6 +25,29 @@ def spans(offsets: Tensor, ids: Tensor) -> tuple[Indices, Indices]:
 
 
 @dataclass(frozen=True)
+class SharedRows:
+    """The same rows for every client, such as one test set that all clients are tested on."""
+
+    values: Tensor  # [n] int64
+    clients: int
+
+    @property
+    def offsets(self) -> Tensor:
+        """As those of a `Ragged` in which the rows of every client stand behind one another."""
+        return torch.arange(self.clients + 1) * len(self.values)
+
+    def to(self, device: torch.device) -> SharedRows:
+        return SharedRows(self.values.to(device), self.clients)
+
+    def lengths(self, ids: Tensor) -> Tensor:
+        return torch.full((len(ids),), len(self.values))
+
+    def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows `[C, n]`, and how many there are `[C]` (on the host)."""
+        return self.values.expand(len(ids), -1), self.lengths(ids)
+
+
+@dataclass(frozen=True)
 class Ragged(Sequence[Indices]):
     """The rows of many clients behind one another; as a sequence, each client's are a NumPy array."""
 

@@ -139,6 +139,11 @@ def draw(federation: Federation, protocol: str, seed: int, draws: int) -> Shift:
     """The shifted test sets of a run."""
     if protocol not in ("donor", "pool", "label"):
         raise UserError(f"evaluation.shift={protocol!r}: possible are {', '.join(PROTOCOLS)}")
+    if federation.common_test is not None:
+        raise UserError(
+            f"evaluation.shift={protocol!r}: all clients are tested on the same data (data.test_share=0), so there are "
+            "no other clients' samples to replace them by; set evaluation.shift=none"
+        )
     if protocol == "donor" and federation.num_clients < 2:
         raise UserError("evaluation.shift='donor': one client alone has no donor; use shift='none'")
     return Shift(federation, protocol, seed, draws)

@@ -93,6 +93,8 @@ def load(settings: ClientSettings, recipe: Recipe, client: int) -> LocalData:
         raise UserError(f"{source.name}: no {'test' if len(held) else 'training'} samples")
     # Divided as client `client` of a simulation is: its number is the key.
     share = d.test_share if tests is None else 0.0
+    if tests is None and not share:
+        raise UserError(f"{source.name}: no test samples, and with data.test_share=0 none are split off")
     cut = split_client(client, held, recipe.training.seed, share, d.validation_share, source.groups)
     cut |= {} if tests is None else {"test": tests}
     rows = {split: torch.from_numpy(r) for split, r in cut.items()}

@@ -40,7 +40,8 @@ def chosen_rows(federation: Federation, evaluation: Evaluation) -> Tensor:
     if evaluation.split == "test" and came_with is not None and came_with.any():
         rows: Indices = np.flatnonzero(came_with)
     else:
-        rows = np.unique(federation.drawn("test").numpy()[0])
+        common = federation.common_test
+        rows = np.unique(federation.drawn("test").numpy()[0] if common is None else common.cpu().numpy())
     if len(rows) > MOST:
         rows = rows[np.arange(MOST) * len(rows) // MOST]
     return torch.from_numpy(rows)
