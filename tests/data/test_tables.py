@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +52,47 @@ def test_columns_go_by_name_in_the_order_of_the_first_file(tmp_path: Path) -> No
 def test_a_column_too_few_or_too_many_is_named_with_its_file(tmp_path: Path, second: str, message: str) -> None:
     write(tmp_path, a="p,q,label\n1,2,0\n", b=second)
     assert message.format(tmp_path) in refusal(tmp_path)
+
+
+class CountedName(str):
+    """The name of a column that counts how often it is compared with another."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def test_work_on_names_grows_with_the_number_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Genomic tables have 100,000 columns. Comparing all pairs of 1,000 names would take 500,000 comparisons."""
+    names = [CountedName(f"gene{i}") for i in range(1000)]
+    monkeypatch.setattr(CountedName, "comparisons", 0)
+    tables._check_names(Path("a.csv"), names, "to_csv(index=False)")
+    columns: dict[str, Any] = {n: np.zeros(2) for n in names}
+    table = tables.Table(Path("a.csv"), columns, np.arange(2))
+    (part,), features = tables.encode([("a", table)], label=names[500:])
+    assert part.x.shape == part.y.shape == (2, 500)
+    assert features == tuple(names[:500])
+    assert CountedName.comparisons <= 10 * len(names)
+
+
+def test_a_name_that_stands_twice_among_very_many_is_refused() -> None:
+    names = [f"gene{i}" for i in range(100_000)]
+    tables._check_names(Path("a.csv"), names, "")
+    with pytest.raises(UserError, match=r"two columns are called 'gene7'"):
+        tables._check_names(Path("a.csv"), [*names, "gene7"], "")
+
+
+def test_a_message_names_some_of_very_many_columns(tmp_path: Path) -> None:
+    names = [f"gene{i}" for i in range(1000)]
+    header, row = ",".join([*names, "label"]), ",".join(["1"] * 1001)
+    write(tmp_path, a=f"{header}\n{row}\n", b=f"{header.replace('gene7,', 'gene_seven,')}\n{row}\n")
+    message = refusal(tmp_path)
+    assert "no column 'gene7', which" in message
+    assert message.endswith("gene49 and 951 more")
 
 
 def test_the_label_is_found_by_its_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from personafl.data.missing import HELP, Missing
 LABELS = ("label", "y", "target")  # what a label's column is called, where nothing else is asked for
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})  # cells that hold no value, in any case
 MOST_CATEGORIES = 1000  # of a column; one with more is a name or free text
+MOST_LISTED = 50  # columns whose names a message has
 _BLOCK = 10_000  # rows of a .csv file converted together
 
 
@@ -117,12 +118,14 @@ def _rows(path: Path, text: Sequence[str], before: int, width: int) -> Iterator[
 
 
 def _check_names(path: Path, names: Sequence[str], without_index: str) -> None:
+    seen: set[str] = set()  # tables may have 100,000 columns
     for i, name in enumerate(names):
         if name in ("", "__index_level_0__"):
             hint = f"pandas writes its index so; {without_index} leaves it out"
             raise UserError(f"{path}: column {i + 1} has no name ({hint})")
-        if names.index(name) != i:
+        if name in seen:
             raise UserError(f"{path}: two columns are called {name!r}")
+        seen.add(name)
 
 
 class _CsvColumn:
@@ -232,7 +235,8 @@ def encode(
     held = [t for _, t in tables]
     _check_columns(held)
     labels = _label_columns(held, label)
-    features = [n for n in held[0].columns if n not in labels]
+    of_label = set(labels)
+    features = [n for n in held[0].columns if n not in of_label]
     if not features:
         raise UserError(f"{held[0].path}: no column is left beside the label's")
     text = {n for n in held[0].columns if _is_text(n, held)}
@@ -251,17 +255,24 @@ def _check_columns(tables: Sequence[Table]) -> None:
     first = tables[0]
     for t in tables[1:]:
         if lacking := next((n for n in first.columns if n not in t.columns), None):
-            raise UserError(f"{t.path}: no column {lacking!r}, which {first.path} has; it has {', '.join(t.columns)}")
+            raise UserError(f"{t.path}: no column {lacking!r}, which {first.path} has; it has {_listed(t.columns)}")
         if extra := next((n for n in t.columns if n not in first.columns), None):
-            raise UserError(f"{t.path}: column {extra!r} is not in {first.path}; it has {', '.join(first.columns)}")
+            raise UserError(f"{t.path}: column {extra!r} is not in {first.path}; it has {_listed(first.columns)}")
+
+
+def _listed(columns: Iterable[str]) -> str:
+    """Names of columns for a message, of which a table may have very many."""
+    names = list(columns)
+    more = len(names) - MOST_LISTED
+    return ", ".join(names[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _label_columns(tables: Sequence[Table], asked: Sequence[str]) -> list[str]:
     first = tables[0]
     there = list(first.columns)
     for n in asked:
-        if n not in there:
-            raise UserError(f"{first.path}: no column {n!r}, which data.label names; it has {', '.join(there)}")
+        if n not in first.columns:
+            raise UserError(f"{first.path}: no column {n!r}, which data.label names; it has {_listed(there)}")
     if asked:
         return list(asked)
     usual = next((n for wanted in LABELS for n in there if n.lower() == wanted), None)

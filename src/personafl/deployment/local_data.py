@@ -53,9 +53,10 @@ class LocalData:
             raise UserError(f"its examples have {why}")
         source = self.source
         if source.class_names is not None and form.class_names is not None:
-            if missing := [n for n in source.class_names if n not in form.class_names]:
+            number = {n: i for i, n in enumerate(form.class_names)}
+            if missing := [n for n in source.class_names if n not in number]:
                 raise UserError(f"its label {missing[0]!r} is none of those agreed on")
-            place = torch.tensor([form.class_names.index(n) for n in source.class_names])
+            place = torch.tensor([number[n] for n in source.class_names])
             source = dataclasses.replace(source, y=place[source.y], classes=form.classes, class_names=form.class_names)
         elif source.classes > form.classes:
             raise UserError(f"it has {source.classes} classes, {form.classes} were agreed on")
