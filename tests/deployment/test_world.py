@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from personafl.core.errors import UserError
-from personafl.deployment.world import Form, World, build_parts, init_hash, read_recipe
+from personafl.deployment.world import Form, World, build_parts, read_recipe
 from tests.deployment import worlds
 
 FORM = Form((1, 8, 8), "float32", "classification", (), 10, None, None, "mlp")
@@ -94,6 +94,6 @@ def test_both_sides_have_the_simulator_s_first_weights() -> None:
     text = worlds.recipe("fedavg")
     parts = build_parts(world(text))
     sim = worlds.simulation(text)
-    assert init_hash(parts.initial) == init_hash(sim.model.initial) == sim.identity()["init"]
+    assert parts.model.initial_hash() == sim.model.initial_hash() == sim.identity()["init"]
     other = build_parts(world(worlds.recipe("fedavg", training={"seed": 1})))
-    assert init_hash(other.initial) != init_hash(parts.initial)
+    assert other.model.initial_hash() != parts.model.initial_hash()

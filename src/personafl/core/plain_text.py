@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -43,3 +43,9 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows of text as Markdown has them."""
     cells = [[harmless(c).replace("|", "\\|") for c in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells))
+
+
+def list_names(names: Collection[str], most: int = 6) -> str:
+    """Join names for a message; of many, the first ones and how many there are besides."""
+    first = ", ".join(list(names)[:most])
+    return first if len(names) <= most else f"{first} and {len(names) - most} more"

@@ -37,7 +37,7 @@ from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
 from personafl.deployment.settings import NAME, Deployment
 from personafl.deployment.talk import Talk
-from personafl.deployment.world import MOST_CLASSES, VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
+from personafl.deployment.world import MOST_CLASSES, VERSION, Form, Parts, World, build_parts, read_recipe
 from personafl.evaluation import metrics, rounds
 from personafl.sim.accounting import Totals, finite_mean
 from personafl.sim.checks import check_augmentation, check_calibration, check_stopping
@@ -261,7 +261,7 @@ class Coordinator:
         check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
         check_calibration(validation, parts.algorithm, parts.recipe.evaluation)
         check_augmentation("what the clients hold", form.shape, parts.training)
-        self.world = dataclasses.replace(world, init=init_hash(parts.initial))
+        self.world = dataclasses.replace(world, init=parts.model.initial_hash())
         self._build()
         self._save()
         log.info("%d clients are there: %s", len(members), _listed([m.name for m in members]))

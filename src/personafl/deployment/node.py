@@ -31,7 +31,7 @@ from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, ClientSettings
-from personafl.deployment.world import VERSION, Form, Parts, World, build_parts, init_hash, read_recipe
+from personafl.deployment.world import VERSION, Form, Parts, World, build_parts, read_recipe
 from personafl.evaluation.evaluate import deployed, finite, scores
 from personafl.evaluation.together import client_scores
 from personafl.sim.execution_plan import products, threads
@@ -112,8 +112,11 @@ class Node:
     def _work(self, told: Mapping[str, Any], blobs: Sequence[bytes]) -> Reply:
         world = World.read(told.get("world"))
         parts = build_parts(world, self.settings.device)
-        if (mine := init_hash(parts.initial)) != world.init:
-            raise UserError(f"the first weights differ: {mine} here, {world.init} at the server (model code, PyTorch?)")
+        if (mine := parts.model.initial_hash()) != world.init:
+            raise UserError(
+                f"the first weights differ: {mine} here, {world.init} at the server (model code, frozen "
+                "weights that are not the same everywhere, PyTorch?)"
+            )
         with warnings.catch_warnings():  # the server has said already what there is to say of a schedule
             warnings.simplefilter("ignore")
             schedule = parts.schedule()

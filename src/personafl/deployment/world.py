@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import tomllib
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from personafl import config
 from personafl.config import Recipe
@@ -236,18 +234,6 @@ def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Par
     setup = Setup(model.info, training, world.clients, world.examples)
     algorithm = assembled(recipe.algorithms[0].algorithm, setup)
     return Parts(recipe, algorithm, task, model, where)
-
-
-def init_hash(initial: Params) -> str:
-    """Of the first weights: what no two sides may differ in."""
-    found = hashlib.sha256()
-    for n in sorted(initial):
-        found.update(n.encode() + _bytes(initial[n]))
-    return found.hexdigest()[:16]
-
-
-def _bytes(t: Tensor) -> bytes:
-    return t.detach().cpu().contiguous().numpy().tobytes()
 
 
 VERSION = __version__

@@ -1,6 +1,7 @@
 """Checkpoints of a method and seed: a run goes on from one as if nothing had happened.
 
-    checkpoint/           what the run began with; once it is finished, all it ended with, and manifest.json
+    checkpoint/           what the run began with (weights that no client trains in frozen.safetensors); once it is
+                          finished, all it ended with, and manifest.json
     progress/<number>/    while it is under way, the last two states it was in, the first from before round one
     store/                what clients keep, where that is on disk; it can go back to either
 
@@ -32,10 +33,12 @@ from safetensors import SafetensorError, safe_open
 from personafl.core import files, tree
 from personafl.core.errors import Note, UserError
 from personafl.core.files import Stamp
+from personafl.core.plain_text import list_names
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
 from personafl.evaluation.run_records import misfit, read_rounds
 from personafl.experiment.environment import environment
+from personafl.models import StackedModel
 from personafl.sim.accounting import Totals
 from personafl.sim.execution_plan import ExecutionPlan
 from personafl.sim.ranks import SingleProcess
@@ -46,6 +49,8 @@ FORMAT = 1
 KEPT = 2
 FINAL, PROGRESS, MANIFEST, ROWS = "checkpoint", "progress", "manifest.json", "metrics.jsonl"
 STORES = ("clients", "known")
+BEGINNING = ("initial.safetensors", "frozen.safetensors", "normalization.json")  # of a run, in its final folder
+SAVED_FROZEN = 2**26  # bytes of frozen weights that are saved at most, the smallest tensors first; all are hashed
 COST = 1 / 50  # of a run's time that checkpoints may take by default
 
 
@@ -184,6 +189,8 @@ def begin(home: Path, sim: Simulation) -> None:
     folder = home / FINAL
     folder.mkdir(parents=True, exist_ok=True)
     _save_tensors(folder / "initial.safetensors", sim.model.initial)
+    if sim.model.frozen:
+        _save_frozen(folder / "frozen.safetensors", sim.model)
     files.write(folder / "engine.json", json.dumps(dataclasses.asdict(sim.plan)) + "\n")
     if (of := sim.federation.source.normalization) is not None:
         numbers = {"mean": of.mean, "std": of.std}  # of inputs, for who uses the weights elsewhere
@@ -194,11 +201,7 @@ def finish(home: Path, sim: Simulation, number: int, others: Mapping[str, bytes]
     """Write all a finished run ends with; `others` are its further files, of which the last is published last."""
     folder = home / FINAL
     parts: list[tuple[Path, Path]] = []
-    stamps = {
-        f"{FINAL}/{name}": files.stamp(folder / name)
-        for name in ("initial.safetensors", "normalization.json")
-        if (folder / name).exists()
-    }
+    stamps = {f"{FINAL}/{name}": files.stamp(folder / name) for name in BEGINNING if (folder / name).exists()}
 
     def place(name: str) -> Path:
         parts.append((home / f"{name}{files.PART}", home / name))
@@ -244,12 +247,43 @@ def store_folder(home: Path, rank: int) -> Path:
     return home / (f"store-{rank}" if rank else "store")
 
 
-def _save_tensors(path: Path, tensors: Params) -> Stamp:
+def _save_tensors(path: Path, tensors: Params, more: Mapping[str, str] | None = None) -> Stamp:
     with files.Writer(path) as file:
         held = tree.copied({n: t.detach().cpu() for n, t in tensors.items()})
         order = {"names": json.dumps(list(held))}  # sums over tensors go by it, and the format sorts them
-        file.write(safetensors.torch.save(held, order))
+        file.write(safetensors.torch.save(held, {**order, **(more or {})}))
     return file.stamp
+
+
+def _save_frozen(path: Path, model: StackedModel) -> None:
+    """Write the smaller frozen weights, and a hash of each that a module does not compute anew by itself."""
+    frozen = model.frozen
+    saved = {n: frozen[n] for n in _small_weights(frozen)}
+    _save_tensors(path, saved, {"hashes": json.dumps(model.frozen_hashes)})
+
+
+def _small_weights(frozen: Params) -> list[str]:
+    """The names of frozen weights that are saved."""
+    room, names = SAVED_FROZEN, []
+    for n, t in sorted(frozen.items(), key=lambda item: item[1].nbytes):
+        room -= t.nbytes
+        if room >= 0 and t.layout == torch.strided:
+            names.append(n)
+    return names
+
+
+def note_unsaved_weights(model: StackedModel) -> None:
+    """Tell that some frozen weights will have to be given again when the run is read."""
+    frozen = model.frozen
+    large = [n for n in frozen.keys() - set(_small_weights(frozen)) if n in model.frozen_hashes]
+    if large:
+        size = sum(frozen[n].nbytes for n in large)
+        warnings.warn(
+            f"{size >> 20} MiB of weights that no client trains ({list_names(sorted(large), 3)}) are not saved in the "
+            "run folder, only their hashes: reading or resuming the run needs a model with the same weights",
+            Note,
+            stacklevel=2,
+        )
 
 
 def _save_store(store: Store, path: Path, number: int) -> Stamp | None:
@@ -514,6 +548,33 @@ def tidy(home: Path) -> None:
     parts = (path for place in ("", "*/", "store/*/") for path in home.glob(f"{place}*{files.PART}"))
     for path in (*home.glob("store-*"), *parts, home / PROGRESS):
         files.remove(path)
+
+
+def restore_frozen(model: StackedModel, home: Path) -> None:
+    """Give a model the frozen weights of a run; refuse one whose weights differ where the run has only their hash."""
+    path = home / FINAL / "frozen.safetensors"
+    values, hashes = _load_frozen(path) if path.exists() else ({}, {})
+    here = model.frozen
+    model.restore_frozen({n: t for n, t in values.items() if n in here and t.shape == here[n].shape})
+    now = model.frozen_hashes
+    if differ := [n for n in hashes | now if hashes.get(n) != now.get(n)]:
+        raise UserError(
+            f"{home}: the model has other frozen weights than that of this run: {list_names(differ)} differ. Weights "
+            f"that no client trains are saved up to {SAVED_FROZEN >> 20} MiB, beyond that only hashed; build the model "
+            "with the weights the run had"
+        )
+
+
+def _load_frozen(path: Path) -> tuple[Params, dict[str, str]]:
+    try:
+        files.check_regular(path)
+        with safe_open(path, "pt") as file:
+            hashes = json.loads(file.metadata()["hashes"])
+            if not isinstance(hashes, dict) or not all(isinstance(h, str) for h in hashes.values()):
+                raise ValueError("its hashes are damaged")
+            return {n: file.get_tensor(n) for n in file.keys()}, hashes  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as e:
+        raise UserError(f"{path}: cannot be read: {e}") from None
 
 
 def _load_tensors(path: Path) -> Params:

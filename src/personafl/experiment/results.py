@@ -451,7 +451,7 @@ def check_same(path: Path, saved: Saved, recipe: Recipe, fed: Federation) -> Non
 
 
 def began(network: StackedModel, home: Path) -> StackedModel:
-    """The model with the weights the run in this folder began with."""
+    """The model with the weights the run in this folder began with, those that nobody trains included."""
     path = home / checkpoint.FINAL / "initial.safetensors"
     try:
         files.check_regular(path)
@@ -467,6 +467,7 @@ def began(network: StackedModel, home: Path) -> StackedModel:
         )
     network = network.copy()
     network.initial = tree.copied({n: held[n] for n in mine})
+    checkpoint.restore_frozen(network, home)
     return network
 
 

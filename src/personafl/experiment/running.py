@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from personafl import config
 from personafl.config import Method, Recipe
@@ -252,7 +253,16 @@ class _Seed:
 
     @functools.cached_property
     def network(self) -> StackedModel:
-        return parts.model(self.recipe, self.fed.source)
+        """The model all methods of the seed begin with; in a run that is resumed, that of the methods begun before."""
+        network, whole = parts.model(self.recipe, self.fed.source), self.whole
+        if whole.folder is None:
+            return network
+        if not whole.world.rank and self.seed == next(iter(whole.feds)):
+            checkpoint.note_unsaved_weights(network)
+        same = whole.feds if isinstance(self.recipe.model.name, nn.Module | StackedModel) else (self.seed,)
+        homes = [run_folder.home(whole.folder, m.label, seed) for seed in same for m in self.recipe.algorithms]
+        home = next((h for h in homes if whole.again and checkpoint.begun(h)), None)
+        return network if home is None else began(network, home)
 
     def result(self, method: Method) -> MethodResult:
         """What a method comes to: played from the first round, gone on with, or read where it is finished."""

@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import fnmatch
+import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -54,6 +55,7 @@ from personafl.models.forward_checks import (
     refuse_state,
 )
 from personafl.models.forward_cost import observe
+from personafl.models.frozen_weights import frozen_weights, hash_weights, not_persistent, restore_weights
 from personafl.models.layers import (
     BATCH_NORMS,
     CONVS,
@@ -112,6 +114,7 @@ class StackedModel(Displayed):
         self.info = describe(self.module, example.clone(), head, policy)
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
+        self.frozen_hashes = hash_weights(self.frozen, skip=not_persistent(self.module))
         self._context = Context()
         self._twins: list[StackedModel] = []
         self._fused: FusedForward | None = None
@@ -145,6 +148,32 @@ class StackedModel(Displayed):
         """Outputs `[C, B, ...]`; training mode when the clients' random streams for this step are given."""
         out = self._run(params, x, valid, keys)
         return out.view(x.shape[0], x.shape[1], *out.shape[1:])
+
+    @property
+    def frozen(self) -> Params:
+        """The weights that clients share because nobody trains them, and constant buffers, by name."""
+        return frozen_weights(self.module, self.info.shapes)
+
+    def restore_frozen(self, weights: Params) -> None:
+        """Put values in place of frozen weights of these names and shapes."""
+        for module in (self.module, self._folded):
+            restore_weights(module, weights)
+        self._twins.clear()
+        skip = not_persistent(self.module)
+        self.frozen_hashes |= hash_weights({n: t for n, t in self.frozen.items() if n in weights}, skip)
+
+    def weight_hashes(self) -> dict[str, str]:
+        """A hash of every tensor the model begins with, frozen ones included."""
+        return hash_weights(self.initial) | self.frozen_hashes
+
+    def initial_hash(self) -> str:
+        """A hash of all that the model begins with: what methods, processes and nodes must have in common."""
+        digest = hashlib.sha256()
+        for n in sorted(self.initial):
+            digest.update(n.encode() + self.initial[n].detach().cpu().contiguous().numpy().tobytes())
+        for n, tensor_hash in sorted(self.frozen_hashes.items()):
+            digest.update(f"{n}{tensor_hash}".encode())
+        return digest.hexdigest()[:16]
 
     @property
     def execution(self) -> Execution:

@@ -9,12 +9,14 @@ from personafl.core import batches
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
+from personafl.core.plain_text import list_names
 from personafl.core.settings import shortened
 from personafl.core.types import TaskName, Training
 from personafl.data.federated import Federation
 from personafl.evaluation import image_transforms, metrics
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
+from personafl.sim.ranks import SingleProcess
 
 
 def check_data(federation: Federation, training: Training, evaluation: Evaluation) -> None:
@@ -26,6 +28,20 @@ def check_data(federation: Federation, training: Training, evaluation: Evaluatio
         )
     check_stopping(int(federation.splits["validation"].offsets[-1]), federation.source.task, training, evaluation)
     check_augmentation(federation.source.name, tuple(federation.source.x.shape[1:]), training)
+
+
+def check_same_weights(model: StackedModel, world: SingleProcess) -> None:
+    """Refuse processes whose models begin with other weights than the first one's: every one of them would train its
+    own model, and their mean would be nobody's."""
+    if world.size == 1:
+        return
+    first, *others = world.gather(model.weight_hashes())
+    for rank, hashes in enumerate(others, 1):
+        if differ := [n for n in first | hashes if first.get(n) != hashes.get(n)]:
+            raise UserError(
+                f"rank {rank} has built the model with other weights than rank 0: {list_names(differ)} differ. Every "
+                "process must give the same model; call torch.manual_seed before building it, or load its weights"
+            )
 
 
 def check_augmentation(name: str, shape: tuple[int, ...], training: Training) -> None:

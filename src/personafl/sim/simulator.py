@@ -48,7 +48,7 @@ from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.sim import execution_plan, faulty_clients, wire_transfer
 from personafl.sim.accounting import Refused, Spent, Stack, Totals, finite_mean
-from personafl.sim.checks import check_calibration, check_data, checked_parts
+from personafl.sim.checks import check_calibration, check_data, check_same_weights, checked_parts
 from personafl.sim.evaluator import Evaluator, since_left
 from personafl.sim.late_results import LateResults, joined_results
 from personafl.sim.machine import Machine, chosen_device, with_precision
@@ -99,6 +99,7 @@ class Simulation(Displayed):
         self.data_hash = federation.source.digest
         self.federation = federation.to(self.device, dtype, self.machine.data_on)
         self.model = model.copy().to(self.device, dtype, training.arithmetic)
+        check_same_weights(self.model, self.machine.ranks)
         kind = federation.source.task
         if training.task not in ("auto", kind):
             raise UserError(f"training.task={training.task!r}: the targets of {federation.source.name} are of {kind}")
@@ -812,10 +813,7 @@ class Simulation(Displayed):
 
     def identity(self) -> dict[str, str | None]:
         """Hashes of what a run begins with: data, split, first weights."""
-        init = hashlib.sha256()
-        for n in sorted(self.model.initial):
-            init.update(n.encode() + self.model.initial[n].cpu().numpy().tobytes())
-        return {"split": self._divided.digest(), "init": init.hexdigest()[:16], "data": self.data_hash}
+        return {"split": self._divided.digest(), "init": self.model.initial_hash(), "data": self.data_hash}
 
     def hashes(self) -> dict[str, str | None]:
         """What all methods of a comparison must have in common."""

@@ -1,0 +1,201 @@
+"""Weights that no client trains: saved while they are small, compared by hash otherwise, the same everywhere."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import personafl
+from personafl import UserError
+from personafl.core.errors import Note
+from personafl.deployment.world import Form, World, build_parts
+from personafl.experiment import checkpoint
+from personafl.models import StackedModel
+from personafl.models.frozen_weights import hash_weights
+from personafl.sim.checks import check_same_weights
+from personafl.sim.ranks import SingleProcess
+from tests.deployment import worlds
+from tests.sim.test_ranks import together
+
+SMALL: dict[str, Any] = {
+    "data": {"dataset": "digits", "num_clients": 4},
+    "training": {"num_rounds": 1, "local_epochs": 1, "batch_size": 64},
+    "evaluation": {"shift": "none"},
+    "algorithms": [{"name": "fedavg"}, {"name": "local"}],
+}
+INPUTS = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Backbone(nn.Module):
+    """A head on frozen random features; `seed` stands for the process that builds it."""
+
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.frozen = nn.Linear(64, 16, dtype=dtype).requires_grad_(False)
+            self.norm = nn.BatchNorm1d(16).requires_grad_(False)
+            self.norm.running_mean = torch.randn(16)
+            self.register_buffer("scale", torch.rand(16))
+            self.register_buffer("table", torch.rand(16), persistent=False)
+            self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm(self.frozen(x.flatten(1).to(self.frozen.weight.dtype)).to(x.dtype))
+        return self.head(torch.relu(z * self.scale + self.table))
+
+
+def answers(result: personafl.Result, label: str = "fedavg") -> Tensor:
+    return result[label].client(2).predict(INPUTS)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
+    out = tmp_path_factory.mktemp("frozen") / "run"
+    return out, answers(personafl.run(SMALL, model=Backbone(0), out=out))
+
+
+def test_a_run_is_read_back_with_its_frozen_weights(finished: tuple[Path, Tensor]) -> None:
+    out, before = finished
+    other = Backbone(1)
+    weights = copy.deepcopy(other.state_dict())
+    assert torch.equal(answers(personafl.Result.load(out, model=other)), before)
+    assert all(torch.equal(t, weights[n]) for n, t in other.state_dict().items())  # the user's module is his own
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "float64"), (torch.bfloat16, "float32")])
+def test_frozen_weights_of_any_type_come_back(tmp_path: Path, dtype: torch.dtype, precision: str) -> None:
+    made = personafl.run(
+        SMALL | {"training": SMALL["training"] | {"precision": precision}},
+        "algorithms=fedavg",
+        model=Backbone(0, dtype),
+    )
+    made.save(tmp_path / "run")  # of a simulation, whose weights have the type it computes in
+    assert torch.equal(answers(personafl.Result.load(tmp_path / "run", model=Backbone(1, dtype))), answers(made))
+
+
+def test_large_frozen_weights_are_compared_by_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Buffers of 16 numbers are saved, the weight of 64 * 16 numbers is not.
+    monkeypatch.setattr(checkpoint, "SAVED_FROZEN", 64 * 8)
+    with pytest.warns(Note, match=r"weights that no client trains \(frozen.weight\) are not saved"):
+        made = personafl.run(SMALL, model=Backbone(0), out=tmp_path / "run")
+    with pytest.raises(UserError, match=r"other frozen weights than that of this run: frozen.weight differ"):
+        personafl.Result.load(tmp_path / "run", model=Backbone(1))
+    same = Backbone(1)
+    same.frozen.load_state_dict(Backbone(0).frozen.state_dict())
+    assert torch.equal(answers(personafl.Result.load(tmp_path / "run", model=same)), answers(made))
+
+
+def test_tables_a_module_computes_itself_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SAVED_FROZEN", 0)
+    with pytest.warns(Note, match="not saved"):
+        personafl.run(SMALL, "algorithms=fedavg", model=Backbone(0), out=tmp_path / "run")
+    module = Backbone(0)
+    module.table.mul_(1 + 1e-7)  # as another version of PyTorch may compute it
+    personafl.Result.load(tmp_path / "run", model=module)
+    module.scale.mul_(1 + 1e-6)
+    with pytest.raises(UserError, match="scale differ"):
+        personafl.Result.load(tmp_path / "run", model=module)
+
+
+def test_a_run_folder_whose_frozen_weights_are_damaged_is_refused(
+    finished: tuple[Path, Tensor], tmp_path: Path
+) -> None:
+    shutil.copytree(finished[0], tmp_path / "run")
+    for damage in (b"", b"\x02\0\0\0\0\0\0\0{}", None):
+        path = tmp_path / "run" / "fedavg" / "seed-0" / "checkpoint" / "frozen.safetensors"
+        path.unlink() if damage is None else path.write_bytes(damage)
+        with pytest.raises(UserError, match=r"frozen.safetensors"):
+            personafl.Result.load(tmp_path / "run", model=Backbone(0))
+
+
+def test_a_resumed_run_goes_on_with_its_frozen_weights(tmp_path: Path, finished: tuple[Path, Tensor]) -> None:
+    def stop(label: str, *_: object) -> None:
+        if label == "local":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        personafl.run(SMALL, model=Backbone(0), out=tmp_path / "run", watch=stop)
+    went_on = personafl.resume(tmp_path / "run", model=Backbone(1))
+    whole = personafl.Result.load(finished[0], model=Backbone(2))
+    for label in ("fedavg", "local"):
+        assert torch.equal(answers(went_on, label), answers(whole, label))
+    assert went_on["local"].summary["hashes"] == went_on["fedavg"].summary["hashes"]
+
+
+def test_methods_not_begun_before_a_run_is_resumed_have_the_weights_of_the_others(tmp_path: Path) -> None:
+    def stop(label: str, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        personafl.run(SMALL, model=Backbone(0), out=tmp_path / "run", seeds=[0, 1], watch=stop)
+    went_on = personafl.resume(tmp_path / "run", model=Backbone(1))
+    assert len({m.summary["hashes"]["init"] for m in went_on}) == 1  # a module that was given is the same for all seeds
+    assert {m.simulation.model.frozen_hashes["frozen.weight"] for m in went_on} == {
+        hash_weights(dict(Backbone(0).named_parameters()))["frozen.weight"]
+    }
+
+
+def test_what_a_comparison_must_share_includes_frozen_weights() -> None:
+    first, second = Backbone(0), Backbone(0)
+    second.scale.add_(1)
+    example = torch.rand(2, 1, 8, 8)
+    assert StackedModel(first, example).initial_hash() == StackedModel(Backbone(0), example).initial_hash()
+    assert StackedModel(first, example).initial_hash() != StackedModel(second, example).initial_hash()
+
+
+def test_hashes_tell_types_shapes_and_numbers_apart() -> None:
+    tensors = [
+        torch.zeros(4),
+        torch.zeros(2, 2),
+        torch.zeros(4, dtype=torch.float64),
+        torch.zeros(4, dtype=torch.bfloat16),
+        torch.zeros(4, dtype=torch.bool),
+        torch.zeros(4, dtype=torch.complex64),
+        torch.tensor(0.0),
+        torch.zeros(0),
+        torch.tensor([0.0, 0.0, 0.0, 1.0]),
+    ]
+    assert len({hash_weights({"t": t})["t"] for t in tensors}) == len(tensors)
+    rows = torch.arange(6.0).view(2, 3)
+    assert hash_weights({"t": rows.t()}) == hash_weights({"t": rows.t().contiguous()})
+
+
+def test_ranks_with_other_frozen_weights_are_refused() -> None:
+    other = Backbone(0)
+    other.scale.add_(1)
+    models = [StackedModel(m, torch.rand(2, 1, 8, 8)) for m in (Backbone(0), other)]
+
+    def work(world: SingleProcess) -> str:
+        try:
+            check_same_weights(models[world.rank], world)
+        except UserError as e:
+            return str(e)
+        return ""
+
+    for message in together(2, work):
+        assert message.startswith("rank 1 has built the model with other weights than rank 0: scale differ")
+
+
+def of_this_process() -> nn.Module:
+    """A model whose frozen weights are those of the process it is built in."""
+    return Backbone(PROCESS[0])
+
+
+PROCESS = [0]
+
+
+def test_nodes_of_a_deployment_must_have_the_same_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = Form((1, 8, 8), "float32", "classification", (), 10)
+    recipe = worlds.recipe("fedavg", model={"name": f"{__name__}:of_this_process"})
+    world = World("e", "1", recipe, 4, 100, form, None)
+    server = build_parts(world).model.initial_hash()
+    assert build_parts(world).model.initial_hash() == server
+    monkeypatch.setattr(f"{__name__}.PROCESS", [1])
+    assert build_parts(world).model.initial_hash() != server
