@@ -102,7 +102,16 @@ def test_summary_has_the_agreed_names(call, tmp_path: Path) -> None:
     layers = {"layers.0.weight", "layers.1.weight", "head.weight"}
     assert all(set(s["masks"][what]) == layers for what in ("similarity", "density", "overlap", "shared"))
     assert s["metric"] == {"name": "accuracy", "better": "higher"}
-    assert set(s["environment"]) == {"device", "hardware", "threads", "precision", "torch", "version", "commit"}
+    assert set(s["environment"]) == {
+        "device",
+        "hardware",
+        "threads",
+        "precision",
+        "execution",
+        "torch",
+        "version",
+        "commit",
+    }
     assert set(s["accuracy"]) == {"personal", "global"}
     assert set(s["accuracy"]["personal"]) == {"mean", "std", "weighted", "p10", "worst"}
     assert set(s["shift"]) == {"protocol", "degrees", "average"}
