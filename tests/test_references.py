@@ -74,6 +74,9 @@ CASES = [
     Case("fedavg", kind="cnn"),
     Case("fedavg", {"weights": "uniform"}, training={"server_lr": 0.6}),
     Case("fedavg-ft", {"finetune_epochs": 1}),
+    Case("fedavg-adaptive", kind="cnn", training={"server_lr": 0.6}),
+    Case("fedavg-adaptive", {"inference": "own"}),
+    Case("fedavg-adaptive", {"prior_free": False}),
     Case("fedprox", {"proximal_weight": 0.7}, kind="cnn"),
     Case("lg-fedavg", {"shared_layers": 2}),
     Case("lg-fedavg", kind="cnn", training={"server_lr": 0.6}),
@@ -176,6 +179,7 @@ OPTIMISED = [
     Case("fedavg", training=OPTIMISER),
     Case("fedavg", kind="cnn", training=OPTIMISER),
     Case("fedavg-ft", training=OPTIMISER),
+    Case("fedavg-adaptive", training=OPTIMISER),
     Case("fedprox", {"proximal_weight": 0.7}, training=OPTIMISER),
     Case("lg-fedavg", training=OPTIMISER),
     Case("fedper", training=OPTIMISER),
@@ -246,6 +250,7 @@ WITHOUT: dict[str, tuple[str, Settings]] = {
     "local": ("fedavg", {}),
     "fedavg": ("local", {}),
     "fedavg-ft": ("fedavg", {}),
+    "fedavg-adaptive": ("fedavg", {}),
     "fedprox": ("fedavg", {}),
     "lg-fedavg": ("local", {}),
     "fedper": ("fedavg", {}),
@@ -273,6 +278,7 @@ WITHOUT: dict[str, tuple[str, Settings]] = {
 
 EQUAL_TO: list[tuple[Case, Case]] = [
     (Case("fedprox", {"proximal_weight": 0.0}), Case("fedavg")),
+    (Case("fedavg-adaptive", {"prior_free": False, "inference": "own"}), Case("fedavg")),
     (Case("fedlc", {"margin": 0.0}), Case("fedavg")),
     (Case("ditto", {"proximal_weight": 0.0}), Case("local")),
     (Case("apfl", {"alpha": 0.0, "learn_alpha": False}), Case("fedavg")),

@@ -41,7 +41,7 @@ from personafl.models import MLP
 from tests import task_worlds
 
 # What needs one class per example, or layers another task's models have not.
-CLASSES = {"fedpac", "flda", "fml", "dm-pfl-plus", "fedlc", "fed-rod"}
+CLASSES = {"fedavg-adaptive", "fedpac", "flda", "fml", "dm-pfl-plus", "fedlc", "fed-rod"}
 REFUSED = {"regression": CLASSES, "multilabel": CLASSES, "sequence": CLASSES | {"fedfu", "fedpews", "fedpews-fixed"}}
 
 SETTINGS = {"feddst": {"allocation": "erk"}, "dm-pfl": {"allocation": "erk", "iterations": 1}}  # the networks are small

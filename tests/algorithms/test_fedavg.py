@@ -1,11 +1,12 @@
-"""LocalOnly, FedAvg and FedAvg+FT."""
+"""LocalOnly, FedAvg, FedAvg+FT and FedAvg with adaptive inference."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from personafl import FedAvg, FedAvgFT, LocalOnly
+from personafl import FedAvg, FedAvgAdaptive, FedAvgFT, LocalOnly
+from personafl.core.errors import UserError
 from personafl.core.types import Round, Setup, Stage
 from tests import worlds
 
@@ -81,6 +82,23 @@ def test_fine_tuning_epochs_can_be_set() -> None:
 def test_negative_fine_tuning_is_refused() -> None:
     with pytest.raises(ValueError, match=r"finetune_epochs=-1.0: must not be negative"):
         FedAvgFT(finetune_epochs=-1.0)
+
+
+def test_adaptive_inference_by_name_is_fedavg_with_two_slots() -> None:
+    named = worlds.simulation(FedAvgAdaptive())
+    composed = worlds.simulation(FedAvg(prior_free=True, inference="batch"))
+    for sim in (named, composed):
+        sim.run()
+    assert all(torch.equal(t, composed.server[n]) for n, t in named.server.items())
+    assert [row["personal"] for row in named.rows if "personal" in row] == [
+        row["personal"] for row in composed.rows if "personal" in row
+    ]
+    assert named.algorithm.evaluated("after_aggregation") == composed.algorithm.evaluated("after_aggregation")
+
+
+def test_adaptive_inference_needs_classes() -> None:
+    with pytest.raises(UserError, match=r"FedAvgAdaptive needs one class per example \(how often it occurs\)"):
+        FedAvgAdaptive().bind(Setup(worlds.model().info, worlds.training(task="regression"), 6))
 
 
 def test_the_learning_rate_decays_and_drops_at_milestones() -> None:

@@ -105,6 +105,7 @@ def short(method: Algorithm, **options: object) -> Simulation:
 # How methods and slots fill a client, beyond one network.
 BASE = ("base_entropy_own", "base_entropy_global")
 HOLDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "fedavg-adaptive": (("main", "global_"), ("labels_own",)),
     "dm-pfl-plus": (("main", "global_"), BASE),
     "fedfu": (("main", "received"), ("fusion_weight", "fusion_bias")),
     "flda": (("main", "personal"), ("gate_weight", "gate_bias")),

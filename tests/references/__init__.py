@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.references.balanced import FedLC, FedRoD
+from tests.references.balanced import FedAvgAdaptive, FedLC, FedRoD
 from tests.references.base import Reference
 from tests.references.baselines import FedAvg, FedAvgFT, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 from tests.references.contributing import COPFL
@@ -17,6 +17,7 @@ REFERENCES: dict[str, type[Reference]] = {
     "local": LocalOnly,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
+    "fedavg-adaptive": FedAvgAdaptive,
     "fedprox": FedProx,
     "lg-fedavg": LGFedAvg,
     "fedper": FedPer,

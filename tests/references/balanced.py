@@ -1,4 +1,4 @@
-"""FedLC and Fed-RoD: label counts in the local loss."""
+"""FedAvg with adaptive inference, FedLC and Fed-RoD: label counts in the local loss."""
 
 from __future__ import annotations
 
@@ -13,6 +13,77 @@ from personafl.data.federated import Federation
 from tests.reference import Params
 from tests.references.base import HEAD, Reference
 from tests.references.baselines import FedAvg
+
+
+class FedAvgAdaptive(FedAvg):
+    """FedAvg on logits plus log pi_c; answers are for the mix of classes of a batch, by EM over its inputs."""
+
+    TEMPERATURE, PULL, DOUBT, STEPS = 1.5, 2.0, 1.0, 30
+
+    def __init__(
+        self,
+        module: nn.Module,
+        federation: Federation,
+        training: Training,
+        *,
+        prior_free: bool = True,
+        inference: str = "batch",
+    ) -> None:
+        super().__init__(module, federation, training)
+        self.prior_free, self.inference = prior_free, inference
+
+    def frequencies(self, c: int) -> list[float]:
+        """pi_c(k) = (n_ck + 1) / (n_c + K)."""
+        labels = self.y[self.rows(c)].tolist()
+        classes = len(self.initial[HEAD[1]])
+        return [(labels.count(k) + 1) / (len(labels) + classes) for k in range(classes)]
+
+    def local(self, c: int, number: int) -> Params:
+        """CE(z + log pi_c, y)."""
+        if not self.prior_free:
+            return super().local(c, number)
+        log_pi = torch.tensor(self.frequencies(c), dtype=torch.float64).log()
+
+        def loss(params: Params, rows: Tensor) -> Tensor:
+            return F.cross_entropy(self.forward(params, self.x[rows])[1] + log_pi, self.y[rows])
+
+        return self.train(c, number, self.w, loss=loss)
+
+    def evaluated(self, c: int, x: Tensor) -> Tensor:
+        """log p(y = k | x_i) = log sum_p a_p softmax(z_i + log p)_k, all inputs being one batch."""
+        z = super().evaluated(c, x)
+        if self.inference == "own":
+            return z
+        fits = [softmax([out / self.TEMPERATURE for out in one]) for one in z.tolist()]  # of z_i, T its temperature
+        pi = self.frequencies(c)
+        n, classes = len(fits), range(len(pi))
+        q = pi
+        for _ in range(self.STEPS):
+            r = [posterior(fit, q) for fit in fits]
+            q = [(sum(one[k] for one in r) + self.PULL * pi[k]) / (n + self.PULL) for k in classes]
+        equal = [1 / len(pi) for _ in classes]
+        half = [(pi[k] + equal[k]) / 2 for k in classes]
+        shown = sum(1 - (1 - q[k]) ** n for k in classes)  # how many classes n inputs of this mix show
+        likely = [sum(math.log(sum(p[k] * fit[k] for k in classes)) for fit in fits) for p in (pi, half, equal, q)]
+        likely[3] -= self.DOUBT * (shown - 1)
+        a = softmax(likely)
+        answers = []
+        for fit in fits:
+            each = [posterior(fit, p) for p in (pi, half, equal, q)]
+            answers.append([math.log(sum(w * one[k] for w, one in zip(a, each, strict=True))) for k in classes])
+        return torch.tensor(answers, dtype=torch.float64)
+
+
+def softmax(z: list[float]) -> list[float]:
+    """exp z_k / sum_j exp z_j."""
+    terms = [math.exp(one - max(z)) for one in z]
+    return [term / sum(terms) for term in terms]
+
+
+def posterior(fit: list[float], p: list[float]) -> list[float]:
+    """softmax(z + log p), where fit is softmax(z)."""
+    terms = [f * one for f, one in zip(fit, p, strict=True)]
+    return [term / sum(terms) for term in terms]
 
 
 class FedLC(FedAvg):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from personafl.algorithms.co_pfl import COPFL
     from personafl.algorithms.ditto import Ditto
     from personafl.algorithms.dm_pfl import DMPFL, DMPFLPlus
-    from personafl.algorithms.fedavg import FedAvg, FedAvgFT
+    from personafl.algorithms.fedavg import FedAvg, FedAvgAdaptive, FedAvgFT
     from personafl.algorithms.feddst import FedDST
     from personafl.algorithms.fednova import FedNova
     from personafl.algorithms.fedpac import FedPAC
@@ -41,6 +41,7 @@ __all__ = [
     "DMPFLPlus",
     "Ditto",
     "FedAvg",
+    "FedAvgAdaptive",
     "FedAvgFT",
     "FedDST",
     "FedFu",
@@ -66,6 +67,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "local": "personafl.algorithms.local_only:LocalOnly",
         "fedavg": "personafl.algorithms.fedavg:FedAvg",
         "fedavg-ft": "personafl.algorithms.fedavg:FedAvgFT",
+        "fedavg-adaptive": "personafl.algorithms.fedavg:FedAvgAdaptive",
         "fedprox": "personafl.algorithms.fedprox:FedProx",
         "feddst": "personafl.algorithms.feddst:FedDST",
         "lg-fedavg": "personafl.algorithms.fedper:LGFedAvg",

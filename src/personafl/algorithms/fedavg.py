@@ -1,8 +1,9 @@
-"""FedAvg, and FedAvg followed by local fine-tuning.
+"""FedAvg, FedAvg followed by local fine-tuning, and FedAvg with adaptive inference.
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
 from Decentralized Data", AISTATS 2017. FedAvg+FT as DM-PFL's Table 4 costs it: one more session of
-`local_epochs`, all layers, at the end.
+`local_epochs`, all layers, at the end. FedAvg with adaptive inference puts two slots together, `slots/prior_free.py`
+and `slots/label_prior.py`; no paper has it under this name.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, ClientState, LocalWork, choose, setting, whole
 from personafl.core.errors import UserError
+from personafl.core.slots import Inference
 from personafl.core.types import Params, Payload, Round, Stage
 
 
@@ -73,3 +75,18 @@ class FedAvgFT(Algorithm):
         own = tree.select(kept, self.info.shapes)
         received = tree.values(down) | tree.select(kept, self.stays_on_client())
         return choose(kept["aux/tuned"], own, tree.select(received, own))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgAdaptive(Algorithm):
+    """FedAvg trained without clients' label frequencies, which are estimated from the inputs that are predicted.
+
+    The local losses leave out how often each class occurs at a client. A client predicts with the global model, for
+    the mix of classes that it estimates from a batch of unlabelled inputs.
+    """
+
+    evaluates: ClassVar[str] = "the global model"
+    class_labels_for: ClassVar[str] = "how often it occurs"
+
+    inference: str | Inference = "batch"
+    prior_free: bool = True
