@@ -15,6 +15,7 @@ import torch
 
 import personafl
 from personafl import ALGORITHMS, Evaluation, Inherit, Simulation, StackedModel
+from personafl.config import reference
 from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from tests.references import golden
 from tests.test_references import ENGINE
@@ -62,6 +63,8 @@ def shown(value: object) -> str:
     """A default as the pages write it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Algorithm):
+        return reference.toml_value(value)
     return f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else str(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 import warnings
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import personafl
-from personafl import ALGORITHMS, Evaluation, Simulation, StackedModel, Training, UserError
+from personafl import ALGORITHMS, Evaluation, Simulation, StackedModel, Training, UserError, config, experiment
 from personafl.config import reference
 from personafl.config.recipe import SECTIONS
 from personafl.core.types import ModelInfo
@@ -43,8 +44,39 @@ def test_a_setting_of_a_method_is_a_key_too() -> None:
     assert reference.key("dm-pfl.sparsity").default == "0.5"
     assert reference.key("dm-pfl.lr").default == "recipe"
     assert reference.key("dm-pfl.votes").possible == "counted, weighted"
-    assert (reference.key("fedpews.base").type, reference.key("fedpews.base").default) == ("method", "fedavg")
-    assert reference.key("fedphp.inherit").default.startswith("{ transfer = mmd, weight = 0.01")
+    base = reference.key("fedpews.base")
+    assert (base.type, base.default) == ("method", '{ name = "fedavg", weights = "uniform" }')
+    assert reference.key("fedphp.inherit").default.startswith('{ transfer = "mmd", weight = 0.01')
+
+
+def written(default: str) -> Any:
+    """A default as it is shown, as a value of a recipe: TOML, or a name without quotes."""
+    try:
+        return tomllib.loads(f"value = {default}")["value"]
+    except tomllib.TOMLDecodeError:
+        return default
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_default_that_is_written_down_changes_nothing(name: str) -> None:
+    """In a recipe's table and as an override; and so does the name alone of a method that is a default."""
+    usual = config.load({"algorithms": [{"name": name}]}).algorithms[0].algorithm
+    for key in reference.keys(name):
+        values = [written(key.default)]
+        values += [v["name"] for v in values if isinstance(v, dict) and "name" in v]
+        for value in values:
+            entry = {"name": name, key.name: value}
+            assert config.load({"algorithms": [entry]}).algorithms[0].algorithm == usual, key.dotted
+        asked = config.load({"algorithms": [{"name": name}]}, [f"{key.dotted}={key.default}"])
+        assert asked.algorithms[0].algorithm == usual, key.dotted
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_method_written_down_with_all_its_settings_is_the_same(name: str) -> None:
+    recipe = config.load({"algorithms": [{"name": name}]})
+    again = config.load(tomllib.loads(config.dump(recipe)))
+    assert again.algorithms == recipe.algorithms
+    assert dataclasses.replace(again, name=recipe.name) == recipe
 
 
 @pytest.mark.parametrize(
@@ -64,7 +96,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(dotted: str, message: str) -
 
 def test_bounds_that_are_told_are_bounds_that_hold() -> None:
     """The words of a refusal are the words of the reference."""
-    for dotted, value in (("training.momentum", 1.0), ("data.test_share", 0.0), ("evaluation.draws", 0)):
+    for dotted, value in (("training.momentum", 1.0), ("data.test_share", 1.0), ("evaluation.draws", 0)):
         section, name = dotted.split(".")
         with pytest.raises(UserError) as e:
             SECTIONS[section](**{name: value})
@@ -138,5 +170,5 @@ def test_the_network_of_the_page_is_called_as_it_says() -> None:
     for network in (small, plain):
         config = personafl.ModelChoice(name=network)
         recipe = dataclasses.replace(personafl.config.load("demo"), model=config)
-        personafl.experiment.model(recipe, personafl.experiment.source(recipe))
+        experiment.model(recipe, experiment.source(recipe))
     assert asked == [((1, 8, 8), 10), ()]

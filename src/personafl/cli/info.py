@@ -219,6 +219,8 @@ def _key(dotted: str) -> None:
 
 
 def _explain(name: str, cls: Any) -> None:
+    from personafl.config import reference
+
     module = sys.modules[cls.__module__]
     console.print(f"{name}: {inspect.getdoc(cls)}\n")
     console.print(f"{inspect.getdoc(module)}\n")
@@ -229,14 +231,11 @@ def _explain(name: str, cls: Any) -> None:
         choices = f.metadata.get("choices")
         meaning = f.metadata.get("help", "") + (f" ({', '.join(choices)})" if choices else "")
         filled = dataclasses.is_dataclass(f.default) and not isinstance(f.default, Algorithm)
-        default = RECIPE if f.default is None and f.name in cls.from_recipe else _shown(f.default)
+        default = RECIPE if f.default is None and f.name in cls.from_recipe else reference.toml_value(f.default)
         table.add_row(f.name, "a table:" if filled else default, meaning)
         if filled:
             for g in dataclasses.fields(f.default):
-                table.add_row(f"  {f.name}.{g.name}", _shown(getattr(f.default, g.name)), g.metadata.get("help", ""))
+                table.add_row(
+                    f"  {f.name}.{g.name}", reference.toml_value(getattr(f.default, g.name)), g.metadata.get("help", "")
+                )
     console.print(table)
-
-
-def _shown(default: Any) -> str:
-    """A default as a recipe would write it."""
-    return config.name_of(default) if isinstance(default, Algorithm) else "none" if default is None else str(default)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from personafl.algorithms import ALGORITHMS
-from personafl.config.names import algorithm_class, name_of
+from personafl.config.names import algorithm_class, name_of, table_of
 from personafl.config.recipe import SECTIONS, Method, Recipe
 from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.core.errors import UserError
@@ -120,7 +120,7 @@ def method(entry: Any) -> Method:
         by_name = bool(told.get("choices")) and not isinstance(value, Mapping)  # a name stands for its usual settings
         fillings = None if by_name else told.get("fillings")
         hint = str if by_name else of_type.get(key, Any)
-        values[key] = None if taken else _slot(f"{label}.{key}", value, hint, fillings)
+        values[key] = None if taken else _slot(f"{label}.{key}", value, hint, fillings, known[key].default)
     try:
         return Method(label, name, cls(**values))
     except UserError as e:
@@ -131,14 +131,18 @@ def _is_one_of(value: Any, *words: str | None) -> bool:
     return (value is None or isinstance(value, str)) and value in words
 
 
-def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any] | None] | None) -> Any:
+def _slot(where: str, value: Any, hint: Any, fillings: Mapping[str, type[Any] | None] | None, default: Any) -> Any:
     """A setting that may itself be a table: a base method, or what fills a slot.
 
-    A table may name one of the fillings, else the first is meant. A bare value is that one's first setting.
+    A table may name one of the fillings, else the first is meant. A bare value is that one's first setting. The base
+    method that is the default has the default's settings where a table leaves them out.
     """
     if hint is Algorithm:
+        table = {"name": value} if isinstance(value, str) else value
+        if isinstance(table, Mapping) and table.get("name") == name_of(default):
+            table = table_of(default) | dict(table)
         try:
-            return method({"name": value} if isinstance(value, str) else value).algorithm
+            return method(table).algorithm
         except UserError as e:
             raise UserError(f"{where}: {e}") from None
     if not fillings:

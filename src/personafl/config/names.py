@@ -74,6 +74,12 @@ def name_of(algorithm: Algorithm) -> str:
     return ALGORITHMS.name_of(cls) or described(cls)
 
 
+def table_of(algorithm: Algorithm) -> dict[str, Any]:
+    """The table that gives a method in a recipe: its name, and the settings that are not its class's defaults."""
+    own = ((f, getattr(algorithm, f.name)) for f in algorithm.settings())
+    return {"name": name_of(algorithm), **{f.name: value for f, value in own if value != f.default}}
+
+
 def criterion(name: str | Criterion | Metric, known: Mapping[str, T], key: str) -> T | Criterion:
     """A loss or metric: by its name among those of a task, `auto` for the first of them, by dotted path, or itself."""
     if not isinstance(name, str) or ":" not in name:

@@ -241,7 +241,7 @@ def _opened(entry: Any, slot: str) -> dict[str, Any]:
     """What fills a slot of a method, as a table that can be written to."""
     if not isinstance(entry, dict):
         raise UserError(f"{_called(entry)}.{slot}: the method was given as an object, which has its own settings")
-    held = entry.get(slot, {"name": "fedavg", "weights": "uniform"} if slot == "base" else {})  # a warm-up's default
+    held = entry.get(slot, "fedavg" if slot == "base" else {})  # a warm-up's default
     first = {"inherit": "transfer", "robust": "rule"}.get(slot, "name")  # the setting a bare value is
     entry[slot] = dict(held) if isinstance(held, Mapping) else {first: held}
     opened: dict[str, Any] = entry[slot]

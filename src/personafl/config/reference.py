@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from personafl.algorithms import ALGORITHMS
 from personafl.config.defaults import BY_DATA
-from personafl.config.names import algorithm_class, name_of
+from personafl.config.names import algorithm_class, table_of
 from personafl.config.recipe import AUTO, SECTIONS
 from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from personafl.core.errors import UserError
@@ -90,7 +91,7 @@ def _of_section(section: str) -> list[Key]:
             dotted = f"{section}.{f.name}"
             hint = of_type[f.name]
             possible = _possible(NAMED.get(dotted, _choices(hint)), rules.get(f.name, ()))
-            told = (_type(hint), _shown(f.default), f.metadata["help"], possible, _lookers(section, f.name))
+            told = (_type(hint), toml_value(f.default), f.metadata["help"], possible, _lookers(section, f.name))
             out.append(Key(section, f.name, *told))
         elif f.name == "partition_settings":
             out += [_of_partition(section, name) for name in declared_settings()]
@@ -103,7 +104,7 @@ def _of_partition(section: str, name: str) -> Key:
     first = next(iter(using.values()))
     defaults: dict[str, list[str]] = {}
     for partition, setting in using.items():
-        defaults.setdefault(_shown(setting.default), []).append(partition)
+        defaults.setdefault(toml_value(setting.default), []).append(partition)
     one = len(defaults) == 1
     default = next(iter(defaults)) if one else ", ".join(f"{d} ({', '.join(n)})" for d, n in defaults.items())
     possible = _possible(_choices(first.type), [first.must] if first.must else [])
@@ -120,7 +121,12 @@ def _of_method(name: str) -> list[Key]:
         choices = f.metadata.get("choices") or fillings or _choices(hint)
         kind = "method" if hint is Algorithm else "table" if fillings else _type(hint)
         kind = "name or table" if fillings and f.metadata.get("choices") else kind
-        told = (kind, RECIPE if from_recipe else _shown(f.default), f.metadata.get("help", ""), _possible(choices, ()))
+        told = (
+            kind,
+            RECIPE if from_recipe else toml_value(f.default),
+            f.metadata.get("help", ""),
+            _possible(choices, ()),
+        )
         out.append(Key(name, f.name, *told, looked_at_by=""))
     return out
 
@@ -134,7 +140,7 @@ def _lookers(section: str, name: str) -> str:
     if section == "training" and name in FROM_TRAINING:
         own = {n: d for n, cls in ALGORITHMS.items() if (d := _default(cls, name)) is not None}
         words.append(f"each may have its own, as ditto.{name}")
-        words += [f"{n} has {_shown(d)}" for n, d in own.items()]
+        words += [f"{n} has {toml_value(d)}" for n, d in own.items()]
     return "; ".join(words)
 
 
@@ -189,15 +195,21 @@ def _choices(hint: Any) -> tuple[str, ...]:
     return _choices(options[0]) if isinstance(hint, types.UnionType) and len(options) == 1 else ()
 
 
-def _shown(default: Any) -> str:
+def toml_value(default: Any) -> str:
     """A default as a recipe would write it."""
     if isinstance(default, Algorithm):
-        return name_of(default)
+        table = table_of(default)
+        return _inline(table) if len(table) > 1 else table["name"]
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, tuple):
-        return f"[{', '.join(map(_shown, default))}]"
+        return f"[{', '.join(map(toml_value, default))}]"
     if dataclasses.is_dataclass(default):
-        held = (f"{f.name} = {_shown(getattr(default, f.name))}" for f in dataclasses.fields(default))
-        return f"{{ {', '.join(held)} }}"
+        return _inline({f.name: getattr(default, f.name) for f in dataclasses.fields(default)})
     return "none" if default is None else default or "empty" if isinstance(default, str) else str(default)
+
+
+def _inline(table: Mapping[str, Any]) -> str:
+    """A table as TOML writes it in a line, so that it can be copied into a recipe."""
+    held = (f"{k} = {json.dumps(v) if isinstance(v, str) else toml_value(v)}" for k, v in table.items())
+    return f"{{ {', '.join(held)} }}"
