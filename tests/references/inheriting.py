@@ -48,33 +48,36 @@ class FedPHP(Reference):
             student = self.usual_turn(k, number)
             mu, old = self.mu(k, number), self.inherited[k]
             # theta_p <- (1 - mu_k) theta_s^k + mu_k theta_p, once, after local training; z^k counts from then on.
-            self.inherited[k] = {name: (1 - mu) * student[name] + mu * old[name] for name in self.names}
+            # Running statistics are a part of both models.
+            self.inherited[k] = {name: (1 - mu) * student[name] + mu * old[name] for name in self.initial}
             self.personalised[k] = student
             self.sessions[k] += 1
             uploads.append(student)
-        self.server = self.moved(self.server, self.mean(uploads, cohort))
+        self.server = self.moved(self.server, self.mean(uploads, cohort, [*self.names, *self.running]))
 
     def usual_turn(self, k: int, number: int) -> Params:
         """theta_s^k: local training from theta_s with the kept theta_p^k as a frozen teacher."""
         teacher = dict(self.inherited[k])
 
         def loss(student: Params, rows: Tensor) -> Tensor:
-            # (1 - lambda) CE(theta_s^k) + lambda L_kt
-            own = self.cross_entropy(student, rows)
-            return (1 - self.weight) * own + self.weight * self.knowledge(student, teacher, rows)
+            # (1 - lambda) CE(theta_s^k) + lambda L_kt, of one forward pass, which running statistics count
+            h_s, g_s = self.forward(student, self.x[rows])
+            own = F.cross_entropy(g_s, self.y[rows])
+            return (1 - self.weight) * own + self.weight * self.knowledge(student, h_s, g_s, teacher, rows)
 
         return self.train(k, number, self.server, loss=loss)
 
-    def knowledge(self, student: Params, teacher: Params, rows: Tensor) -> Tensor:
-        """L_kt."""
+    def knowledge(self, student: Params, h_s: Tensor, g_s: Tensor, teacher: Params, rows: Tensor) -> Tensor:
+        """L_kt; the teacher is in evaluation mode, the student in training mode."""
         if self.transfer == "prox":  # ||theta_s - theta_p||^2
             total = torch.zeros((), dtype=torch.float64)
             for name in self.names:
                 total = total + ((student[name] - teacher[name]) ** 2).sum()
             return total
-        h_s, g_s = self.forward(student, self.x[rows])
+        self.network.module.eval()
         with torch.no_grad():
             h_p, g_p = self.forward(teacher, self.x[rows])
+        self.network.module.train()
         if self.transfer == "mmd":  # ||mean Phi(h_s) - mean Phi(h_p)||^2
             return discrepancy(h_s, h_p)
         if self.transfer == "l2":  # 1/(2B) sum ||h_s - h_p||^2
@@ -96,13 +99,13 @@ class FedPHP(Reference):
     def evaluated(self, c: int, x: Tensor) -> Tensor:
         """The HPM, the personalised model, or the mean of their probabilities."""
         inherited = self.logits(self.inherited[c], x)
-        personalised = self.logits(self.personalised.get(c, self.server), x)
+        personalised = self.logits(self.personalised.get(c, self.seen_by(c, self.server)), x)
         if self.answers == "inherited":
             return inherited
         if self.answers == "personalised":
             return personalised
         return ((inherited.softmax(1) + personalised.softmax(1)) / 2).log()
 
-    def common(self, x: Tensor) -> Tensor:
-        """theta_s."""
-        return self.logits(self.server, x)
+    def common(self, x: Tensor) -> Tensor | None:
+        """theta_s, which without running statistics is not complete."""
+        return self.logits(self.server, x) if self.own_statistics is None else None
