@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from personafl import DMPFL, DMPFLPlus, FedAvg, Simulation, StackedModel, Training
+from personafl import DMPFL, DMPFLPlus, Evaluation, FedAvg, FedDST, Simulation, StackedModel, Training
 from personafl.algorithms.dm_pfl import phases
 from personafl.core import tree
-from personafl.core.algorithm import ClientState
+from personafl.core.algorithm import ClientState, GradientPass, Turn
 from personafl.core.criteria import entropy
 from personafl.core.local import client_round
 from personafl.core.types import Masked, Round, Setup, Stage
@@ -87,6 +87,31 @@ def test_each_client_gets_its_expected_share_of_refinement_at_once() -> None:
     assert rates == sorted(rates, reverse=True)  # type: ignore[type-var]
 
 
+def test_the_expected_share_is_that_of_the_cohort() -> None:
+    """0.45 of six clients are a cohort of two: a third of the two rounds of refinement, of two epochs each."""
+    training = Training(num_rounds=8, join_ratio=0.45, local_epochs=2, lr=0.1)
+    algorithm = DMPFL(iterations=1).bind(Setup(worlds.model().info, training, 6))
+    assert phases(8, 1)[-1] == ("personal", 6, 8)
+    turns = algorithm.turns(None, Round(algorithm.schedule()[6], 0.1))  # type: ignore[arg-type]
+    assert [t.epochs for t in turns] == pytest.approx([1.0, 1 / 3])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("steps", "lengths"), [(1, [1]), (4, [3, 1]), (5, [4, 1]), (6, [4, 2]), (9, [7, 2]), (11, [8, 3])]
+)
+@pytest.mark.parametrize("method", [DMPFL, FedDST])
+def test_the_last_fifth_of_local_steps_is_rounded_up(
+    method: type[DMPFL] | type[FedDST], steps: int, lengths: list[int]
+) -> None:
+    """ceil(K / 5) steps come after the masks are readjusted, the others before."""
+    algorithm = method(readjust_interval=1)
+    training = worlds.training(local_steps=steps)
+    bound = algorithm.bind(Setup(worlds.model().info, training, 6))
+    turns = bound.masked_turns(Round(Stage(0, phase="masks"), 0.1))
+    assert [t.steps for t in turns if isinstance(t, Turn)] == lengths
+    assert isinstance(turns[-2], GradientPass)
+
+
 # Masks
 
 
@@ -156,6 +181,42 @@ def test_refining_globally_leaves_clients_alone_and_moves_only_the_mask() -> Non
     for n, m in tree.under(server, "mask").items():
         assert torch.equal(sim.server[n][~m], server[n][~m])
         assert not torch.equal(sim.server[n][m], server[n][m])
+
+
+def test_while_the_global_model_is_refined_a_client_answers_as_before() -> None:
+    """Right after local training of this phase, too: theta_c is made of w_g as the client received it."""
+    late = Evaluation(shift="none", eval_every=1, when="after_local", clients="selected")
+    sim = worlds.simulation(BUSY, evaluation=late)
+    while sim.schedule[sim.played].phase != "global":
+        sim.step()
+    ids = sim.cohort(sim.schedule[sim.played])
+    came = sim.deployed_models(sim.model, ids)
+    _, _, trained = checks.rehearsed(sim)
+    row = sim.step()
+    judged, models = sim.state.trained_cohort  # type: ignore[misc]
+    assert judged.tolist() == ids.tolist()
+    checks.assert_agree(models, came)
+    assert row["personal"] == row["before"]
+    n = "layers.1.weight"
+    assert not torch.allclose(trained.local.params[n], came[n])
+
+
+def test_a_later_masks_phase_begins_with_what_clients_have_at_personal_positions() -> None:
+    """Who was not sampled for the refinement in between answers with zeros there, and trains on from what it had."""
+    sim = worlds.simulation(dataclasses.replace(BUSY, personal_share="sampled"), num_rounds=8, join_ratio=0.34)
+    while sim.schedule[sim.played].number < 4:
+        sim.step()
+    stage = sim.schedule[sim.played]
+    refined = checks.everyone(sim)["aux/refined"]
+    ids = (refined == 0).nonzero().flatten()
+    assert stage.phase == "masks" and 0 < len(ids) < 6
+    kept, rnd = sim.store.gather(ids), Round(stage, 0.1)
+    local = sim.algorithm.start(kept, tree.received(sim.download(ids, rnd), len(ids)), rnd)
+    had = []
+    for n, own in sim.algorithm._own_positions(local).items():  # type: ignore[attr-defined]
+        assert torch.equal(local.params[n][own], kept[f"personal/{n}"][own])
+        had.append(kept[f"personal/{n}"][own])
+    assert torch.cat(had).any()
 
 
 @pytest.mark.parametrize("share", ["once", "sampled"])
