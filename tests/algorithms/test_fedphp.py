@@ -6,10 +6,21 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from personafl import Algorithm, Evaluation, FedAvg, FedPeWSFixed, FedPHP, FedProx, FedRep, Inherit, Simulation
+from personafl import (
+    Algorithm,
+    Evaluation,
+    FedAvg,
+    FedPeWSFixed,
+    FedPHP,
+    FedProx,
+    FedRep,
+    Inherit,
+    Simulation,
+    StackedModel,
+)
 from personafl.core import tree
 from personafl.core.types import Round, Stage
 from personafl.slots.inherited import Inherited
@@ -125,6 +136,43 @@ def test_a_step_is_that_of_the_papers_loss(transfer: str) -> None:
         grads = dict(zip(w, torch.autograd.grad(loss, list(w.values()), materialize_grads=True), strict=True))
         expected = {n: (w[n] - 0.1 * grads[n]).detach() for n in w}
         checks.assert_close(expected, {n: t[i] for n, t in done.local.params.items()}, tolerance=1e-9)
+
+
+def test_the_teacher_has_no_dropout() -> None:
+    """With p = 0.5 an input x becomes 0 or 2x, and either is |x| away from the x that the teacher's head sees.
+
+    So the term 1/(2B) sum ||h_s - h_p||^2 is 1/(2B) sum ||x||^2 whatever is drawn, in a client's only minibatch.
+    """
+    sim = worlds.simulation(
+        FedPHP(inherit=Inherit(transfer="l2", weight=1.0)),
+        model=StackedModel(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), worlds.federation().source.x[:2]),
+        batch_size=64,
+        local_epochs=1,
+        join_ratio=1.0,
+    )
+    inputs = [checks.rows_of(sim, c)[0] for c in range(6)]
+    expected = [float(x.double().square().sum() / (2 * len(x))) for x in inputs]
+    assert sim.step()["loss"] == pytest.approx(sum(expected) / 6)
+
+
+def test_the_hpm_has_running_statistics_mixed_like_weights() -> None:
+    """mu = 0.4: 0.6 of those of the model just trained, and 0.4 of those it had."""
+    network = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+    model = StackedModel(network, worlds.federation(sizes=(37, 21, 14)).source.x[:2])
+    sim = worlds.simulation(
+        FedPHP(inherit=Inherit(momentum="mu-b", rate=0.4)),
+        fed=worlds.federation(sizes=(37, 21, 14)),
+        model=model,
+        join_ratio=1.0,
+        batch_size=7,
+    )
+    for _ in range(2):
+        _, ids, done = checks.rehearsed(sim)
+        before = hpm(sim, ids)
+        assert not torch.allclose(done.local.params["1.running_mean"], before["1.running_mean"])
+        sim.step()
+        mixed = {n: 0.6 * done.local.params[n] + 0.4 * t for n, t in before.items()}
+        checks.assert_close(hpm(sim, ids), mixed)
 
 
 def test_inherited_personalised_or_both_models_answer() -> None:

@@ -141,3 +141,21 @@ def test_a_hand_over_is_no_session() -> None:
     assert sessions[:3] == [("warm-up", [0] * 6), ("warm-up", [0] * 6), ("hand-over", [0] * 6)]
     cohort = sim.cohort(sim.schedule[3]).tolist()
     assert sessions[3] == ("train", [int(c in cohort) for c in range(6)])
+
+
+def test_a_hand_over_is_no_session_of_a_model_that_is_inherited_from_the_warm_up_on() -> None:
+    """Everybody in all of four rounds, with the hand-over after two: mu = 0.9 z / 4 counts the rounds, and no more."""
+    settings = {"num_rounds": 4, "join_ratio": 1.0, "local_epochs": 1}
+    sim = worlds.simulation(FedPeWS(base=Ditto(), inherit=Inherit(weight=0.0), warmup_share=0.5), **settings)
+    sessions, before = [], {}
+    for stage in sim.schedule:
+        sim.step()
+        held = tree.under(checks.everyone(sim), PREFIX)
+        sessions.append((stage.phase, held["aux/sessions"].tolist()))
+        if stage.phase == "hand-over":
+            checks.assert_agree(held, before)
+        before = held
+    phases = ["warm-up", "warm-up", "hand-over", "train", "train"]
+    assert sessions == [(phase, [z] * 6) for phase, z in zip(phases, (1, 2, 2, 3, 4), strict=True)]
+    trained = checks.played(FedPeWS(base=Ditto(), warmup_share=0.5), **settings)
+    checks.assert_agree(tree.select(sim.server, trained.server), trained.server)
