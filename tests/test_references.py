@@ -138,6 +138,7 @@ CASES = [
     Case("co-pfl", {"weights": "cowa-prediction"}, training={"lr": 0.01, "join_ratio": 1.0}),
     Case("co-pfl", {"weights": "cowa-server"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"weights": "cowa-literal"}, training={"lr": 0.01, "num_rounds": 5}),
+    Case("co-pfl", {"weights": "cowa-all"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"weights": "uniform"}, training={"lr": 0.01}),
     Case("co-pfl", {"answers": "server"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"ranking": "all"}, training={"lr": 0.01, "num_rounds": 5}),

@@ -36,7 +36,7 @@ class Upload:
     received: Tensor  # the w_0 it started from
     shared: Tensor  # 1 - m_n, as uploaded
     values: Tensor  # w_n at the shared coordinates, zero elsewhere
-    update: Tensor  # delta_n at the shared coordinates, zero elsewhere
+    update: Tensor  # delta_n
     score: float = 0.0  # Gamma_n
     alpha: float = 0.0
 
@@ -78,7 +78,9 @@ class COPFL(Reference):
         server_rule: Literal["renormalised", "literal"] = "renormalised",
         moments: bool = True,
         answers: Literal["own", "server"] = "own",
-        weights: Literal["cowa", "uniform", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"] = "cowa",
+        weights: Literal[
+            "cowa", "cowa-all", "uniform", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"
+        ] = "cowa",
     ) -> None:
         super().__init__(module, federation, training)
         self.select_share, self.personal_bound, self.selection = select_share, personal_bound, selection
@@ -133,6 +135,7 @@ class COPFL(Reference):
                 gradient = self.gradient_score(n, uploads[n], before[n])
             uploads[n].score = {
                 "cowa": gradient + predictions[n],
+                "cowa-all": gradient + predictions[n],
                 "cowa-server": gradient + predictions[n],
                 "cowa-literal": gradient + predictions[n],
                 "cowa-gradient": gradient,
@@ -169,7 +172,7 @@ class COPFL(Reference):
         self.select(member, (start - end).abs())
         member.values = end
         held = ~member.personal
-        return Upload(number, self.w_0, held, reference.only(end, held), reference.only(start - end, held))
+        return Upload(number, self.w_0, held, reference.only(end, held), start - end)
 
     def mamo(self, n: int, number: int, start: Tensor, phase: Literal["personal", "shared"]) -> Tensor:
         """E local epochs that move h = m_n, or h = 1 - m_n."""
@@ -254,7 +257,8 @@ class COPFL(Reference):
         if last is None:
             return 1.0
         self.events["others after a pause"] += upload.number - last.number > 1
-        found = cosine(upload.update, reference.only(last.received - self.others(n), upload.shared))
+        where = upload.shared if self.scoring != "cowa-all" else torch.ones_like(upload.shared)
+        found = cosine(reference.only(upload.update, where), reference.only(last.received - self.others(n), where))
         return 1.0 if found is None else 1 - found
 
     def printed_score(self, n: int, upload: Upload, last: Upload | None) -> float:
@@ -266,7 +270,7 @@ class COPFL(Reference):
             return 1.0
         delta = last.received - upload.received  # w^(k-1) - w^k, or since its last session
         dbar = (delta - self.training.server_lr * alpha * upload.update) / (1 - alpha)
-        found = cosine(upload.update, reference.only(dbar, upload.shared))
+        found = cosine(upload.update, dbar)
         return 1.0 if found is None else 1 - found
 
     def server_score(self, n: int, uploads: dict[int, Upload], before: dict[int, Upload | None]) -> float:
@@ -281,7 +285,8 @@ class COPFL(Reference):
                     total, weight = total + alpha * float(upload.update[i]), weight + alpha
             if weight and (self.server_rule == "renormalised" or all(u.shared[i] for u in uploads.values())):
                 dbar[i] = total / weight
-        found = cosine(uploads[n].update, reference.only(dbar, uploads[n].shared))
+        shared = uploads[n].shared
+        found = cosine(reference.only(uploads[n].update, shared), reference.only(dbar, shared))
         return 1.0 if found is None else 1 - found
 
     # Server

@@ -139,6 +139,26 @@ def test_the_gradient_score_with_the_papers_indices_by_hand() -> None:
     assert scores.tolist() == pytest.approx([1 - 2 / math.sqrt(5), 1 + 3 / math.sqrt(13)])
 
 
+@pytest.mark.parametrize(("weights", "expected"), [("cowa", 1 / 9), ("cowa-all", 1.32), ("cowa-literal", 1.32)])
+def test_eq_8_compares_the_positions_a_client_shares_or_all_as_printed(weights: str, expected: float) -> None:
+    """An update of (1, 2, 2, 4), of which the last position turns personal; the others moved by (2, 1, 2, -4).
+
+    The cosine over the first three is (2 + 2 + 4) / (3 * 3) = 8 / 9, over all four (8 - 16) / (5 * 5) = -0.32.
+    """
+    model = StackedModel(nn.Linear(4, 1, bias=False), torch.zeros(2, 4)).to(torch.device("cpu"), torch.float64)
+    settings = COPFL(weights=weights, select_share=0.25, personal_bound=0.25)
+    method = assembled(settings, Setup(model.info, worlds.training(), 2))
+    zero, ids = {"weight": torch.zeros(1, 4, dtype=torch.float64)}, torch.arange(1)
+    update, moved = (torch.tensor([v], dtype=torch.float64) for v in ((1, 2, 2, 4), (2, 1, 2, -4)))
+    kept = method.init_clients(zero, ids) | {"cowa/round": torch.zeros(1, dtype=torch.int32)}  # received zeros then
+    down = method.download(method.init_server({"weight": -moved}), method.init_known(zero, ids), rnd(2))
+    local = method.start(kept, tree.received(down, 1), rnd(2))
+    local.params["weight"] = local.params["weight"] - update
+    sent = method.upload(local, rnd(2))
+    assert tree.masks(sent)["weight"].tolist() == [[[True, True, True, False]]]
+    assert float(tree.values(sent)["cowa/score"]) - 1 == pytest.approx(expected)  # P_n was not measured: it is 1
+
+
 def test_with_the_papers_indices_who_was_away_has_nothing_to_subtract_and_who_was_alone_nobody_else() -> None:
     """Since its last session the server moved from (0, 0) to (3, 4); an update of (4, 3): a cosine of -24 / 25."""
     method = tiny("cowa-literal")
@@ -298,7 +318,7 @@ def test_the_others_model_is_the_aggregation_without_the_client(name: str, rate:
 
 @pytest.mark.parametrize("rule", ["renormalised", "literal"])
 @pytest.mark.parametrize("share", [0.0, 0.1])
-@pytest.mark.parametrize("weights", ["cowa", "cowa-server", "cowa-literal"])
+@pytest.mark.parametrize("weights", ["cowa", "cowa-all", "cowa-server", "cowa-literal"])
 def test_scores_are_those_of_the_slow_reference(weights: str, share: float, rule: str) -> None:
     """G_n and P_n with w_{-n} aggregated once more, client by client and position by position; `share` 0: plain means.
 
@@ -361,6 +381,42 @@ def test_the_second_prediction_score_is_the_loss_of_the_others_model() -> None:
         a = float(alpha[i])  # type: ignore[index]
         others = {n: (w - a * done.local.params[n][i]) / (1 - a) for n, w in server.items()}
         assert float(found[i]) == pytest.approx(float(checks.cross_entropy(others, *checks.rows_of(sim, c))))
+
+
+class Noisy(nn.Module):
+    """An MLP whose outputs in training depend on the rest of the batch and on draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+        statistics = self.layers[1]
+        assert isinstance(statistics, nn.BatchNorm1d)
+        with torch.no_grad():
+            statistics.get_buffer("running_mean").copy_(torch.linspace(-1, 1, 8))
+            statistics.get_buffer("running_var").copy_(torch.linspace(0.5, 2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+@pytest.mark.parametrize("method", [FedAvg(weights="cowa-prediction"), COPFL(weights="cowa-prediction", lr=0.02)])
+def test_the_prediction_score_is_measured_in_evaluation_mode(method: Algorithm) -> None:
+    """Without dropout, by running statistics: the client's own where these stay with it. It changes none of them."""
+    torch.manual_seed(0)
+    module, fed = Noisy(), worlds.federation(sizes=(37, 12, 21, 14, 8, 30))
+    sim = worlds.simulation(method, fed=fed, model=StackedModel(module, fed.source.x[:2]), local_epochs=1, **ALL)
+    module = module.double().eval()
+    for _ in range(2):
+        begin = others(sim.algorithm, checks.everyone(sim), sim.download(sim.everybody, sim.now), sim.now)
+        statistics = sim.deployed_models(sim.model, sim.everybody)
+        sim.step()
+        scores = sim.known.gather(sim.everybody)["cowa/score"]
+        for c in range(6):
+            x, y = checks.rows_of(sim, c)
+            mine = {n: begin.get(n, statistics[n])[c] for n in sim.model.info.shapes}
+            out = torch.func.functional_call(module, mine, (x.double(),))
+            assert float(scores[c]) == pytest.approx(float(nn.functional.cross_entropy(out, y)), abs=1e-10)
 
 
 def test_the_score_is_the_sum_of_both() -> None:

@@ -16,11 +16,12 @@ which the client works out by itself, so that the server needs sums only. s is a
 position. Where they send different ones (CO-PFL, DM-PFL, FedSelect, FedDST) it is alpha_n over the weight of those who
 did, and that weight travels to the clients whose upload is in w. After a pause none is, and w_{-n} = w.
 
-Here `lagged` (the default): dbar_{-n} = w'_n - w_{-n}, the others' move since client n last began a session, from w'_n.
-It leaves out the update which the client then sent and w contains, not the present delta_n, which the paper's indices
-would subtract (`literal`). `server` compares the present uploads with each other, for which it must hold all of them.
-Scores are taken over the positions the client shares; where a method sends only part of the model, w_{-n} has the
-client's own weights elsewhere. In a client's first session G_n is 1 and w_{-n} the received model.
+By default dbar_{-n} = w'_n - w_{-n}, the others' move since client n last began a session, from w'_n. It leaves out
+the update which the client then sent and w contains, not the present delta_n, which the paper's indices would subtract
+(`literal`). With `at_server` the server compares the present uploads with each other, for which it must hold all of
+them. G_n compares the positions that the client uploads, since those are what alpha_n weighs; with `everywhere` all
+positions of which the client received the server's value, as Eq. 8 prints. Where a method sends only part of the model,
+w_{-n} has the client's own weights elsewhere. In a client's first session G_n is 1 and w_{-n} the received model.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Contribution(MethodWrapper):
     prediction: bool = True  # whether P_n counts
     at_server: bool = False  # whether the server compares the present uploads
     literal: bool = False  # whether Eq. 8 subtracts the present update, as printed
+    everywhere: bool = False  # whether Eq. 8 compares all positions, as printed, or those the client shares
 
     @classmethod
     def around(cls, base: Algorithm, **settings: object) -> Self:
@@ -167,7 +169,8 @@ class Contribution(MethodWrapper):
         out, mine = super().upload(local, rnd), self.mine(local.fixed)
         score = mine["loss"] if self.prediction else torch.zeros_like(mine["loss"])
         if self.gradient and not self.at_server:
-            score = score + self._turned(mine, self._updates(local, out), self._positions(local, out))
+            where = self._positions(local, {} if self.everywhere else out)
+            score = score + self._turned(mine, self._updates(local, where), where)
         return out | self.own({"score": score})
 
     def _positions(self, local: ClientState, upload: Payload) -> Params:
@@ -175,10 +178,9 @@ class Contribution(MethodWrapper):
         masks = tree.masks(upload)
         return {n: masks.get(n, torch.ones_like(local.params[n], dtype=torch.bool)) for n in self.shared()}
 
-    def _updates(self, local: ClientState, upload: Payload) -> Params:
-        """delta_n: the model before the session minus the model after it, where the client shares it."""
+    def _updates(self, local: ClientState, where: Params) -> Params:
+        """delta_n: the model before the session minus the model after it, at these positions."""
         begin = tree.under(self.mine(local.fixed), "begin")
-        where = self._positions(local, upload)
         return {n: torch.where(where[n], w - local.params[n], 0) for n, w in begin.items()}
 
     def _turned(self, mine: Params, update: Params, where: Params) -> Tensor:
