@@ -229,6 +229,8 @@ NORMED = [
         ("fedphp", {"transfer": "l2", "weight": 0.3}, FOUR),
         ("fedphp", {"transfer": "kd", "weight": 0.3, "momentum": "mu-b", "rate": 0.4, "answers": "both"}, {}),
         ("dm-pfl", {"iterations": 1, "readjust_share": 0.3, "readjust_interval": 1, "allocation": "erk"}, FOUR),
+        ("co-pfl", {"select_share": 0.3}, {"lr": 0.02, **FOUR}),
+        ("co-pfl", {"select_share": 0.3, "phases": "sequential"}, {"lr": 0.02, **FOUR}),
     )
     for policy in POLICIES
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from personafl.core.local import run_local_work
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.sparse import masks
 from tests import checks, worlds
+from tests.references.world import world
 
 SLOW = {"lr": 0.02, "join_ratio": 1.0}  # a step of Adam is as long as its rate
 PLAIN = COPFL(select_share=0.0, weights="uniform")
@@ -31,6 +33,12 @@ def count(sim: Simulation) -> Tensor:
 
 def size(sim: Simulation) -> int:
     return sum(t.numel() for t in sim.model.initial.values())
+
+
+def normed_world() -> dict[str, Any]:
+    """Five ragged clients, and an MLP with a batch norm in it."""
+    module, federation = world("norm", (16, 15, 10, 9, 4))
+    return {"fed": federation, "model": StackedModel(module, federation.source.x[:2])}
 
 
 # Limits
@@ -229,6 +237,59 @@ def test_in_parallel_the_shared_side_never_sees_the_personal_one() -> None:
     for n, m in tree.under(kept, "mask").items():
         assert torch.equal(alone.params[n][~m], done.local.params[n][~m])
         assert torch.equal(alone.params[n][m], kept[f"own/{n}"][m])
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_in_parallel_running_statistics_are_those_of_the_shared_phase_from_where_the_session_began(
+    moments: bool,
+) -> None:
+    """The personal phase trains on minibatches of its own, and what it made of them is taken back."""
+    sim = worlds.simulation(COPFL(select_share=0.2, moments=moments), **SLOW, **normed_world())
+    sim.step()
+    _, ids, done = checks.rehearsed(sim)
+    kept, rnd = tree.without(sim.store.gather(ids), "cowa"), Round(sim.schedule[1], 0.02)
+    method = sim.algorithm.base  # type: ignore[attr-defined]
+    local = method.start(kept, tree.without(tree.received(sim.download(ids, rnd), len(ids)), "cowa"), rnd)
+    shared = method.turns(local, rnd)[2]
+    data = sim.federation.examples("train", ids)
+    alone, _ = run_local_work(sim.task, local, [shared], data, sim.training, rnd)
+    for n in ("norm.running_mean", "norm.running_var"):
+        assert torch.equal(done.kept[n], alone.params[n])
+        assert not torch.equal(done.kept[n], kept[n])
+
+
+def test_a_phase_that_moves_nothing_leaves_running_statistics_alone() -> None:
+    """In sequence a client with nothing personal has no first phase; in parallel one with nothing shared no second."""
+    for phases, filled, playing in (("sequential", False, 2), ("parallel", True, 0)):
+        sim = worlds.simulation(COPFL(phases=phases), **SLOW, **normed_world())
+        method = sim.algorithm.base  # type: ignore[attr-defined]
+        ids, rnd = sim.everybody, Round(sim.schedule[1], 0.02)
+        kept = tree.without(checks.everyone(sim), "cowa")
+        kept |= {n: torch.full_like(m, filled) for n, m in kept.items() if n.startswith("mask/")}
+        local = method.start(kept, tree.without(tree.received(sim.download(ids, rnd), len(ids)), "cowa"), rnd)
+        turns = method.turns(local, rnd)
+        data = sim.federation.examples("train", ids)
+        together, _ = run_local_work(sim.task, local, turns, data, sim.training, rnd)
+        alone, _ = run_local_work(sim.task, local, [turns[playing]], data, sim.training, rnd)
+        checks.assert_agree(together.params, alone.params)
+
+
+def test_running_statistics_never_travel_nor_reach_another_client() -> None:
+    """Also under the policy that averages them, which CO-PFL does not follow."""
+    sim = worlds.simulation(COPFL(), **SLOW, **normed_world())
+    statistics = {"norm.running_mean", "norm.running_var"}
+    assert sim.model.info.policy == "average"
+    assert statistics == sim.model.info.buffers
+    for _ in range(2):
+        rnd, ids, done = checks.rehearsed(sim)
+        down = sim.download(ids, rnd)
+        assert not statistics & (down.shared.keys() | down.own.keys() | done.upload.keys() | sim.server.keys())
+        sim.step()
+        kept = checks.everyone(sim)
+        for n in statistics:
+            assert torch.equal(kept[n][ids], done.local.params[n])
+            assert torch.equal(sim.deployed_models(sim.model, sim.everybody)[n], kept[n])
+            assert len({tuple(row.tolist()) for row in kept[n]}) == 5  # every client's are its own
 
 
 # The server

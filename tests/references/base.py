@@ -26,7 +26,8 @@ class Reference:
 
     A subclass takes its settings by their public names, plays rounds, and answers with the logits
     of the model a client is judged by and of the server's model. Running statistics are known to
-    FedAvg, Ditto, FedRep, FedPHP and DM-PFL: tensors of a model that training moves and no gradient does.
+    FedAvg, Ditto, FedRep, FedPHP, CO-PFL and DM-PFL: tensors of a model that training moves and no
+    gradient does.
     """
 
     weights: str = "examples"  # what a mean over clients weighs them by: "examples" or "uniform"

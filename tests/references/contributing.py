@@ -86,6 +86,7 @@ class COPFL(Reference):
         self.select_share, self.personal_bound, self.selection = select_share, personal_bound, selection
         self.phases, self.server_rule, self.moments, self.scoring = phases, server_rule, moments, weights
         self.answers, self.ranking = answers, ranking
+        self.keep_statistics()  # which never leave a client
         self.w_0, self.events = self.joined(self.initial), Counter[str]()
         self.before, self.newest = self.w_0, dict[int, Upload]()  # of the newest aggregation
         nothing = torch.zeros_like(self.w_0)
@@ -161,33 +162,37 @@ class COPFL(Reference):
     def usual_turn(self, n: int, number: int) -> Upload:
         """Algorithm 2: both phases of MAMO, then PWPM; returns what the client uploads."""
         member = self.members[n]
-        start = self.model_of(n)
-        personal = self.mamo(n, number, start, "personal")
-        if self.phases == "parallel":  # again from w_n^k
-            shared = self.mamo(n, number, start, "shared")
+        assert self.own_statistics is not None
+        start, statistics = self.model_of(n), self.own_statistics[n]
+        personal, after_personal = self.mamo(n, number, start, statistics, "personal")
+        if self.phases == "parallel" and not member.personal.all():  # again from w_n^k
+            shared, after_shared = self.mamo(n, number, start, statistics, "shared")
         else:
-            shared = self.mamo(n, number, personal, "shared")
+            shared, after_shared = self.mamo(n, number, personal, after_personal, "shared")
+        self.own_statistics[n] = after_shared
         end = torch.where(member.personal, personal, shared)
         # PWPM: Delta = |w_n^k - w_n^{k+1}|
         self.select(member, (start - end).abs())
         member.values = end
-        held = ~member.personal
-        return Upload(number, self.w_0, held, reference.only(end, held), start - end)
+        return Upload(number, self.w_0, ~member.personal, reference.only(end, ~member.personal), start - end)
 
-    def mamo(self, n: int, number: int, start: Tensor, phase: Literal["personal", "shared"]) -> Tensor:
-        """E local epochs that move h = m_n, or h = 1 - m_n."""
+    def mamo(
+        self, n: int, number: int, start: Tensor, statistics: Params, phase: Literal["personal", "shared"]
+    ) -> tuple[Tensor, Params]:
+        """E local epochs that move h = m_n, or h = 1 - m_n; no epoch where h = 0. The model and its statistics."""
         member = self.members[n]
         h = member.personal if phase == "personal" else ~member.personal
         if not h.any():
-            return start
+            return start, statistics
         w, eta, optimiser = start, self.lr(number), self.optimiser()
         for rows in self.stream(n, number, "personal" if phase == "personal" else "batches").turn():
-            q = reference.only(self.joined(self.gradient(self.cross_entropy, self.divided(w), rows)), h)
+            gradient = self.gradient(self.cross_entropy, {**self.divided(w), **statistics}, rows)
+            q, statistics = reference.only(self.joined(gradient), h), self.tracked
             if self.moments:  # w <- w - eta h u^ / (sqrt(v^) + eps)
                 w = w - eta * reference.only(self.direction(member.moments[phase], q), h)
             else:
                 w = optimiser.step({"w": w}, {"w": q}, eta, {"w": h})["w"]
-        return w
+        return w, statistics
 
     def direction(self, moments: Moments, q: Tensor) -> Tensor:
         """u^ / (sqrt(v^) + eps)."""
@@ -246,7 +251,7 @@ class COPFL(Reference):
     def prediction_score(self, n: int) -> float:
         """P_n: the mean cross-entropy of w_{-n} on the client's training data, before it trains."""
         rows = self.rows(n)
-        logits = self.logits(self.divided(self.others(n)), self.x[rows])
+        logits = self.logits(self.seen_by(n, self.divided(self.others(n))), self.x[rows])
         loss = 0.0
         for z, label in zip(logits, self.y[rows].tolist(), strict=True):
             loss -= float(z.log_softmax(0)[label])
@@ -314,8 +319,8 @@ class COPFL(Reference):
         """(g_n, p_n), as trained; w_0 of a client that never was; or w_0 at (1 - m_n) and p_n at m_n."""
         member = self.members[c]
         own = self.answers == "own" and member.last is not None
-        return self.logits(self.divided(member.values if own else self.model_of(c)), x)
+        return self.logits(self.seen_by(c, self.divided(member.values if own else self.model_of(c))), x)
 
-    def common(self, x: Tensor) -> Tensor:
-        """w_0."""
-        return self.logits(self.divided(self.w_0), x)
+    def common(self, x: Tensor) -> Tensor | None:
+        """w_0, where the server has all it needs to answer."""
+        return None if self.running else self.logits(self.divided(self.w_0), x)

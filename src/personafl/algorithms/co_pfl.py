@@ -117,7 +117,7 @@ class COPFL(Algorithm):
     def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         model = self._own_model(kept, down)
         fixed = {n: t for n, t in kept.items() if n.startswith(("mask/", "moments-"))}
-        return ClientState(model, fixed | tree.prefixed(tree.select(model, self.info.parameters), "begin"))
+        return ClientState(model, fixed | tree.prefixed(model, "begin"))
 
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
         rule = self._rule()
@@ -127,7 +127,7 @@ class COPFL(Algorithm):
             return [shared]
         personal = self.usual_turn(self._personal, optimizer=rule, memory=memory["personal"], stream="personal")
         if self.phases == "sequential":
-            return [personal, shared]
+            return [personal, StateUpdate(self._without_personal_phase), shared]
         return [personal, StateUpdate(self._set_aside), shared, StateUpdate(self._rejoined)]
 
     def _personal(self, local: ClientState) -> Moves:
@@ -136,15 +136,23 @@ class COPFL(Algorithm):
     def _shared(self, local: ClientState) -> Moves:
         return {n: ~m for n, m in tree.under(local.fixed, "mask").items()}
 
+    def _without_personal_phase(self, local: ClientState) -> ClientState:
+        """Clients with nothing personal have no personal phase: their running statistics are as before it."""
+        begin = tree.select(tree.under(local.fixed, "begin"), self.info.buffers)
+        now = tree.select(local.params, begin)
+        return replace(local, params=local.params | choose(_any(self._personal(local)), now, begin))
+
     def _set_aside(self, local: ClientState) -> ClientState:
-        trained = tree.prefixed(tree.select(local.params, self.info.parameters), "aside")
+        """Back to where the session began, parameters and running statistics alike."""
+        trained = tree.prefixed(tree.select(local.params, self.info.shapes), "aside")
         return replace(local, params=local.params | tree.under(local.fixed, "begin"), fixed=local.fixed | trained)
 
     def _rejoined(self, local: ClientState) -> ClientState:
+        """Each side as its own phase left it; running statistics are those of the shared phase, where there is one."""
         aside, mask = tree.under(local.fixed, "aside"), tree.under(local.fixed, "mask")
-        return replace(
-            local, params=local.params | {n: torch.where(m, aside[n], local.params[n]) for n, m in mask.items()}
-        )
+        model = {n: torch.where(m, aside[n], local.params[n]) for n, m in mask.items()}
+        statistics = tree.select(local.params, self.info.buffers)
+        return replace(local, params=local.params | model | choose(_any(self._shared(local)), statistics, aside))
 
     def _selected(self, local: ClientState) -> Params:
         """PWPM: the masks from now on, grown by the shared positions that moved most."""
@@ -180,8 +188,7 @@ class COPFL(Algorithm):
     def _moments(self, kept: Params, local: ClientState, mask: Params) -> Params:
         """Both sides' moments for the next session."""
         before = tree.under(local.fixed, "mask")
-        personal = torch.stack([tree.flat(m).any(1) for m in before.values()]).any(0)  # [C] a side of nothing made no
-        shared = torch.stack([tree.flat(~m).any(1) for m in before.values()]).any(0)  # updates
+        personal, shared = _any(before), _any({n: ~m for n, m in before.items()})  # a side of nothing made no updates
         new = {}
         for name in kept:
             if name.startswith("moments-"):
@@ -240,3 +247,8 @@ class COPFL(Algorithm):
         own = super().evaluated(when)
         server = "the global model at shared positions, the client's own at personal ones"
         return own.replace(self.evaluates, server) if self.answers == "server" else own
+
+
+def _any(mask: Moves) -> Tensor:
+    """Which clients have any position in their masks, `[C]`."""
+    return torch.stack([tree.flat(m).any(1) for m in mask.values() if m is not None]).any(0)
