@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.two_models import TwoModels
-from personafl.core import cost, tree
+from personafl.core import tree
 from personafl.core.algorithm import ClientState, GradientPass, LocalWork, setting
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Params, Payload, Round, Task
@@ -45,7 +45,7 @@ class APFL(TwoModels):
             return replace(now, params=now.params | {"aux/alpha": alpha})
 
         both = self.both(self._losses)
-        learn = GradientPass(["aux/alpha"], adapt, first=True, loss=self._mixed, flops=3 * cost.forward_pass(self.info))
+        learn = GradientPass(["aux/alpha"], adapt, first=True, loss=self._mixed)
         return [learn, both] if self.learn_alpha else [both]
 
     def _mixture(self, params: Params, common: Params) -> Params:

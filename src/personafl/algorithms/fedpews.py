@@ -76,6 +76,7 @@ class FedPeWS(WarmUp):
         scores = self.usual_turn(
             whole(names),
             loss=self._scored,
+            count_calls=False,  # units are multiplied by way of weights, which are none of the subnetwork's
             lr=self.score_lr,
             optimizer=SGD(),
             active=lambda local: tree.prefixed(self._active(local), "score"),

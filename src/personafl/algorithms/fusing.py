@@ -77,7 +77,7 @@ class FedFu(Algorithm):
         work = 3 * 2 * 2 * size * size if self.fusion == "conv" else 3 * 3 * size
         moving = whole([*self.info.parameters, *names])
         rule = optim.default(self.setup.training, joint_clip=True)  # the fusion is a part of the model
-        return [self.usual_turn(moving, loss=self._loss, optimizer=rule, teachers=1, flops=work)]
+        return [self.usual_turn(moving, loss=self._loss, optimizer=rule, flops=work)]
 
     def _loss(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         with torch.no_grad():

@@ -102,7 +102,7 @@ class MOON(Algorithm):
         if self.projection:
             moving += _PROJECTION
             work = (3 + 2) * 2 * (2 * self.features() ** 2 + self.features())  # trained, and run for two teachers
-        return [self.usual_turn(whole(moving), loss=self._contrast, teachers=2, flops=work)]
+        return [self.usual_turn(whole(moving), loss=self._contrast, flops=work)]
 
     def _contrast(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         z, out = self._represented(task.model, local.params, batch.x, batch.valid, batch.keys)
@@ -153,7 +153,7 @@ class FedMMD(Algorithm):
         return ClientState(params=model, fixed=tree.prefixed(model, "received"))
 
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        return [self.usual_turn(whole(self.info.parameters), loss=self._matched, teachers=1)]
+        return [self.usual_turn(whole(self.info.parameters), loss=self._matched)]
 
     def _matched(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
         h, out = task.model.features(local.params, batch.x, batch.valid, batch.keys)

@@ -103,8 +103,8 @@ class Turn:
     active: Masks | Callable[[ClientState], Masks] = field(
         default_factory=dict
     )  # what the model runs under, for its cost
-    teachers: int = 0  # further models the loss only runs forward, for its cost
     flops: float = 0.0  # of one example outside the model, for its cost
+    count_calls: bool = True  # for its cost, count the loss's calls of the model; else a training step of what moves
     added: str = ""  # where in `fixed` the numbers `[C, K]` are that are added to outputs in the loss
     pulls: tuple[Pull, ...] = ()  # added to the loss
     stream: str = "batches"
@@ -153,7 +153,8 @@ class GradientPass:
     first: bool = False  # on the minibatch the next turn begins with, instead of one of its own
     loss: Loss = own_loss
     active: Masks | Callable[[ClientState], Masks] = field(default_factory=dict)
-    flops: float = 0.0  # of one example outside the tensors named, for its cost
+    flops: float = 0.0  # of one example outside the model, for its cost
+    count_calls: bool = True  # as of a turn
     added: str = ""  # as of a turn
 
 
@@ -163,7 +164,6 @@ class DataPass:
 
     measure: Callable[[Task, ClientState, Batch], Params]  # per-client terms `[C, ...]` of each minibatch
     update: Callable[[ClientState, Params], ClientState]
-    models: int = 1  # how many forward passes it takes, for its cost
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,9 @@ def minibatch(data: Examples, plan: Plan, step: int, keys: Tensor, dtype: torch.
     """A step of a plan, for the clients active in it; `keys` `[k]` are their streams for this step."""
     k = plan.active[step]
     real, full, there = plan.real[:k, step], plan.full[step], plan.there[:k, step]
-    return gather(data, plan.rows[:k, step], real, full, keys, dtype, there)
+    batch = gather(data, plan.rows[:k, step], real, full, keys, dtype, there)
+    others = tuple(minibatch(data, other, step, other.noise[:k, step], dtype) for other in plan.others)
+    return replace(batch, others=others) if others else batch
 
 
 def minibatches(data: Examples, plan: Plan, dtype: torch.dtype) -> Iterator[Batch]:
@@ -191,7 +193,8 @@ def minibatches(data: Examples, plan: Plan, dtype: torch.dtype) -> Iterator[Batc
     if not plan.others:
         yield from _single(data, plan, dtype)
         return
-    for batch, *others in zip(*(_single(data, each, dtype) for each in (plan, *plan.others)), strict=True):
+    first = replace(plan, others=())
+    for batch, *others in zip(*(_single(data, each, dtype) for each in (first, *plan.others)), strict=True):
         yield replace(batch, others=tuple(others))
 
 

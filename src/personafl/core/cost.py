@@ -11,12 +11,18 @@ in attention, has a gradient for each of its factors where a layer before it mov
 costs its density times as much, save in the gradient step that decides regrowth, which needs all of
 a layer's weight gradient. Where whole units are masked, so are their biases. Masks drawn anew in
 every step are counted by their expected density, to the nearest whole FLOP of an example.
+
+A loss may call models several times: every call costs a forward pass, and every backward pass through it what it
+reaches. A gradient of a gradient passes back through a backward pass, which costs twice as much as that one (each
+product has two gradients), and then through the forward pass. So second-order MAML's first step takes nine forward
+passes: one, two for its gradient, four for that gradient's, and two. What our own operations compute once more on the
+way is not counted.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -24,6 +30,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree, wire
+from personafl.core.model_calls import FEATURES, INPUT, OUTPUT, ModelCall
 from personafl.core.types import Download, Layer, Masked, ModelInfo, Payload, Stage
 
 
@@ -75,6 +82,31 @@ def forward_pass(info: ModelInfo) -> float:
     return info.other_flops + sum(2.0 * layer.macs + layer.outputs for layer in info.layers)
 
 
+def calls(
+    info: ModelInfo,
+    observed: Iterable[ModelCall],
+    active: Mapping[str, Tensor],
+    count: int,
+    regrow: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """FLOP of these calls of the model for one example, with and without masks: two `[C]` float64.
+
+    Each call runs under the masks of the tensors it was given, or of those these were computed from.
+    """
+    masked: float | Tensor = 0.0
+    dense: float | Tensor = 0.0
+    for call in observed:
+        masks = {n: active[source] for n, source in call.sources.items() if source in active}
+        parts = [(1, *_forward(info, masks))]
+        for each in call.backward:
+            parts.append((2**each.order, *_backward(info, each.reached, masks, regrow and not each.order)))
+        for times, sparse, full in parts:
+            masked = masked + call.examples * times * sparse
+            dense += call.examples * times * full
+    every = torch.ones(count, dtype=torch.float64)
+    return (every * masked).round(), every * dense
+
+
 def step(
     info: ModelInfo,
     moving: Collection[str],
@@ -120,31 +152,46 @@ def _step(
         names = {n[len(prefix) + 1 :] if prefix else n for n in moving if tree.prefix_of(n) == prefix}
         if names.isdisjoint(info.parameters):
             continue
-        below = not names <= info.of_layers  # a norm or embedding that moves: gradients must reach it
-        without_weights = _without_weights(info, names, below)
-        masked = masked + without_weights
-        dense += without_weights
-        for layer in info.layers:
-            moves = not names.isdisjoint(layer.names)
-            below = below or moves
-            full = forward(layer)
-            shares = [density(active[n]).cpu() if n in active else 1.0 for n in _under(prefix, layer)] if active else []
-            sparse = forward(layer, *shares)
-            dense += full * (1 + moves + below)
-            masked = masked + (sparse * (1 + below) + (full if regrow else sparse) * moves)
+        masks = tree.under(active, prefix) if prefix else active
+        for sparse, full in (_forward(info, masks), _backward(info, names, masks, regrow)):
+            masked = masked + sparse
+            dense += full
     every = torch.ones(count, dtype=torch.float64)
     return (every * masked).round(), every * dense
 
 
-def _without_weights(info: ModelInfo, names: AbstractSet[str], below: bool) -> int:
-    """What all but the layers costs: a product of activations has two gradients, where anything before it moves."""
-    if below:
-        return 3 * info.other_flops
-    moving = (i for i, layer in enumerate(info.layers) if not names.isdisjoint(layer.names))
-    lowest = next(moving, len(info.layers))
-    return info.other_flops + 2 * sum(flops for place, flops in info.products.items() if lowest < place)
+def _forward(info: ModelInfo, masks: Mapping[str, Tensor]) -> tuple[float | Tensor, float]:
+    """A forward pass under these masks, and without them."""
+    masked: float | Tensor = info.other_flops
+    for layer in info.layers:
+        masked = masked + forward(layer, *_shares(layer, masks))
+    return masked, forward_pass(info)
 
 
-def _under(prefix: str, layer: Layer) -> list[str]:
-    """A layer's tensors in the model of this prefix."""
-    return [f"{prefix}/{n}" if prefix else n for n in layer.names]
+def _backward(
+    info: ModelInfo, reached: AbstractSet[str], masks: Mapping[str, Tensor], regrow: bool
+) -> tuple[float | Tensor, float]:
+    """A backward pass to these parameters under these masks, and without them."""
+    names = reached - {INPUT, FEATURES, OUTPUT}
+    through_head = OUTPUT in reached or FEATURES not in reached
+    # a norm or embedding that moves, or the input: gradients must reach it
+    below = INPUT in reached or not names <= info.of_layers
+    lowest = next((i for i, layer in enumerate(info.layers) if not names.isdisjoint(layer.names)), len(info.layers))
+    products = sum(flops for place, flops in info.products.items() if lowest < place)
+    dense = 2.0 * (info.other_flops if below else products)
+    masked: float | Tensor = dense
+    for layer in info.layers:
+        if not through_head and not info.head.isdisjoint(layer.names):
+            continue
+        moves = not names.isdisjoint(layer.names)
+        below = below or moves
+        full = float(forward(layer))
+        sparse = forward(layer, *_shares(layer, masks))
+        dense += full * (moves + below)
+        masked = masked + sparse * below + (full if regrow else sparse) * moves
+    return masked, dense
+
+
+def _shares(layer: Layer, masks: Mapping[str, Tensor]) -> list[float | Tensor]:
+    """The density of a layer's weight, and that of its bias if it has one."""
+    return [density(masks[n]).cpu() if n in masks else 1.0 for n in layer.names] if masks else []

@@ -36,4 +36,4 @@ def label_pass(name: str, classes: int, made_of: Callable[[Tensor], Tensor]) -> 
         dtype = next(t.dtype for t in local.params.values() if t.is_floating_point())
         return replace(local, fixed=local.fixed | {name: made_of(sums["examples"]).to(dtype)})
 
-    return DataPass(counted, noted, models=0)
+    return DataPass(counted, noted)

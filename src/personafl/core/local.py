@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from personafl.core import batches, cost, optim, rng, tree
+from personafl.core import batches, cost, model_calls, optim, rng, tree
 from personafl.core.algorithm import (
     Algorithm,
     ClientState,
@@ -27,6 +27,7 @@ from personafl.core.criteria import CRITERION_GRADIENTS
 from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, room_for, same, shapes
 from personafl.core.errors import UserError
 from personafl.core.model_around import ModelAround
+from personafl.core.model_calls import ModelCall
 from personafl.core.types import (
     Batch,
     Download,
@@ -50,6 +51,9 @@ FEW = 2
 
 STREAMS = ("draws", "batches", "noise")
 """Random streams that nearly every session asks for."""
+
+MOST_OBSERVED = 256  # losses whose calls of the model are held on to
+_OBSERVED: dict[Hashable, tuple[ModelCall, ...]] = {}
 
 _NOTHING = nullcontext()
 _OVER = object()
@@ -409,7 +413,7 @@ class _Session:
     @torch.no_grad()
     def data_pass(self, turn: DataPass) -> None:
         """Sums over each client's training data, for the turn's update to use."""
-        work = turn.models * cost.forward_pass(self.task.model.info) * self.data.count.double()
+        work = self._of_data_pass(turn) * self.data.count.double()
         self.flops += work
         self.dense += work
         if not self.really:
@@ -436,16 +440,72 @@ class _Session:
 
     def _charge(self, turn: Turn | GradientPass, names: Collection[str], plan: batches.Plan, *, regrow: bool) -> None:
         active = turn.active(self.local) if callable(turn.active) else turn.active
-        info = self.task.model.info
-        masked, full = cost.step(info, names, active, self.count, regrow=regrow)
-        beside = turn.flops
-        if isinstance(turn, Turn) and turn.teachers:
-            beside += turn.teachers * cost.forward_pass(info)
-        if beside:
-            masked, full = masked + beside, full + beside
+        info, observed = self.task.model.info, self._calls_of_step(turn, names, plan)
+        if observed is None:
+            masked, full = cost.step(info, names, active, self.count, regrow=regrow)
+        else:
+            masked, full = cost.calls(info, observed, active, self.count, regrow=regrow)
+        if turn.flops:
+            masked, full = masked + turn.flops, full + turn.flops
         whole = full * plan.examples
         self.flops += masked * plan.examples if active else whole
         self.dense += whole
+
+    def _calls_of_step(
+        self, turn: Turn | GradientPass, names: Collection[str], plan: batches.Plan
+    ) -> tuple[ModelCall, ...] | None:
+        """The calls of the model in a step; None where it is one training step of what moves."""
+        if turn.loss is own_loss or not turn.count_calls or not names or not plan.active or not len(self.data.x):
+            return None
+
+        def run(model: Model, local: ClientState) -> int:
+            keys = rng.extend(self._stream("noise"), -1)[:1]
+            batch = batches.minibatch(self.data, plan.client(0), 0, tree.sent(keys, plan.rows.device), self.dtype)
+            task = _with_added(Task(model, self.task.criterion, self.task.metric), local, turn.added)
+            loss = turn.loss(task, local, batch)
+            if isinstance(loss, Tensor):  # else it is refused when it is trained
+                torch.autograd.grad(loss.sum(), [local.params[n] for n in names], allow_unused=True)
+            return batch.x.shape[1]
+
+        key = (turn.added, len(plan.others), tuple(names))
+        return self._observed(turn.loss, key, names, run)
+
+    def _of_data_pass(self, turn: DataPass) -> float:
+        """FLOP of one example in a pass."""
+        if not len(self.data.x):
+            return 0.0
+        data, most = self.data, batches.SWEEP
+        few = data.rows[:1, :most], data.count[:1].clamp(max=most), data.ids[:1]
+        data = replace(data, rows=few[0], count=few[1], ids=few[2])
+
+        def run(model: Model, local: ClientState) -> int:
+            batch, _ = next(batches.in_order(data, most, self.dtype))
+            turn.measure(Task(model, self.task.criterion, self.task.metric), local, batch)
+            return batch.x.shape[1]
+
+        observed = self._observed(turn.measure, (), (), run)
+        return float(cost.calls(self.task.model.info, observed, {}, 1)[1])
+
+    def _observed(
+        self,
+        loss: Callable[..., object],
+        key: Hashable,
+        moving: Collection[str],
+        run: Callable[[Model, ClientState], int],
+    ) -> tuple[ModelCall, ...]:
+        """The calls of the model when a loss is run for the first client of a stack; looked up if it was run before."""
+        model, local = self.task.model, self.local
+        parts = (loss, model.info, self.task.criterion, tuple(local.params), tuple(local.fixed))
+        key = (*map(model_calls.identity, parts), key)
+        if (calls := _OBSERVED.get(key)) is None:
+            first = _rows(replace(local, params=local.params | tree.copied(self._statistics(local))), slice(1))
+            leaves = {n: first.params[n].detach().requires_grad_() for n in moving}
+            first = replace(first, params=first.params | leaves)
+            calls = model_calls.observe(model, first.fixed | first.params, lambda noting: run(noting, first))
+            if len(_OBSERVED) >= MOST_OBSERVED:
+                _OBSERVED.clear()
+            _OBSERVED[key] = calls
+        return calls
 
 
 def _of_stack(plan: batches.Plan) -> list[Step]:

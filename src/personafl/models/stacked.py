@@ -104,6 +104,7 @@ class StackedModel(Displayed):
         """`example` is a batch of two inputs; `head` a pattern of parameter names, by default the last linear layer."""
         _refuse_odd(module)
         example = _as_weights(module, example)
+        self.example = example[:1].clone()
         self.module = copy_module(module).eval()
         if not is_library_code(module):
             refuse_state(self.module, example)

@@ -5,11 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from personafl.core import cost, tree
 from personafl.core.algorithm import Algorithm
+from personafl.core.batches import inputs
 from personafl.core.local import Work, client_round
-from personafl.core.types import Download, Examples, Params, Round, Setup, Stage, TrainedTask, Training
+from personafl.core.tasks import as_targets
+from personafl.core.types import (
+    Criterion,
+    Download,
+    Examples,
+    Params,
+    Round,
+    Setup,
+    Stage,
+    TaskName,
+    TrainedTask,
+    Training,
+)
 from personafl.evaluation import metrics
 from personafl.models.stacked import StackedModel
 from personafl.slots.assemble import assembled
@@ -30,20 +44,26 @@ class _Client:
     """One client, the server, and every hook of a method between them; only training is left out."""
 
     def __init__(
-        self, algorithm: Algorithm, model: StackedModel, training: Training, num_clients: int, examples: int
+        self,
+        algorithm: Algorithm,
+        model: StackedModel,
+        training: Training,
+        num_clients: int,
+        examples: int,
+        run_losses: bool = True,
     ) -> None:
+        """Losses are run once each, on copies of the model's example, to count what they call; else never."""
         self.algorithm = algorithm = assembled(
             algorithm, Setup(model.info, training, num_clients, num_clients * examples)
         )
         self.examples = examples
         dtype = torch.float64 if training.precision == "float64" else torch.float32
         model = model.copy().to(torch.device("cpu"), dtype)
-        self.task = TrainedTask(
-            model, metrics.cross_entropy, metrics.METRICS["classification"]["accuracy"]
-        )  # neither is asked
-        ids, nothing = torch.zeros(1, dtype=torch.int64), torch.zeros(0)
-        rows = torch.zeros(1, examples, dtype=torch.int64)
-        self.data = Examples(nothing, nothing, rows, torch.tensor([examples]), ids)
+        nothing = torch.zeros(0)
+        x, y, loss = _example(model, training) if run_losses else (nothing, nothing, metrics.cross_entropy)
+        self.task = TrainedTask(model, loss, metrics.METRICS["classification"]["accuracy"])  # the metric is not asked
+        ids, rows = torch.zeros(1, dtype=torch.int64), torch.zeros(1, examples, dtype=torch.int64)
+        self.data = Examples(x, y, rows, torch.tensor([examples]), ids)
         self.server = algorithm.init_server(model.initial)
         self.kept, self.known = algorithm.init_clients(model.initial, ids), algorithm.init_known(model.initial, ids)
 
@@ -69,9 +89,24 @@ class _Client:
         return self.algorithm.deploy(self.algorithm.personal(self.kept, down), down)
 
 
+@torch.no_grad()
+def _example(model: StackedModel, training: Training) -> tuple[Tensor, Tensor, Criterion]:
+    """The model's example, a target for it, and the loss of the task."""
+    x = inputs(model.example, next(iter(model.initial.values())).dtype)
+    out = model({n: t[None] for n, t in model.initial.items()}, x[None])[0]
+    task: TaskName = ("sequence" if out.dim() > 2 else "classification") if training.task == "auto" else training.task
+    shapes = {
+        "regression": out.shape[1:] if out[0].numel() > 1 else (),
+        "classification": (),
+        "sequence": out.shape[1:2],
+    }
+    y = as_targets(torch.zeros(1, *shapes.get(task, out.shape[1:])), task)
+    return x, y, metrics.chosen(training.loss, metrics.LOSSES[task], "training.loss")
+
+
 def check(algorithm: Algorithm, model: StackedModel, training: Training, num_clients: int) -> None:
     """Go through the hooks of a method's first stage and of its prediction, so that what cannot work is said early."""
-    client = _Client(algorithm, model, training, num_clients, examples=2)
+    client = _Client(algorithm, model, training, num_clients, examples=2, run_losses=False)
     first = next(s for s in client.algorithm.schedule() if s.who != "nobody")
     client.run_stage(first)
     client.deploy(first)

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.core import cost, tree
+from personafl.core import tree
 from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Turn, choose, own_loss, require_classes
 from personafl.core.criteria import divergence
 from personafl.core.errors import UserError
@@ -110,13 +110,10 @@ class Inherited(MethodWrapper):
         return [self._taught(p) if isinstance(p, Turn) and self.slot.weight else p for p in plays]
 
     def _taught(self, turn: Turn) -> Turn:
-        extra = 0.0
-        if self.slot.transfer != "prox":
-            extra = cost.forward_pass(self.info) * (1 if turn.loss is own_loss else 4)  # the HPM; the student once more
         then = None if turn.then is None else self._taught(turn.then)
         pulls = tuple(replace(p, weight=(1 - self.slot.weight) * p.weight) for p in turn.pulls)
         taught = partial(self._loss, turn.loss)
-        return replace(turn, loss=taught, pulls=pulls, flops=turn.flops + extra, then=then)
+        return replace(turn, loss=taught, pulls=pulls, then=then)
 
     def _loss(self, loss: Loss, task: Task, local: ClientState, batch: Batch) -> Tensor:
         share, transfer = self.slot.weight, self.slot.transfer
