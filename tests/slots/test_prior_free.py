@@ -32,7 +32,7 @@ from personafl import (
 )
 from personafl.core.errors import UserError
 from personafl.core.labels import log_frequencies
-from personafl.core.types import Setup
+from personafl.core.types import Model, Params, Setup, Sweep
 from personafl.slots.prior_free import PriorFree
 from tests import checks, worlds
 
@@ -144,3 +144,22 @@ def test_other_tasks_are_refused() -> None:
 def test_the_slot_stands_innermost() -> None:
     sim = worlds.simulation(FedAvg(prior_free=True, weights="cowa", inherit=Inherit()))
     assert isinstance(sim.algorithm.base.base, PriorFree)  # type: ignore[attr-defined]
+
+
+class Doubled(FedAvg):
+    """FedAvg whose clients measure something before they predict, and answer in a way of their own."""
+
+    def calibrate(self, deployed: Params, sweep: Sweep) -> Params:
+        return deployed | {"aux/examples": sweep(lambda model, batch: {"n": batch.count})["n"]}
+
+    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
+        return 2 * super().predict(model, deployed, x)
+
+
+def test_prediction_is_the_methods_own() -> None:
+    sim = worlds.simulation(Doubled(prior_free=True), num_rounds=1)
+    sim.run()
+    ready = sim.deployed_models(sim.model, torch.tensor([0, 1]))
+    assert ready["aux/examples"].tolist() == [28, 6]
+    x = torch.ones(2, 3, 6, dtype=torch.float64)
+    assert torch.equal(sim.algorithm.predict(sim.model, ready, x), 2 * sim.model(ready, x))
