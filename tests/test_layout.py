@@ -33,6 +33,7 @@ ACROSS = {
     "test_kills.py": "commands that are killed and go on; tests/kills.py",
     "test_layout.py": "this one",
     "test_names.py": "names over the whole package",
+    "test_new_method.py": "the methods of docs/new-method.md; documented.py",
     "test_mistakes.py": "what users do wrong, in Python and on the command line",
     "test_machine.py": "the same numbers whatever the machine, its threads and its memory",
     "test_reference_states.py": "FedAvg and DM-PFL, all weights and masks, against tests/reference.py",

@@ -37,6 +37,7 @@ from personafl.core.types import (
     Round,
     Setup,
     Stage,
+    Sweep,
     Task,
     per_example,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "Setup",
     "Stage",
     "StateUpdate",
+    "Sweep",
     "Task",
     "Turn",
     "UserError",
