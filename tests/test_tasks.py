@@ -33,6 +33,7 @@ from personafl import (
     UserError,
 )
 from personafl.algorithms import MOON, FedFu
+from personafl.core.normalization import Normalization
 from personafl.evaluation import report
 from personafl.evaluation.metrics import METRICS
 from personafl.evaluation.shown import Shown
@@ -257,6 +258,188 @@ def test_a_run_folder_of_another_task_is_written_and_read_back(tmp_path: Path) -
     x = made["ditto"].simulation.federation.source.x[:3]
     assert torch.equal(again["ditto"].client(1).predict(x), made["ditto"].client(1).predict(x))
     assert again.table() == made.table()
+
+
+def homes(outputs: int = 1) -> tuple[Any, ...]:
+    """House prices of four districts in dollars, 200,000 +- 80,000, of which features explain 90 % of the variance.
+
+    So the best R2 is about 0.9, and that of the mean price is 0. A second output is the age of the house in years.
+    """
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(400, 4)).astype(np.float32)
+    explained = x @ np.array([0.5, -0.5, 0.5, -0.5])  # of variance 1
+    y = 200_000 + 80_000 * (np.sqrt(0.9) * explained + np.sqrt(0.1) * draw.normal(size=400))
+    y = y if outputs == 1 else np.stack([y, 50 + 20 * explained], 1)
+    return x, y.astype(np.float32), np.repeat(np.arange(4), 100)
+
+
+QUICK = ("training.num_rounds=10", "evaluation.shift=none")
+
+
+def test_prices_in_dollars_are_learnt_with_default_settings() -> None:
+    """Their mean square is 4.6e10, so with raw targets the first step of SGD at rate 0.01 is past any finite model."""
+    made = personafl.run(None, *QUICK, "evaluation.metric=r2", data=homes(), algorithms=["fedavg", "ditto"])
+    assert made.recipe.data.normalize_targets is True
+    for method in made:
+        assert method.summary["accuracy"]["personal"]["mean"] > 0.8
+        assert "diverged" not in method.summary
+
+
+def test_predictions_and_scores_are_in_dollars(tmp_path: Path) -> None:
+    x, y, clients = homes()
+    out = tmp_path / "run"
+    made = personafl.run(None, *QUICK, "evaluation.metric=mae", data=(x, y, clients), algorithms=["ditto"], out=out)
+    again = Result.load(out, data=(x, y, clients))
+    fed = made["ditto"].simulation.federation
+    units = fed.source.target_normalization
+    train = torch.cat([fed.rows("train", c) for c in range(4)]).numpy()
+    assert units is not None and units.mean == pytest.approx([y[train].mean(dtype=np.float64)])
+    assert units.std == pytest.approx([y[train].std(dtype=np.float64)])
+    errors = []
+    for c in range(4):
+        test = fed.rows("test", c).numpy()
+        predicted = made["ditto"].client(c).predict(x[test])
+        errors.append(float(np.abs(predicted.numpy().squeeze(1) - y[test]).mean()))
+        assert torch.equal(again["ditto"].client(c).predict(x[test]), predicted)
+        module = made["ditto"].client(c).module
+        # rtol: a few roundings of float32, 6e-8 each
+        torch.testing.assert_close(module(torch.from_numpy(x[test])).detach(), predicted, rtol=1e-6, atol=0)
+        exported = torch.export.export(module, (torch.from_numpy(x[test]),)).module()
+        torch.testing.assert_close(exported(torch.from_numpy(x[test])).detach(), predicted, rtol=1e-6, atol=0)
+    # noise alone has a mean error of sqrt(0.1 * 2 / pi) * 80,000 = 20,185 dollars
+    assert 15_000 < np.mean(errors) < 35_000
+    assert made["ditto"].summary["accuracy"]["personal"]["mean"] == pytest.approx(np.mean(errors), rel=1e-5)
+    checkpoint = out / "ditto" / "seed-0" / "checkpoint"
+    kept = json.loads((checkpoint / "target_normalization.json").read_text())
+    assert (kept["mean"], kept["std"]) == (list(units.mean), list(units.std))
+
+
+def test_each_output_has_its_own_units() -> None:
+    x, y, clients = homes(outputs=2)
+    made = personafl.run(None, *QUICK, "evaluation.metric=r2", data=(x, y, clients), algorithms=["fedavg"])
+    assert made["fedavg"].summary["accuracy"]["personal"]["mean"] > 0.8
+    out = made["fedavg"].client(0).predict(x).numpy()
+    assert out.shape == (400, 2)
+    assert out.mean(0) == pytest.approx([200_000, 50], rel=0.1)
+    assert out.std(0) == pytest.approx([80_000, 20], rel=0.25)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (3, 1)])
+def test_outputs_come_back_to_the_units_of_their_targets(shape: tuple[int, ...]) -> None:
+    """In any shape that has as many numbers as a target."""
+    mean, std = ((10.0, 20.0, 30.0), (1.0, 2.0, 3.0)) if 3 in shape else ((10.0,), (2.0,))
+    units = Normalization(mean, std, axes=1 if 3 in shape else 0)
+    out = torch.randn(4, 5, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wanted = (out.view(4, 5, -1) * torch.tensor(std) + torch.tensor(mean)).view_as(out)
+    assert torch.equal(units.restored(out, 2), wanted)
+    if shape != (3, 1):
+        torch.testing.assert_close(units(units.restored(out, 2), torch.float64), out)
+
+
+SEEN: list[Tensor] = []
+
+
+def watched_loss(out: Tensor, y: Tensor) -> Tensor:
+    SEEN.append(y.clone())
+    return (out.squeeze(1) - y).square()
+
+
+def share_of_whole_dollars(out: Tensor, y: Tensor) -> Tensor:
+    return (y == y.round()).float()
+
+
+def test_a_loss_of_one_s_own_sees_normalised_targets_and_a_metric_the_data_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The metric sees whole dollars, exactly as the data have them."""
+    monkeypatch.setattr("tests.test_tasks.SEEN", seen := [])
+    x, y, clients = homes()
+    with pytest.warns(UserWarning, match="are whole numbers of a floating type"):
+        made = personafl.run(
+            None,
+            *QUICK,
+            "training.num_rounds=1",
+            "evaluation.train_loss=true",
+            "training.precision=float64",
+            "training.loss=tests.test_tasks:watched_loss",
+            "evaluation.metric=tests.test_tasks:share_of_whole_dollars",
+            data=(x, y.round(), clients),
+            algorithms=["fedavg"],
+        )
+    assert made["fedavg"].summary["accuracy"]["personal"]["mean"] == 1.0
+    assert len(seen) > 10 and all(t.abs().max() < 5 for t in seen)  # deviations
+    assert 0 < made["fedavg"].rows[-1]["train_loss"] < 2  # of normalised targets: predicting the mean has 1
+
+
+def test_the_hash_of_the_data_tells_whether_targets_were_normalised() -> None:
+    x, y, clients = homes()
+    small = (x, y / 80_000, clients)
+    hashes = []
+    for value in ("auto", "true", "false"):
+        made = personafl.run(
+            None,
+            *QUICK,
+            "training.num_rounds=1",
+            f"data.normalize_targets={value}",
+            data=small,
+            algorithms=["local"],
+        )
+        hashes.append(made["local"].summary["hashes"]["data"])
+        assert made.recipe.data.normalize_targets is (value != "false")
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_constant_target_only_loses_its_mean() -> None:
+    x, _, clients = homes()
+    constant = np.full(400, 123_456.5, np.float32)
+    made = personafl.run(None, *QUICK, "evaluation.metric=mae", data=(x, constant, clients), algorithms=["fedavg"])
+    assert made["fedavg"].simulation.federation.source.target_normalization == Normalization((123_456.5,), (1.0,), 0)
+    assert made["fedavg"].client(0).predict(x).numpy() == pytest.approx(123_456.5, abs=2)
+
+
+def test_whole_numbers_and_missing_values_as_targets() -> None:
+    x, y, clients = homes()
+    overrides = (*QUICK, "training.task=regression", "evaluation.metric=r2")
+    whole = personafl.run(None, *overrides, data=(x, y.clip(0).astype(np.int64), clients), algorithms=["fedavg"])
+    assert whole["fedavg"].summary["accuracy"]["personal"]["mean"] > 0.8
+    y[7] = np.nan
+    with pytest.raises(UserError, match=r"target nan of example 7 of client 0 is not finite"):
+        personafl.run(None, *overrides, data=(x, y, clients), algorithms=["fedavg"])
+
+
+def test_only_targets_of_regression_can_be_normalised() -> None:
+    with pytest.raises(UserError, match=r"data.normalize_targets=true: the targets of digits are of classification"):
+        personafl.run("demo", "data.normalize_targets=true")
+    with pytest.raises(UserError, match=r"data.normalize_targets='yes': possible are auto"):
+        personafl.run("demo", "data.normalize_targets=yes")
+
+
+def two_numbers() -> nn.Module:
+    """A mean and a logarithm of a variance."""
+    return nn.Linear(4, 2)
+
+
+def test_a_model_whose_outputs_have_no_units_of_the_target_is_refused() -> None:
+    overrides = (*QUICK, "model.name=tests.test_tasks:two_numbers", "training.loss=tests.test_tasks:first_output")
+    metric = "evaluation.metric=tests.test_tasks:first_output"
+    with pytest.raises(
+        UserError, match=r"the model gives 2 numbers .* a target has 1, .* data.normalize_targets=false"
+    ):
+        personafl.run(None, *overrides, metric, data=homes(), algorithms=["fedavg"])
+    x, y, clients = homes()
+    personafl.run(
+        None,
+        *overrides,
+        metric,
+        "data.normalize_targets=false",
+        "training.num_rounds=1",
+        data=(x, y / 80_000, clients),
+        algorithms=["fedavg"],
+    )
+
+
+def first_output(out: Tensor, y: Tensor) -> Tensor:
+    return (out[:, 0] - y).abs()
 
 
 def test_functions_and_metrics_of_one_s_own_and_their_directions() -> None:

@@ -62,6 +62,11 @@ def priced() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any
     return x, (x @ np.arange(5) + draw.normal(size=96)).astype(np.float32), np.repeat(np.arange(4), 24)
 
 
+def in_dollars() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    x, y, clients = priced()
+    return x, 200_000 + 10_000 * y, clients
+
+
 HERE = "tests.deployment.test_coordinator"
 SMALL = "tests.deployment.test_server_files:Small"
 PRICES = {"dataset": f"{HERE}:priced", "partition": "natural", "alpha": 0.5, "num_clients": 4}
@@ -99,6 +104,10 @@ WORLDS: dict[str, tuple[str | dict[str, Any], dict[str, dict[str, Any]]]] = {
     "batch norm, at the client": ("fedrep", {"model": {"name": f"{HERE}:Normed", "buffers": "local"}}),
     "an LSTM": ("dm-pfl", {"model": {"name": f"{HERE}:Recurrent"}}),
     "prices": ("fedavg", {"data": PRICES, "training": {"lr": 0.01}}),
+    "prices in dollars": (
+        "ditto",
+        {"data": {**PRICES, "dataset": f"{HERE}:in_dollars"}, "evaluation": {"metric": "mae", "train_loss": True}},
+    ),
     "prices, a mask": ("dm-pfl", {"data": PRICES, "training": {"lr": 0.01}}),
     "decaying rate": ("scaffold", {"training": {"lr_decay": 0.9, "momentum": 0.0}}),
 }

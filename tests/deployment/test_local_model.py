@@ -33,6 +33,30 @@ def test_a_model_predicts_what_the_simulator_s_client_predicts(method: str, tmp_
         assert model.class_names is None
 
 
+def test_a_model_predicts_in_the_units_of_its_targets(tmp_path: Path) -> None:
+    """Training saw prices of 200,000 +- 70,000 dollars normalised."""
+    from tests.deployment.test_coordinator import HERE, PRICES, in_dollars
+
+    text = worlds.recipe("ditto", training={"num_rounds": 2}, data={**PRICES, "dataset": f"{HERE}:in_dollars"})
+    server, _ = worlds.deployed(text, tmp_path)
+    server.run()
+    sim = worlds.simulated(text)
+    source, (x, y, _) = sim.federation.source, in_dollars()
+    norm, units = source.normalization, source.target_normalization
+    assert norm is not None and units is not None and units.mean == pytest.approx([y.mean()], rel=0.2)
+    assert server.world is not None and server.world.target_normalization == (
+        pytest.approx(units.mean, rel=1e-12),
+        pytest.approx(units.std, rel=1e-12),
+    )
+    for n in (0, 3):
+        model = load_model(tmp_path / f"c{n}" / server.experiment / f"c{n}" / MODEL, trust=True)
+        ready = sim.deployed_models(sim.model, torch.tensor([n]))
+        normalized = sim.algorithm.predict(sim.model, ready, norm(torch.from_numpy(x).double(), torch.float64)[None])[0]
+        wanted = normalized * units.std[0] + units.mean[0]
+        torch.testing.assert_close(model.predict(x), wanted, rtol=1e-9, atol=1e-3)
+        assert 100_000 < model.predict(x).mean() < 300_000
+
+
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
     text = worlds.recipe("fedavg", training={"num_rounds": 1})

@@ -56,6 +56,9 @@ class Data(Section):
     corruption: str = setting(AUTO, "of the images themselves: one for all, per-client or none")
     corruption_severity: int = setting(5, "of this corruption, 1 to 5")
     normalize: Any = setting(AUTO, "of what models see: standardize, half, none, or [mean, std] by channel or column")
+    normalize_targets: Literal["auto"] | bool = setting(
+        AUTO, "whether training sees targets with mean 0 and deviation 1; auto: those of regression"
+    )
     label: tuple[str, ...] = setting((), "label columns of tables; none: label, y, target or the last")
     missing: Missing = setting("refuse", "what becomes of missing values in data of one's own")
     image_size: int = setting(0, "pixels that pictures of one's own are resized to; 0: they are all of one size")

@@ -213,6 +213,7 @@ def _single(data: Examples, plan: Plan, dtype: torch.dtype) -> Iterator[Batch]:
         rows, real, streams = (t[:most, now].transpose(0, 1).contiguous() for t in (plan.rows, plan.real, keys))
         x, y = _rows_of(data.x, rows), _rows_of(data.y, rows)
         x = x if data.augment else inputs(x, dtype, data.normalization)
+        y = _trained(y, data)
         short = not all(plan.full[now])  # else nobody looks at what is valid
         valid = (torch.arange(size) < real.unsqueeze(2) if short else real).unbind()
         fetched = zip(*(t.unbind() for t in (x, y, real, streams)), valid, strict=True)
@@ -247,7 +248,8 @@ def gather(
     if data.augment and image_kernels is not None and _lies_on(data.x, rows.device) and _are_bytes(data.x):
         table = _byte_table(data.normalization, data.x.shape[1], dtype, data.x.device)
         x = image_kernels.augmented(data.x, rows, keys, table, PADDING)
-        return Batch(x, data.y[rows], _places(rows, real, full), tree.sent(real, rows.device), keys)
+        y = _trained(data.y[rows], data)
+        return Batch(x, y, _places(rows, real, full), tree.sent(real, rows.device), keys)
     batch = _picked(data, rows, real, full, keys, there)
     return _ready(augmented(batch) if data.augment else batch, data, dtype)
 
@@ -260,7 +262,13 @@ def _ready(batch: Batch, data: Examples, dtype: torch.dtype) -> Batch:
 def _picked(data: Examples, rows: Tensor, real: Tensor, full: bool, keys: Tensor, there: Tensor | None) -> Batch:
     """Examples as the data have them."""
     x = _taken(data.x, rows, there)
-    return Batch(x, data.y[rows], _places(rows, real, full), tree.sent(real, rows.device), keys)
+    y = _trained(data.y[rows], data)
+    return Batch(x, y, _places(rows, real, full), tree.sent(real, rows.device), keys)
+
+
+def _trained(y: Tensor, data: Examples) -> Tensor:
+    """Targets as losses see them."""
+    return y if data.target_normalization is None else data.target_normalization(y, y.dtype)
 
 
 def _places(rows: Tensor, real: Tensor, full: bool) -> Tensor | None:

@@ -9,7 +9,7 @@ client; a tensor on the server's side has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
@@ -124,6 +124,13 @@ class Examples:
     ids: Tensor  # [C] int64 on the host: client ids, they key the random streams
     augment: bool = False  # images of training minibatches are cut out and turned anew
     normalization: Normalization | None = None  # of what a model sees; x is not normalised
+    target_normalization: Normalization | None = None  # of what training sees; y is in the targets' own units
+
+    def in_training_units(self) -> Examples:
+        """The same with the targets as training sees them."""
+        if self.target_normalization is None:
+            return self
+        return replace(self, y=self.target_normalization(self.y, self.y.dtype), target_normalization=None)
 
 
 @dataclass(frozen=True)

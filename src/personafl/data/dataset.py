@@ -44,6 +44,7 @@ class Source(Displayed):
     feature_names: tuple[str, ...] | None = None  # of the columns of x, where it was a table
     task: TaskName = "classification"
     normalization: Normalization | None = None  # of what models see; x is not normalised
+    target_normalization: Normalization | None = None  # of what training sees; y is not normalised
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -78,10 +79,30 @@ class Source(Displayed):
             raise UserError(
                 f"{self.name}: {self.normalization} does not fit examples of shape {tuple(self.x.shape[1:])}"
             )
+        self._check_target_normalization()
         try:
             tasks.check_targets(self.y, self.task, self.classes, self._place)
         except UserError as e:
             raise UserError(f"{self.name}: {e}") from None
+
+    def _check_target_normalization(self) -> None:
+        if self.target_normalization is None:
+            return
+        if self.task != "regression":
+            raise UserError(f"{self.name}: only targets of regression can be normalised, these are of {self.task}")
+        if not self.target_normalization.fits(self.y):
+            raise UserError(
+                f"{self.name}: {self.target_normalization} does not fit targets of shape {tuple(self.y.shape[1:])}"
+            )
+
+    def check_outputs(self, outputs: int) -> None:
+        """Refuse a model whose outputs cannot be converted back to the units of normalised targets."""
+        if self.target_normalization is not None and outputs != self.classes:
+            raise UserError(
+                f"data.normalize_targets=true: the model gives {outputs} numbers for an example and a target has "
+                f"{self.classes}, so outputs cannot be converted back to the units of the targets; set "
+                "data.normalize_targets=false"
+            )
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -115,7 +136,7 @@ class Source(Displayed):
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of name, examples, targets, corruption, normalisation, shape and kind of number.
+        """A short hash of name, examples, targets, corruption, normalisations, shape and kind of number.
 
         Every byte of the examples counts up to four gibibytes of them (`data/content_hash.py`).
         """
@@ -125,6 +146,8 @@ class Source(Displayed):
         h = hashlib.sha256(repr(what).encode())
         if self.normalization is not None:
             h.update(repr(self.normalization).encode())
+        if self.target_normalization is not None:
+            h.update(b"targets" + repr(self.target_normalization).encode())
         h.update(self.y.cpu().numpy().tobytes())
         h.update(content_hash(self.x))
         return h.hexdigest()[:16]

@@ -202,11 +202,17 @@ class Federation(Displayed):
 
     def examples_at(self, rows: Tensor, count: Tensor, ids: Tensor, *, augment: bool = False) -> Examples:
         """These rows `[C, M]`, of which each client has `count` `[C]`."""
-        return Examples(self.source.x, self.source.y, rows, count, ids, augment, self.source.normalization)
+        s = self.source
+        return Examples(s.x, s.y, rows, count, ids, augment, s.normalization, s.target_normalization)
 
     def with_normalization(self, normalization: Normalization | None) -> Federation:
         """The same with inputs that models see normalised."""
         return dataclasses.replace(self, source=dataclasses.replace(self.source, normalization=normalization))
+
+    def with_target_normalization(self, normalization: Normalization | None) -> Federation:
+        """The same with targets that training sees normalised; predictions are in the targets' own units."""
+        source = dataclasses.replace(self.source, target_normalization=normalization)
+        return dataclasses.replace(self, source=source)
 
     def rows(self, split: Split, client: int) -> Tensor:
         """The rows one client holds in a split, in their order."""

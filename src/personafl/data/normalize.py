@@ -1,11 +1,11 @@
-"""What inputs are normalised by: `data.normalize`, and the statistics of clients' training data."""
+"""`data.normalize` and `data.normalize_targets`: what inputs and targets are normalised by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
 from personafl.core.settings import shortened, typed, unknown
+from personafl.core.types import TaskName
 from personafl.data.dataset import Source
 from personafl.data.federated import Federation
 
@@ -85,13 +86,30 @@ def settled(dataset: Any, source: Source) -> Setting:
     return "standardize" if _numeric(source.x) else "none"
 
 
-def normalized(federation: Federation, setting: Setting) -> Federation:
-    """The federation with its inputs normalised as a recipe says, `auto` being settled."""
+def normalizes_targets(setting: bool | Literal["auto"], task: TaskName, name: str = "the data") -> bool:
+    """Whether targets of a task are normalised: those of regression are, unless the recipe says otherwise."""
+    if setting is True and task != "regression":
+        raise UserError(
+            f"data.normalize_targets=true: the targets of {name} are of {task}, and only those of regression can be "
+            "normalised; use auto or false"
+        )
+    return task == "regression" and setting is not False
+
+
+def normalized(federation: Federation, setting: Setting, targets: bool = False) -> Federation:
+    """The federation with its inputs normalised as a recipe says, `auto` being settled, and its targets where asked."""
     source = federation.source
     found = _normalization(federation, setting)
-    if found == source.normalization:
-        return federation
-    return federation.with_normalization(found)
+    if found != source.normalization:
+        federation = federation.with_normalization(found)
+    if targets != (source.target_normalization is not None):
+        federation = federation.with_target_normalization(_of_targets(federation) if targets else None)
+    return federation
+
+
+def _of_targets(federation: Federation) -> Normalization:
+    clients = range(federation.num_clients)
+    return standardization((client_target_moments(federation, c) for c in clients), federation.source.y)
 
 
 def _normalization(federation: Federation, setting: Setting) -> Normalization | None:
@@ -123,7 +141,10 @@ def _numeric(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Moments:
-    """What a client tells of its training data: a count, and by channel or column sums about its own mean."""
+    """What a client tells of its training inputs or targets: a count, and sums about its own mean.
+
+    The sums are by channel or column of inputs, and by number of a target.
+    """
 
     count: int  # numbers of each channel or column
     mean: NDArray[np.float64]  # [k]
@@ -160,10 +181,15 @@ def client_moments(federation: Federation, client: int) -> Moments:
     return moments(federation.source.x[federation.rows("train", client)])
 
 
+def client_target_moments(federation: Federation, client: int) -> Moments:
+    """Those of the targets of a client's training data."""
+    return moments(federation.source.y[federation.rows("train", client)])
+
+
 def standardization(clients: Iterable[Moments], x: Tensor) -> Normalization:
     """Mean 0 and deviation 1 over the training data of all clients; what is constant only loses its mean.
 
-    `x` are any examples of theirs.
+    `x` are any examples or targets of theirs.
     """
     total = reduce(Moments.__add__, clients)
     std = np.sqrt(total.squares / total.count)

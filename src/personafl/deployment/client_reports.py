@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from personafl.data import normalize
 from personafl.deployment.messages import Failure, Reply
@@ -19,7 +20,7 @@ from personafl.deployment.world import Form
 
 Row = dict[str, Any]
 MOST_WORK = 1e30  # FLOP or steps of one exchange
-MOST_VALUE = 1e15  # of an input, where clients tell their sums
+MOST_VALUE = 1e15  # of an input or a target, where clients tell their sums
 MOST_SCORE = 1e15  # of a metric that has no bound
 
 
@@ -30,12 +31,14 @@ class Described:
     form: Form
     sizes: dict[str, int]
     setting: normalize.Setting  # what data.normalize means for them
-    moments: Any
+    moments: Any  # of inputs
+    target_moments: Any
 
     @classmethod
     def read(cls, told: Row) -> Described:
         setting = normalize.checked(told["normalize"])
-        return cls(Form.read(told["form"]), read_sizes(told["sizes"]), setting, told.get("moments"))
+        moments = told.get("moments"), told.get("target_moments")
+        return cls(Form.read(told["form"]), read_sizes(told["sizes"]), setting, *moments)
 
     @property
     def kind(self) -> tuple[Form, normalize.Setting]:
@@ -108,9 +111,12 @@ def read_sizes(told: Any) -> dict[str, int]:
     return sizes
 
 
-def read_moments(told: Any, form: Form, train: int) -> normalize.Moments:
-    """The sums of a client's training data, checked: of so many examples of this form, and of numbers data may have."""
-    like = normalize.moments(form.stand_in(None).x)
+def read_moments(told: Any, two: Tensor, train: int) -> normalize.Moments:
+    """The sums of a client's training inputs or targets, checked: of numbers that data may have.
+
+    `two` are two examples, or two targets, of the form that all have; `train` is how many the client trains on.
+    """
+    like = normalize.moments(two)
     mean, squares = (np.asarray([finite(v) for v in told[n]], np.float64) for n in ("mean", "squares"))
     fits = mean.shape == squares.shape == like.mean.shape and told["count"] == train * like.count // 2
     if not fits or (np.abs(mean) > MOST_VALUE).any() or (squares < 0).any() or (squares > MOST_VALUE**2).any():

@@ -37,7 +37,16 @@ from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
 from personafl.deployment.settings import NAME, Deployment
 from personafl.deployment.talk import Talk
-from personafl.deployment.world import MOST_CLASSES, VERSION, Form, Parts, World, build_parts, read_recipe
+from personafl.deployment.world import (
+    MOST_CLASSES,
+    VERSION,
+    Form,
+    MeanAndStd,
+    Parts,
+    World,
+    build_parts,
+    read_recipe,
+)
 from personafl.evaluation import metrics, rounds
 from personafl.sim.accounting import Totals, finite_mean
 from personafl.sim.checks import check_augmentation, check_calibration, check_stopping
@@ -241,10 +250,12 @@ class Coordinator:
             if m.number in told and (why := told[m.number].unlike(like) or labels_beyond(told[m.number].form, form)):
                 self._set_aside(node_of[m.name], m, why)
                 held.pop(m.number, None)
-        normalization = None
+        normalization = targets = None
         first = members[: self.settings.clients]
         if len(held) == len(members):
-            normalization = self._normalization(form, {m.number: held[m.number] for m in first}, members, node_of)
+            training = {m.number: held[m.number] for m in first}
+            normalization = self._normalization(form, training, members, node_of)
+            targets = self._target_normalization(form, training, members, node_of)
         if len(held) < len(members) or any(m.name not in self.met.values() for m in members):
             return False  # numbers follow from who is there, so all are told anew
         if len(members) < wanted:
@@ -255,7 +266,8 @@ class Coordinator:
             m.key = self.transport.key(m.node)
         everybody = len(members) >= self.settings.clients
         examples = sum(m.sizes["train"] for m in first) if everybody else 0
-        world = World(self.experiment, VERSION, self.recipe, self.settings.clients, examples, form, normalization)
+        clients = self.settings.clients
+        world = World(self.experiment, VERSION, self.recipe, clients, examples, form, normalization, targets)
         parts = build_parts(world)
         validation = sum(m.sizes["validation"] for m in first)
         check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
@@ -300,7 +312,7 @@ class Coordinator:
 
     def _normalization(
         self, form: Form, told: Mapping[int, Described], members: Sequence[Member], node_of: Mapping[str, int]
-    ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    ) -> MeanAndStd | None:
         """What inputs are normalised by; clients whose sums cannot be used are set aside."""
         setting = next(iter(told.values())).setting
         if setting == "none":
@@ -309,15 +321,35 @@ class Coordinator:
             return normalize.HALF
         if not isinstance(setting, str):
             return setting
+        sums = {n: (d.moments, d.sizes["train"]) for n, d in told.items()}
+        return self._standardization(sums, form.stand_in(None).x, members, node_of)
+
+    def _target_normalization(
+        self, form: Form, told: Mapping[int, Described], members: Sequence[Member], node_of: Mapping[str, int]
+    ) -> MeanAndStd | None:
+        """What targets are normalised by; clients whose sums cannot be used are set aside."""
+        if not normalize.normalizes_targets(read_recipe(self.recipe).data.normalize_targets, form.task):
+            return None
+        sums = {n: (d.target_moments, d.sizes["train"]) for n, d in told.items()}
+        return self._standardization(sums, form.stand_in(None).y, members, node_of)
+
+    def _standardization(
+        self,
+        sums: Mapping[int, tuple[Any, int]],
+        two: Tensor,
+        members: Sequence[Member],
+        node_of: Mapping[str, int],
+    ) -> MeanAndStd | None:
+        """Mean and deviation of all, from each client's sums over so many examples; `two` are made-up ones of these."""
         each = []
-        for n, d in told.items():
+        for n, (moments, train) in sums.items():
             try:
-                each.append(read_moments(d.moments, form, d.sizes["train"]))
+                each.append(read_moments(moments, two, train))
             except (KeyError, TypeError, ValueError, OverflowError):
                 self._set_aside(node_of[members[n].name], members[n], "sums of its data that cannot be")
-        if len(each) < len(told):
+        if len(each) < len(sums):
             return None
-        made = normalize.standardization(each, form.stand_in(None).x)
+        made = normalize.standardization(each, two)
         return made.mean, made.std
 
     def _meet(self) -> None:

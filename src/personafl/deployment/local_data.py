@@ -36,6 +36,7 @@ class LocalData:
     source: Source
     rows: Mapping[Split, Tensor]
     normalize: Setting  # what data.normalize means for them
+    normalize_targets: bool  # what data.normalize_targets means for them
 
     def size(self, split: Split) -> int:
         return len(self.rows[split])
@@ -47,7 +48,13 @@ class LocalData:
         """What the common normalisation is made of."""
         return normalize.moments(self.source.x[self.rows["train"]])
 
-    def fitted(self, form: Form, normalization: Normalization | None) -> LocalData:
+    def target_moments(self) -> Moments:
+        """What the common normalisation of targets is made of."""
+        return normalize.moments(self.source.y[self.rows["train"]])
+
+    def fitted(
+        self, form: Form, normalization: Normalization | None, target_normalization: Normalization | None = None
+    ) -> LocalData:
         """The same with the classes all clients agreed on, and normalised as agreed."""
         if why := self.form().unlike(form):
             raise UserError(f"its examples have {why}")
@@ -60,7 +67,12 @@ class LocalData:
             source = dataclasses.replace(source, y=place[source.y], classes=form.classes, class_names=form.class_names)
         elif source.classes > form.classes:
             raise UserError(f"it has {source.classes} classes, {form.classes} were agreed on")
-        source = dataclasses.replace(source, classes=form.classes, normalization=normalization)
+        source = dataclasses.replace(
+            source,
+            classes=form.classes,
+            normalization=normalization,
+            target_normalization=target_normalization,
+        )
         return dataclasses.replace(self, source=source)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LocalData:
@@ -74,7 +86,7 @@ class LocalData:
         """A stack of one, of the client that has this number."""
         rows, s = self.rows[split], self.source
         count, ids = torch.tensor([len(rows)]), torch.tensor([client])
-        return Examples(s.x, s.y, rows[None], count, ids, augment, s.normalization)
+        return Examples(s.x, s.y, rows[None], count, ids, augment, s.normalization, s.target_normalization)
 
 
 def load(settings: ClientSettings, recipe: Recipe, client: int) -> LocalData:
@@ -100,14 +112,16 @@ def load(settings: ClientSettings, recipe: Recipe, client: int) -> LocalData:
     cut |= {} if tests is None else {"test": tests}
     rows = {split: torch.from_numpy(r) for split, r in cut.items()}
     chosen = normalize.settled(None, source) if d.normalize == config.AUTO else d.normalize
-    return LocalData(source, rows, chosen)
+    return LocalData(source, rows, chosen, normalize.normalizes_targets(d.normalize_targets, source.task, source.name))
 
 
 def _of_recipe(name: str, recipe: Recipe) -> LocalData:
     number = name.removeprefix(TRIAL)
     data = parts.source(recipe)
-    chosen = parts.settled_normalization(recipe, data).data.normalize
-    plain = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, normalize="none"))
+    chosen = parts.settled_normalization(recipe, data).data
+    plain = dataclasses.replace(
+        recipe, data=dataclasses.replace(recipe.data, normalize="none", normalize_targets=False)
+    )
     fed = parts.federation(plain, data)
     if not number.isdecimal() or int(number) >= fed.everybody:
         raise UserError(f"client.data={name!r}: {data.name} is divided over clients 0..{fed.everybody - 1} here")
@@ -126,7 +140,7 @@ def _of_recipe(name: str, recipe: Recipe) -> LocalData:
         groups=None,
         test=None,
     )
-    return LocalData(source, mine, chosen)
+    return LocalData(source, mine, chosen.normalize, chosen.normalize_targets is True)
 
 
 def _called(settings: ClientSettings) -> Source:

@@ -48,7 +48,10 @@ class LocalModel(Displayed):
 
     @torch.no_grad()
     def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """Outputs `[B, K]` for examples `[B, ...]` as the client's data have them."""
+        """Outputs `[B, K]` for examples `[B, ...]` as the client's data have them.
+
+        Those of regression are in the units of the client's targets.
+        """
         given = torch.as_tensor(x)
         wanted = self.world.form.shape
         if tuple(given.shape[1:]) != wanted:
@@ -90,4 +93,4 @@ def load_model(folder: str | Path, *, device: str = "cpu", trust: bool = False) 
 
 def _module(parts: Parts, deployed: Params, world: World) -> ClientModule:
     placed = {n: t.to(parts.device) for n, t in deployed.items()}
-    return ClientModule(parts.model, parts.algorithm, placed, world.normalize())
+    return ClientModule(parts.model, parts.algorithm, placed, world.normalize(), world.normalize_targets())

@@ -25,6 +25,7 @@ from personafl.core.local import client_round
 from personafl.core.lock import locked
 from personafl.core.types import Download, Examples, Metric, Params, Payload, Round, Stage
 from personafl.data.federated import Split
+from personafl.data.normalize import Moments
 from personafl.deployment import local_data, requests
 from personafl.deployment.local_data import LocalData
 from personafl.deployment.local_model import MODEL, write_model
@@ -97,8 +98,9 @@ class Node:
             "sizes": {split: data.size(split) for split in ("train", "validation", "test")},
         }
         if data.normalize == "standardize":
-            m = data.moments()
-            found["moments"] = {"count": m.count, "mean": m.mean.tolist(), "squares": m.squares.tolist()}
+            found["moments"] = _told(data.moments())
+        if data.normalize_targets:
+            found["target_moments"] = _told(data.target_moments())
         return Reply(found)
 
     def _data(self, recipe: Recipe, number: int) -> LocalData:
@@ -123,7 +125,7 @@ class Node:
         requests.check_work(told, len(blobs), schedule, parts.algorithm.welcome())
         data = self._data(parts.recipe, requests.number(told))
         try:
-            data = data.fitted(world.form, world.normalize())
+            data = data.fitted(world.form, world.normalize(), world.normalize_targets())
         except UserError as e:
             raise _DataError(str(e)) from None
         dtype = next(iter(parts.initial.values())).dtype
@@ -266,9 +268,15 @@ class _Session:
         task = self.parts.task if metric is None else replace(self.parts.task, metric=metric)
         algorithm = self.parts.algorithm
         data = self.data.examples(split, self.number)
+        data = data if metric is None else data.in_training_units()  # a loss is as in training
         if common:
             return scores(algorithm.common_answer, task, ready, data, ACTIVATIONS)[0]
         return client_scores(algorithm, task, ready, data, self.parts.recipe.evaluation, ACTIVATIONS)[0]
+
+
+def _told(moments: Moments) -> dict[str, Any]:
+    """Sums of a client's data as JSON has them."""
+    return {"count": moments.count, "mean": moments.mean.tolist(), "squares": moments.squares.tolist()}
 
 
 def _or_none(value: float) -> float | None:

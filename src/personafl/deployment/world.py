@@ -98,7 +98,9 @@ class Form:
             return "labels that are numbers where others' are text, or the other way round"
         return ""
 
-    def stand_in(self, normalization: Normalization | None) -> Source:
+    def stand_in(
+        self, normalization: Normalization | None, target_normalization: Normalization | None = None
+    ) -> Source:
         """Two made-up examples of this form, for a model to be built with."""
         draw = torch.Generator().manual_seed(0)
         dtype = DTYPES[self.dtype]
@@ -109,7 +111,24 @@ class Form:
         else:  # tokens: every vocabulary has the first
             x = torch.zeros(2, *self.shape, dtype=dtype)
         y = as_targets(torch.zeros(2, *self.target), self.task)
-        return Source("stand-in", x, y, self.classes, self.model, task=self.task, normalization=normalization)
+        return Source(
+            "stand-in",
+            x,
+            y,
+            self.classes,
+            self.model,
+            task=self.task,
+            normalization=normalization,
+            target_normalization=target_normalization,
+        )
+
+
+MeanAndStd = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def _mean_and_std(told: Any) -> MeanAndStd | None:
+    """From what JSON made of one."""
+    return None if told is None else (tuple(map(float, told[0])), tuple(map(float, told[1])))
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,8 @@ class World:
     clients: int
     examples: int  # that all of them train on; 0: not known
     form: Form
-    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None
+    normalization: MeanAndStd | None  # of inputs
+    target_normalization: MeanAndStd | None = None
     init: str = ""  # hash of the first weights
 
     def told(self) -> dict[str, Any]:
@@ -132,10 +152,9 @@ class World:
     def read(cls, told: Any) -> Self:
         """From what JSON made of one."""
         try:
-            norm = told["normalization"]
-            held = {k: v for k, v in told.items() if k not in ("form", "normalization")}
-            mean_std = None if norm is None else (tuple(map(float, norm[0])), tuple(map(float, norm[1])))
-            made = cls(**held, form=Form.read(told["form"]), normalization=mean_std)
+            normalizations = {n: _mean_and_std(told[n]) for n in ("normalization", "target_normalization")}
+            held = {k: v for k, v in told.items() if k != "form"} | normalizations
+            made = cls(**held, form=Form.read(told["form"]))
             texts = (made.experiment, made.version, made.recipe, made.init)
             counts = type(made.clients) is int and 1 <= made.clients <= MOST_CLIENTS
             counts = counts and type(made.examples) is int and 0 <= made.examples <= MOST_CLIENTS * 2**32
@@ -148,14 +167,22 @@ class World:
         return made
 
     def _normalizes(self) -> bool:
-        """Whether what inputs are normalised by fits them."""
-        made = self.normalize()
-        if made is None:
-            return True
-        return made.size in (1, *self.form.shape[:1]) and all(map(math.isfinite, (*made.mean, *made.std)))
+        """Whether what inputs and targets are normalised by fits them."""
+        form = self.form
+        if self.target_normalization is not None and form.task != "regression":
+            return False
+        parts = (self.normalize(), form.shape), (self.normalize_targets(), form.target)
+        return all(
+            made is None or (made.size in (1, *shape[:1]) and all(map(math.isfinite, (*made.mean, *made.std))))
+            for made, shape in parts
+        )
 
     def normalize(self) -> Normalization | None:
         return None if self.normalization is None else Normalization(*self.normalization, len(self.form.shape))
+
+    def normalize_targets(self) -> Normalization | None:
+        found = self.target_normalization
+        return None if found is None else Normalization(*found, len(self.form.target))
 
 
 @dataclass(frozen=True)
@@ -218,7 +245,7 @@ def check_recipe(recipe: Recipe) -> None:
 def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Parts:
     """The model, the method and the task of a world."""
     recipe = read_recipe(world.recipe, trust=trust)
-    source = world.form.stand_in(world.normalize())
+    source = world.form.stand_in(world.normalize(), world.normalize_targets())
     kind = source.task
     if recipe.training.task not in ("auto", kind):
         raise UserError(f"training.task={recipe.training.task!r}: the clients' targets are of {kind}")

@@ -40,10 +40,15 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, held:
 def scores(predict: Predict, task: TrainedTask, ready: Params, data: Examples, activations: float) -> list[Tensor]:
     """Per client the score of each of its examples, `[n]` or `[n, S]`, on the device: to read them is to wait for it.
 
+    A metric sees outputs and targets in the targets' own units, where training sees them normalised.
     On a GPU a forward pass takes as many examples as would leave so many bytes of `activations`, if all were kept.
     """
 
+    units = data.target_normalization
+    data = dataclasses.replace(data, target_normalization=None)
+
     def per_example(logits: Tensor, batch: Batch) -> Tensor:
+        logits = logits if units is None else units.restored(logits, 2)
         found = task.metric.per_example(logits.flatten(0, 1), batch.y.flatten(0, 1))
         return found.view(*logits.shape[:2], *found.shape[1:]).float()
 

@@ -164,15 +164,18 @@ def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
     with torch.no_grad():
         out = network({n: t[None] for n, t in network.initial.items()}, x[None])[0]
     y = data.y[rows]
+    units = data.target_normalization
+    normalized = (out, y) if units is None else (out, units(y, y.dtype))
+    own = (out, y) if units is None else (units.restored(out, 1), y)
     judged = metric(recipe, data.task)
     loss = config.criterion(recipe.training.loss, LOSSES[data.task], "training.loss")
-    for what, name, rule, several in (
-        ("training.loss", recipe.training.loss, loss, False),
-        ("evaluation.metric", recipe.evaluation.metric, judged.per_example, judged.reduce is not None),
+    for what, name, rule, given, several in (
+        ("training.loss", recipe.training.loss, loss, normalized, False),
+        ("evaluation.metric", recipe.evaluation.metric, judged.per_example, own, judged.reduce is not None),
     ):
         name = name if isinstance(name, str) else config.described(name)
         try:
-            found = rule(out, y)
+            found = rule(*given)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             raise UserError(
                 f"{what}={name!r}: fails on outputs of shape {tuple(out.shape)} (model.name={recipe.model.named!r}) "
@@ -189,7 +192,7 @@ def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
                 f"{tuple(out.shape)} and targets of shape {tuple(y.shape)}{hint}"
             )
     if judged.reduce is not None:
-        number = judged.of_client(judged.per_example(out, y))
+        number = judged.of_client(judged.per_example(*own))
         if number.shape != ():
             raise UserError(
                 f"evaluation.metric={judged.name!r}: reduce must give one number for (n, S) and one for each of "

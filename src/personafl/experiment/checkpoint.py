@@ -49,7 +49,8 @@ FORMAT = 1
 KEPT = 2
 FINAL, PROGRESS, MANIFEST, ROWS = "checkpoint", "progress", "manifest.json", "metrics.jsonl"
 STORES = ("clients", "known")
-BEGINNING = ("initial.safetensors", "frozen.safetensors", "normalization.json")  # of a run, in its final folder
+NORMALIZATIONS = ("normalization.json", "target_normalization.json")  # of inputs, of targets
+BEGINNING = ("initial.safetensors", "frozen.safetensors", *NORMALIZATIONS)  # of a run, in its final folder
 SAVED_FROZEN = 2**26  # bytes of frozen weights that are saved at most, the smallest tensors first; all are hashed
 COST = 1 / 50  # of a run's time that checkpoints may take by default
 
@@ -185,16 +186,17 @@ class Checkpoints:
 
 
 def begin(home: Path, sim: Simulation) -> None:
-    """Write what a run begins with: weights, plan, and what inputs are normalised by."""
+    """Write what a run begins with: weights, plan, and what inputs and targets are normalised by."""
     folder = home / FINAL
     folder.mkdir(parents=True, exist_ok=True)
     _save_tensors(folder / "initial.safetensors", sim.model.initial)
     if sim.model.frozen:
         _save_frozen(folder / "frozen.safetensors", sim.model)
     files.write(folder / "engine.json", json.dumps(dataclasses.asdict(sim.plan)) + "\n")
-    if (of := sim.federation.source.normalization) is not None:
-        numbers = {"mean": of.mean, "std": of.std}  # of inputs, for who uses the weights elsewhere
-        files.write(folder / "normalization.json", json.dumps(numbers) + "\n")
+    source = sim.federation.source
+    for name, of in zip(NORMALIZATIONS, (source.normalization, source.target_normalization), strict=True):
+        if of is not None:  # for those who use the weights elsewhere
+            files.write(folder / name, json.dumps({"mean": of.mean, "std": of.std}) + "\n")
 
 
 def finish(home: Path, sim: Simulation, number: int, others: Mapping[str, bytes], rows: Stamp, seconds: float) -> None:

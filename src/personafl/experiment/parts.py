@@ -101,7 +101,7 @@ def federation(recipe: Recipe, data: Source | None = None) -> Federation:
     data = data or source(recipe)
     d = settled_normalization(recipe, data).data
     built = corrupt_federation(_clean_federation(recipe, data), d.corruption, d.corruption_severity)
-    return normalize.normalized(built, d.normalize)
+    return normalize.normalized(built, d.normalize, d.normalize_targets is True)
 
 
 def _clean_federation(recipe: Recipe, data: Source) -> Federation:
@@ -188,9 +188,10 @@ def settled_partition(recipe: Recipe, data: Source) -> Recipe:
 
 def settled_normalization(recipe: Recipe, data: Source) -> Recipe:
     """The recipe with `auto` replaced by what it means for these data."""
-    if recipe.data.normalize != config.AUTO:
-        return recipe
-    return replace(recipe, data=replace(recipe.data, normalize=normalize.settled(recipe.data.dataset, data)))
+    d = recipe.data
+    inputs = normalize.settled(d.dataset, data) if d.normalize == config.AUTO else d.normalize
+    targets = normalize.normalizes_targets(d.normalize_targets, data.task, data.name)
+    return replace(recipe, data=replace(d, normalize=inputs, normalize_targets=targets))
 
 
 def note_clients(recipe: Recipe, data: Source) -> None:
@@ -206,6 +207,7 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
     """The network of a recipe, initialised by its seed."""
     choice, name = recipe.model, recipe.model.named
     if isinstance(choice.name, StackedModel):
+        data.check_outputs(choice.name.info.outputs)
         return choice.name
     build: Any = choice.name
     if isinstance(build, str):
@@ -219,7 +221,9 @@ def model(recipe: Recipe, data: Source) -> StackedModel:
     if not isinstance(module, nn.Module):
         raise UserError(f"model.name={name!r}: gave {type(module).__name__}, not a torch.nn.Module")
     try:
-        return StackedModel(module, example, choice.head or None, choice.buffers)
+        made = StackedModel(module, example, choice.head or None, choice.buffers)
+        data.check_outputs(made.info.outputs)
+        return made
     except (RuntimeError, TypeError) as e:
         what = f"{example.dtype} of shape {tuple(example.shape)}".removeprefix("torch.")
         hint = "" if example.is_floating_point() else "; examples are whole numbers: give floats, or bytes for images"

@@ -65,7 +65,10 @@ class Client(Displayed):
         return {"id": self.id, **named, "method": self.simulation.algorithm.called, **sizes}
 
     def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """Outputs `[B, K]` for inputs `[B, ...]` as the data have them, by the rule of the client's method."""
+        """Outputs `[B, K]` for inputs `[B, ...]` as the data have them, by the rule of the client's method.
+
+        Those of regression are in the units of the data's targets.
+        """
         sim = self.simulation
         # A copy: the answer depends on the numbers, not on how they lie in memory.
         batch = _as_batch(x, sim.federation.source.x)
@@ -85,13 +88,16 @@ class Client(Displayed):
                 found.append(out[0])
             return found
 
-        return torch.cat([out for part in sim.each(torch.arange(len(blocks)), work) for out in part]).cpu()
+        outputs = torch.cat([out for part in sim.each(torch.arange(len(blocks)), work) for out in part])
+        units = sim.federation.source.target_normalization
+        return (outputs if units is None else units.restored(outputs, 1)).cpu()
 
     @property
     def module(self) -> ClientModule:
         """The same as an ordinary module that holds all it needs; `models/client_module.py` says what that is."""
-        sim = self.simulation
-        return ClientModule(sim.model, sim.algorithm, self.deployed, sim.federation.source.normalization)
+        sim, source = self.simulation, self.simulation.federation.source
+        normalizations = source.normalization, source.target_normalization
+        return ClientModule(sim.model, sim.algorithm, self.deployed, *normalizations)
 
 
 @dataclass(frozen=True, repr=False)

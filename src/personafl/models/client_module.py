@@ -15,7 +15,7 @@ from torch.func import functional_call
 from personafl.core import batches, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.normalization import Normalization, transformed
+from personafl.core.normalization import Normalization, rescaled, transformed
 from personafl.core.types import ModelInfo, Params
 from personafl.models.stacked import StackedModel
 
@@ -28,11 +28,17 @@ class ClientModule(nn.Module):
 
     `networks` has every network the client holds, each of the user's own class: `main`, and those its method adds,
     such as `global_` or `received`. What else the rule needs (FLDA's gate, base entropies) are buffers of `tensors`.
-    Where inputs are normalised, `scaling` has `scale` and `shift` as buffers.
+    Where inputs are normalised, `scaling` has `scale` and `shift` as buffers. Where training normalises targets,
+    `target_scaling` has those that convert outputs back to the targets' own units.
     """
 
     def __init__(
-        self, model: StackedModel, algorithm: Algorithm, deployed: Params, normalization: Normalization | None = None
+        self,
+        model: StackedModel,
+        algorithm: Algorithm,
+        deployed: Params,
+        normalization: Normalization | None = None,
+        target_normalization: Normalization | None = None,
     ) -> None:
         """`deployed` is what the client needs to predict, a stack of one."""
         super().__init__()
@@ -50,7 +56,10 @@ class ClientModule(nn.Module):
         self.tensors = nn.Module()
         for attribute, n in self.others.items():
             self.tensors.register_buffer(attribute, deployed[n][0].clone())
-        self.scaling = None if normalization is None else self._scaling(normalization)
+        one = next(self.networks.parameters())
+        self.scaling = None if normalization is None else _buffers(*normalization.affine(one.dtype, one.device))
+        units = target_normalization
+        self.target_scaling = None if units is None else _buffers(*units.inverse_affine(one.dtype, one.device))
         self.eval()
 
     @property
@@ -67,12 +76,13 @@ class ClientModule(nn.Module):
         scale, shift = self.scaling.get_buffer("scale"), self.scaling.get_buffer("shift")
         return transformed(x, scale / 255 if x.dtype == torch.uint8 else scale, shift)
 
-    def _scaling(self, normalization: Normalization) -> nn.Module:
-        one = next(self.networks.parameters())
-        held = nn.Module()
-        for name, tensor in zip(("scale", "shift"), normalization.affine(one.dtype, one.device), strict=True):
-            held.register_buffer(name, tensor.clone())
-        return held
+    def converted(self, outputs: Tensor) -> Tensor:
+        """Outputs `[B, ...]` of the networks in the units of the targets."""
+        if self.target_scaling is None:
+            return outputs
+        return rescaled(
+            outputs, self.target_scaling.get_buffer("scale"), self.target_scaling.get_buffer("shift"), axes=1
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         stacks = [_stack_of_one(network, self.info) for network in self.networks.values()]
@@ -84,7 +94,7 @@ class ClientModule(nn.Module):
         for attribute, n in self.others.items():  # what a rule learns from the inputs it answers
             if n in changed:
                 getattr(self.tensors, attribute).copy_(changed[n].squeeze(0).detach())
-        return out.squeeze(0)
+        return self.converted(out.squeeze(0))
 
 
 class _Networks:
@@ -134,6 +144,13 @@ class _Networks:
             return _outputs(network, x)
         out: Tensor = functional_call(network, {n: params[n].squeeze(0) for n in self.info.shapes}, (x.squeeze(0),))
         return out.unsqueeze(0)
+
+
+def _buffers(scale: Tensor, shift: Tensor) -> nn.Module:
+    held = nn.Module()
+    held.register_buffer("scale", scale.clone())
+    held.register_buffer("shift", shift.clone())
+    return held
 
 
 def _outputs(network: nn.Module, x: Tensor) -> Tensor:

@@ -106,5 +106,6 @@ def checked_parts(
                 f"Simulation({name}={shortened(value)}): must be {kind.__name__}; the order is federation, model, "
                 "algorithm, training, evaluation, and personafl.run takes names, arrays and modules"
             )
-    assert isinstance(model, StackedModel) and isinstance(algorithm, Algorithm)
+    assert isinstance(model, StackedModel) and isinstance(algorithm, Algorithm) and isinstance(federation, Federation)
+    federation.source.check_outputs(model.info.outputs)
     return model, algorithm

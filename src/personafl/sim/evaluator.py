@@ -120,6 +120,7 @@ class Evaluator:
         def work(model: StackedModel, part: Tensor) -> list[Tensor]:
             task = dataclasses.replace(self.task, model=model, metric=metric or self.task.metric)
             data = self.federation.examples(split, part)
+            data = data if metric is None else data.in_training_units()  # a loss is as in training
             return self._portable(self._scores(task, models(model, part), data))
 
         return self._of_each(ids, work)
