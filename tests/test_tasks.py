@@ -352,7 +352,8 @@ def test_a_loss_of_one_s_own_sees_normalised_targets_and_a_metric_the_data_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The metric sees whole dollars, exactly as the data have them."""
-    monkeypatch.setattr("tests.test_tasks.SEEN", seen := [])
+    seen: list[Tensor] = []
+    monkeypatch.setattr("tests.test_tasks.SEEN", seen)
     x, y, clients = homes()
     with pytest.warns(UserWarning, match="are whole numbers of a floating type"):
         made = personafl.run(
