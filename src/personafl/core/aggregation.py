@@ -5,21 +5,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from personafl.core import admission, tree
+from personafl.core import hook_checks, tree
+from personafl.core.admission import all_finite
 from personafl.core.algorithm import Algorithm
 from personafl.core.types import Params, Payload, Round
 
 
 def summed(
-    algorithm: Algorithm, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round
+    algorithm: Algorithm,
+    server: Params,
+    known: Params,
+    upload: Payload,
+    examples: Tensor,
+    rnd: Round,
+    *,
+    optimistic: bool = False,
 ) -> tuple[Params, Params]:
     """What the server will know of a stack of clients, and the sums over them it works with.
 
-    `known` is what it knows of them so far, `examples` `[C]` how many each trained on, float64.
+    `known` is what it knows of them so far, `examples` `[C]` how many each trained on, float64. Whether the sums are
+    finite is left to the caller where this is `optimistic`.
     """
     weights = algorithm.weigh(server, known, upload, examples, rnd)
     now = algorithm.remember(known, upload, weights, rnd)
-    return now, {n: total(t) for n, t in algorithm.summands(upload, weights, rnd).items()}
+    sums = {n: total(t) for n, t in algorithm.summands(upload, weights, rnd).items()}
+    if not optimistic and not all_finite(sums.values()):
+        hook_checks.check_finite_sums(algorithm, upload, sums, rnd)
+    return now, sums
 
 
 BLOCK = 2**16  # numbers that stay in a core's cache while clients are added to them
@@ -53,7 +65,14 @@ def next_server(algorithm: Algorithm, server: Params, sums: Params, rnd: Round) 
     """The server's state after a round, and why it stayed as it was; nothing where it did not."""
     if not sums:
         return algorithm.without_uploads(server, rnd), "no update was left"
-    new = algorithm.aggregate(server, sums, rnd)
-    if not admission.all_finite(new.values()):
+    new = aggregated(algorithm, server, sums, rnd)
+    if not all_finite(new.values()) and not hook_checks.check_finite_server(algorithm, server, sums, new, rnd):
         return algorithm.without_uploads(server, rnd), "the new one was not finite"
     return new, ""
+
+
+def aggregated(algorithm: Algorithm, server: Params, sums: Params, rnd: Round) -> Params:
+    """The server's state that a method makes of these sums, whose numbers nobody has looked at."""
+    new = algorithm.aggregate(server, sums, rnd)
+    hook_checks.check_aggregate(algorithm, server, new)
+    return new

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from personafl.core import batches, cost, model_calls, optim, rng, tree
+from personafl.core import batches, cost, hook_checks, model_calls, optim, rng, tree
 from personafl.core.algorithm import (
     Algorithm,
     ClientState,
@@ -102,11 +102,22 @@ def client_round(
     """
     payload = tree.received(down, data.ids.shape[0])
     local = algorithm.start(kept, payload, rnd)
+    hook_checks.check_local_model(algorithm, local.params)
     turns, training = _listed(algorithm, algorithm.turns(local, rnd)), algorithm.training_at(rnd.stage)
     local, work = run_local_work(
-        task, local, turns, data, training, rnd, train=train, graph_cache=graph_cache, clock=clock
+        task,
+        local,
+        turns,
+        data,
+        training,
+        rnd,
+        train=train,
+        graph_cache=graph_cache,
+        clock=clock,
+        method=algorithm.called,
     )
     upload = algorithm.upload(local, rnd) if rnd.stage.up else {}
+    hook_checks.check_upload(algorithm, upload, payload)
     return Outcome(algorithm.keep(kept, local, rnd), upload, local, work)
 
 
@@ -139,9 +150,10 @@ def run_local_work(
     train: bool = True,
     graph_cache: GraphCache | None = None,
     clock: Clock = untimed,
+    method: str = "Algorithm",
 ) -> tuple[ClientState, Work]:
     """Run a list of turns over a stack of clients; without `train`, only count what it would cost."""
-    at_work = _Session(task, local, data, training, rnd, train, graph_cache, clock)
+    at_work = _Session(task, local, data, training, rnd, train, graph_cache, clock, method)
     for turn in turns:
         match turn:
             case Turn():
@@ -168,7 +180,9 @@ class _Session:
         train: bool,
         graph_cache: GraphCache | None,
         clock: Clock,
+        method: str,
     ) -> None:
+        self.method = method  # its name, for messages
         self.task, self.data, self.training, self.rnd, self.really = task, data, training, rnd, train
         self.graph_cache, self.clock = graph_cache, clock
         self.count, self.dtype = data.ids.shape[0], floating(local.params)
@@ -439,6 +453,7 @@ class _Session:
         return {n: t for n, t in local.params.items() if n.rpartition("/")[2] in found} if found else {}
 
     def _charge(self, turn: Turn | GradientPass, names: Collection[str], plan: batches.Plan, *, regrow: bool) -> None:
+        hook_checks.check_moves(self.method, names, self.local.params)
         active = turn.active(self.local) if callable(turn.active) else turn.active
         info, observed = self.task.model.info, self._calls_of_step(turn, names, plan)
         if observed is None:

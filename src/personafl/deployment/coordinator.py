@@ -25,6 +25,7 @@ from personafl.core import admission, cost, sampling, tree, wire
 from personafl.core.admission import Update
 from personafl.core.aggregation import add, next_server, summed
 from personafl.core.errors import UserError
+from personafl.core.hook_checks import check_initial_server
 from personafl.core.lock import locked
 from personafl.core.schedule import ended_after, missed
 from personafl.core.types import Download, Params, Payload, Round, Stage
@@ -152,7 +153,8 @@ class Coordinator:
         self.parts: Parts = build_parts(self.world)
         self.schedule = self.parts.schedule()
         self.state = State(self.parts.training.num_rounds)
-        self.server = self.parts.algorithm.init_server(self.parts.initial)
+        algorithm = self.parts.algorithm
+        self.server = check_initial_server(algorithm, algorithm.init_server(self.parts.initial))
 
     def _save(self) -> None:
         assert self.world is not None

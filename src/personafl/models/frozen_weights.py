@@ -41,7 +41,7 @@ def _hash(t: Tensor) -> str:
     digest = hashlib.sha256(f"{t.dtype} {tuple(t.shape)}".encode())
     values = t.detach().cpu() if t.layout == torch.strided else t.detach().cpu().to_dense()
     values = values.resolve_conj().resolve_neg().contiguous()
-    digest.update(memoryview(values.reshape(-1).view(torch.uint8).numpy()))
+    digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
 
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import cost, tree
+from personafl.core.aggregation import aggregated
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import inputs
+from personafl.core.hook_checks import check_initial_server
 from personafl.core.local import Work, client_round
 from personafl.core.tasks import as_targets
 from personafl.core.types import (
@@ -64,7 +66,7 @@ class _Client:
         self.task = TrainedTask(model, loss, metrics.METRICS["classification"]["accuracy"])  # the metric is not asked
         ids, rows = torch.zeros(1, dtype=torch.int64), torch.zeros(1, examples, dtype=torch.int64)
         self.data = Examples(x, y, rows, torch.tensor([examples]), ids)
-        self.server = algorithm.init_server(model.initial)
+        self.server = check_initial_server(algorithm, algorithm.init_server(model.initial))
         self.kept, self.known = algorithm.init_clients(model.initial, ids), algorithm.init_known(model.initial, ids)
 
     def run_stage(self, stage: Stage) -> tuple[cost.Traffic, Work]:
@@ -79,7 +81,7 @@ class _Client:
             self.known = algorithm.remember(self.known, done.upload, weights, rnd)
             terms = algorithm.summands(done.upload, weights, rnd)
             sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
-            self.server = algorithm.aggregate(self.server, sums, rnd)
+            self.server = aggregated(algorithm, self.server, sums, rnd)
         return cost.traffic(stage, sent, done.upload, 1), done.work
 
     def deploy(self, stage: Stage) -> Params:

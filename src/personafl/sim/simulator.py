@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from personafl.core import admission, cost, rng, sampling, tree, wire
 from personafl.core.admission import Hopes, Schema, Update
-from personafl.core.aggregation import add, next_server, summed
+from personafl.core.aggregation import add, aggregated, next_server, summed
 from personafl.core.algorithm import Algorithm, choose
 from personafl.core.batches import steps_per_epoch
 from personafl.core.cuda_graphs import GraphCache
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
+from personafl.core.hook_checks import check_initial_server
 from personafl.core.local import Outcome, client_round
 from personafl.core.schedule import ended_after
 from personafl.core.store import HOST, Store, row_bytes
@@ -115,7 +116,8 @@ class Simulation(Displayed):
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
         self.faulty = self.faults.faulty(self.training.seed, federation.num_clients)  # [clients] bool
-        self.state = RunState(self.algorithm.init_server(self.model.initial), self.training.num_rounds)
+        server = check_initial_server(self.algorithm, self.algorithm.init_server(self.model.initial))
+        self.state = RunState(server, self.training.num_rounds)
         self.schedule = self.algorithm.schedule()
         self._open_stores()
         captures = self.machine.capture and self.device.type == "cuda" and not self.model.random
@@ -492,7 +494,7 @@ class Simulation(Displayed):
                 with self.clock("waiting"):
                     sums = self.ranks.sum(sums)
             if self._hopes is not None and sums:
-                self.state.server = self.algorithm.aggregate(self.server, sums, rnd)
+                self.state.server = aggregated(self.algorithm, self.server, sums, rnd)
                 self._hopes.add(self.server.values())
                 self._hopes.reduce()
                 return ""
@@ -671,7 +673,8 @@ class Simulation(Displayed):
         held = self._kept_data(ids)
         examples = held[1].double() if held else tree.sent(self._examples(ids).double(), self.device)
         known = self.known.gather(ids)
-        now, sums = summed(self.algorithm, self.server, known, upload, examples, rnd)
+        optimistic = self._hopes is not None
+        now, sums = summed(self.algorithm, self.server, known, upload, examples, rnd, optimistic=optimistic)
         self._scatter(self.known, ids, known, now)
         return sums
 

@@ -7,6 +7,7 @@ import torch
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.hook_checks import check_method
 from personafl.core.slots import WEIGHTS
 from personafl.core.types import Payload, Round, Setup, Stage, Training
 from personafl.slots.label_prior import LabelPrior
@@ -24,6 +25,7 @@ def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
         method = algorithm.robust.around(method)
     if algorithm.inherit is not None:
         method = algorithm.inherit.around(method)
+    check_method(method)
     require_common(method, method)
     require_all_rounds(method, setup.training)
     return method

@@ -1,0 +1,177 @@
+"""What authors' hooks return is compared with the model, at the first door it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from personafl import FedAvg, Simulation, UserError
+from personafl.core import admission
+from personafl.core.aggregation import next_server, summed
+from personafl.core.algorithm import ClientState, GradientPass, LocalWork, whole
+from personafl.core.types import Params, Payload, Round, Stage
+from personafl.deployment.world import build_parts
+from personafl.sim import dry_run
+from tests import worlds
+from tests.deployment.test_world import world
+from tests.deployment.worlds import recipe
+
+HAS = r"The model has layers.0.weight, layers.0.bias, .*, head.weight, head.bias"
+
+
+def changed(**hooks: Callable[..., Any]) -> FedAvg:
+    """FedAvg with other hooks, each given what FedAvg returns and the hook's arguments."""
+    return type("Mine", (FedAvg,), {name: _around(name, hook) for name, hook in hooks.items()})()
+
+
+def _around(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: FedAvg, *arguments: Any) -> Any:
+        return hook(getattr(super(type(self), self), name)(*arguments), *arguments)
+
+    return method
+
+
+def played(method: FedAvg, rounds: int = 1) -> Simulation:
+    sim = worlds.simulation(method, num_rounds=rounds)
+    sim.run()
+    return sim
+
+
+def moving(name: str) -> Callable[..., list[LocalWork]]:
+    def turns(usual: list[LocalWork], *_: object) -> list[LocalWork]:
+        return [type(usual[0])(moves=whole([name]), steps=1)]  # type: ignore[call-arg]
+
+    return turns
+
+
+def probing(usual: list[LocalWork], *_: object) -> list[LocalWork]:
+    return [GradientPass(["head.wieght"], lambda local, grads: local), *usual]
+
+
+def without(params: Params, name: str) -> Params:
+    return {n: t for n, t in params.items() if n != name}
+
+
+WRONG = [
+    ({"private": lambda names: {"head.wieght"}}, rf"Mine.private: head.wieght matches no tensor of the model. {HAS}"),
+    ({"private": lambda names: "head.weight"}, r"Mine.private must return a set of names; it returned 'head.weight'"),
+    ({"stays_on_client": lambda names: {"fc"}}, rf"Mine.stays_on_client: fc matches no tensor of the model. {HAS}"),
+    ({"travels": lambda names: names | {"fc"}}, rf"Mine.travels: fc matches no tensor of the model. {HAS}"),
+    ({"turns": moving("fc")}, r"Mine.turns moves fc, which clients do not have. They have layers.0.weight, "),
+    ({"turns": probing}, r"Mine.turns moves head.wieght, which clients do not have"),
+    (
+        {"upload": lambda sent, *_: sent | {"head.wieght": sent["head.weight"]}},
+        rf"Mine.upload: head.wieght matches no tensor of the model. {HAS}",
+    ),
+    (
+        {"private": lambda names: {"head.weight"}, "upload": lambda sent, local, rnd: dict(local.params)},
+        r"Mine.upload sends head.weight, which Mine.private says never leaves? the client",
+    ),
+    (
+        {"init_server": lambda server, *_: without(server, "head.bias")},
+        r"Mine.start gave clients a model without head.bias. Everything must be in what the client keeps",
+    ),
+    (
+        {"init_server": lambda server, *_: server | {"fc": server["head.bias"]}},
+        rf"Mine.init_server: fc matches no tensor of the model. {HAS}",
+    ),
+    (
+        {"init_server": lambda server, *_: server | {"head.bias": server["head.weight"]}},
+        r"Mine.init_server: head.bias has shape \(3, 8\), in the model \(3,\)",
+    ),
+    ({"aggregate": lambda new, *_: None}, r"Mine.aggregate must return the server's new state; it returned None"),
+    (
+        {"aggregate": lambda new, *_: without(new, "head.bias")},
+        r"Mine.aggregate returned a state without head.bias",
+    ),
+    (
+        {"aggregate": lambda new, *_: new | {"fc": new["head.bias"]}},
+        rf"Mine.aggregate: fc matches no tensor of the model. {HAS}",
+    ),
+    (
+        {"aggregate": lambda new, *_: new | {"head.bias": new["head.bias"][:1]}},
+        r"Mine.aggregate returned head.bias as float64 of shape \(1,\); the server holds it as float64 of shape \(3,\)",
+    ),
+    (
+        {"aggregate": lambda new, *_: {n: t.float() for n, t in new.items()}},
+        r"Mine.aggregate returned layers.0.weight as float32 of shape .*; the server holds it as float64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("hooks", "message"), WRONG)
+def test_names_and_forms_that_are_not_the_model_s_are_refused(hooks: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        played(changed(**hooks))
+    with pytest.raises(UserError, match=message):  # as `personafl.run` asks before anything is trained
+        dry_run.check(changed(**hooks), worlds.model(), worlds.training(precision="float64"), 6)
+
+
+def nan_for_half(new: Params, server: Params, sums: Params, rnd: Round) -> Params:
+    return {n: t * torch.nan if n.endswith("bias") and rnd.number else t for n, t in new.items()}
+
+
+def nan_sums(terms: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+    return terms | {"head.bias": terms["head.bias"] / 0}
+
+
+BROKEN = [
+    (
+        {"aggregate": nan_for_half},
+        r"Mine.aggregate gave numbers that are not finite in round 2, for layers.0.bias, layers.1.bias, head.bias, "
+        "although all sums of that round are finite",
+    ),
+    (
+        {"summands": nan_sums},
+        r"Mine.weigh or summands gave numbers that are not finite in round 1, for head.bias, although all uploads",
+    ),
+    ({"weigh": lambda weights, *_: weights * torch.nan}, r"Mine.weigh or summands gave numbers that are not finite"),
+]
+
+
+@pytest.mark.parametrize("optimistic", [False, True])
+@pytest.mark.parametrize(("hooks", "message"), BROKEN)
+def test_numbers_that_are_not_finite_are_the_method_s_error_where_uploads_are_finite(
+    hooks: dict[str, Any], message: str, optimistic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if optimistic:  # as on a GPU, where nobody waits for the device in the middle of a round
+        monkeypatch.setattr(Simulation, "_may_hope", lambda self: True)
+    with pytest.raises(UserError, match=message):
+        played(changed(**hooks), rounds=2)
+
+
+def test_a_deployment_asks_the_same_questions() -> None:
+    parts = build_parts(world(recipe("fedavg")))
+    rnd = Round(Stage(number=1), 0.1)
+    mine = changed(aggregate=nan_for_half).bind(parts.algorithm.setup)
+    server = mine.init_server(parts.initial)
+    upload: Payload = {n: torch.stack([t, t]) for n, t in server.items()}
+    _, sums = summed(mine, server, {}, upload, torch.ones(2, dtype=torch.float64), rnd)
+    with pytest.raises(UserError, match=r"Mine.aggregate gave numbers that are not finite"):
+        next_server(mine, server, sums, rnd)
+    sending = changed(upload=lambda sent, *_: sent | {"fc": sent["head.weight"]}).bind(parts.algorithm.setup)
+    with pytest.raises(UserError, match=r"Mine.upload: fc matches no tensor"):
+        admission.expected(sending, parts.task, parts.initial, server, rnd)
+
+
+def test_what_a_method_adds_behind_a_prefix_may_come_and_go() -> None:
+    """A counter that the server has in odd rounds only."""
+
+    def aggregate(new: Params, server: Params, sums: Params, rnd: Round) -> Params:
+        new = without(new, "aux/odd")
+        return new | {"aux/odd": torch.ones(())} if rnd.number % 2 else new
+
+    class Counts(FedAvg):
+        def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+            model = super().aggregate({n: t for n, t in server.items() if n != "aux/odd"}, sums, rnd)
+            return aggregate(model, server, sums, rnd)
+
+        def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
+            return super().start(kept, {n: t for n, t in down.items() if n != "aux/odd"}, rnd)
+
+    assert "aux/odd" in played(Counts(), rounds=2).server
+    assert "aux/odd" not in played(Counts(), rounds=3).server
