@@ -1017,7 +1017,7 @@ class Complex(nn.Module):
         (lambda: nn.Sequential(torch.jit.trace(nn.Linear(4, 3), torch.zeros(2, 4))), "has a part in TorchScript"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_what_would_not_be_heeded_is_refused(build: Callable[[], nn.Module], told: str) -> None:
     with pytest.raises(UserError, match=told):
         StackedModel(build(), torch.randn(2, 4))

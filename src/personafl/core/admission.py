@@ -16,6 +16,7 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.local import client_round
+from personafl.core.torch_internals import data_version, foreach
 from personafl.core.types import Download, Examples, Masked, Params, Payload, Round, TrainedTask
 
 
@@ -141,7 +142,7 @@ def largest(tensors: Iterable[Tensor]) -> list[Tensor]:
     for t in _distinct(tensors):
         if t.numel():
             alike.setdefault(t.dtype, []).append(t)
-    return [torch.stack(torch._foreach_norm(of_type, math.inf)) for of_type in alike.values()]
+    return [torch.stack(foreach("norm", of_type, math.inf)) for of_type in alike.values()]
 
 
 def _finite(numbers: Iterable[Tensor]) -> bool:
@@ -154,17 +155,17 @@ class Hopes:
 
     def __init__(self) -> None:
         self._unseen: list[Tensor] = []
-        self._versions: list[int] = []
+        self._versions: list[int | None] = []
         self._largest: list[Tensor] = []
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         more = list(tensors)
         self._unseen += more
-        self._versions += [t._version for t in more]
+        self._versions += [data_version(t) for t in more]
 
     def reduce(self) -> None:
         """Hold on to a number of each tensor so far; what was written to since may have been anything."""
-        same = self._versions == [t._version for t in self._unseen]
+        same = None not in self._versions and self._versions == [data_version(t) for t in self._unseen]
         self._largest += largest(self._unseen) if same else [torch.tensor([math.nan])]
         self._unseen, self._versions = [], []
 

@@ -42,6 +42,7 @@ from personafl.core.optim import Optimizer
 from personafl.core.settings import BOUNDS, SettingsMeta, filled, hints, typed
 from personafl.core.settings import setting as setting
 from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS, Filling, Inference
+from personafl.core.torch_internals import foreach
 from personafl.core.types import (
     Batch,
     Download,
@@ -449,7 +450,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         sent = tree.values(upload)
         counts = {kind: weights.to(kind) for kind in {t.dtype for t in sent.values()}}
         if len(counts) == weights.shape[0] == 1:  # a lone client: on a GPU all in one go
-            terms = torch._foreach_mul(list(sent.values()), next(iter(counts.values())).squeeze())
+            terms = foreach("mul", list(sent.values()), next(iter(counts.values())).squeeze())
             return {**dict(zip(sent, terms, strict=True)), "aux/weight": weights}
         return {n: t * tree.column(counts[t.dtype], t) for n, t in sent.items()} | {"aux/weight": weights}
 
@@ -461,7 +462,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """The weighted mean of the uploads, approached by the server's learning rate."""
         means, weight = [sums[n] for n in server], sums["aux/weight"]
         if means:  # on a GPU all in one go, if one number stands for all
-            means = list(torch._foreach_div(means, weight)) if weight.dim() == 0 else [t / weight for t in means]
+            means = foreach("div", means, weight) if weight.dim() == 0 else [t / weight for t in means]
         targets = tree.converted(dict(zip(server, means, strict=True)), server)
         return {n: self.approach(old, targets[n]) for n, old in server.items()}
 

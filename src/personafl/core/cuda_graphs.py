@@ -28,6 +28,7 @@ from torch import Tensor
 
 from personafl.core import batches
 from personafl.core.algorithm import ClientState
+from personafl.core.torch_internals import foreach
 from personafl.core.types import Batch, Examples, Moves, Params
 
 CAPTURED = 8  # kept at a time; each holds its stacks once more
@@ -285,4 +286,4 @@ def copy(into: Mapping[str, Tensor | None], what: Mapping[str, Tensor | None]) -
         else:
             t.copy_(f)
     if to:
-        torch._foreach_copy_(to, alike)
+        foreach("copy_", to, alike)

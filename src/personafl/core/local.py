@@ -28,6 +28,7 @@ from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, cap
 from personafl.core.errors import UserError
 from personafl.core.model_around import ModelAround
 from personafl.core.model_calls import ModelCall
+from personafl.core.torch_internals import foreach
 from personafl.core.types import (
     Batch,
     Download,
@@ -683,9 +684,9 @@ class _Steps:
     def _pulled(self, loss: Tensor, grads: Params, pull: Pull) -> tuple[Tensor, Params]:
         """A loss and its gradients with a proximal term."""
         held = self.anchors[pull]
-        away = torch._foreach_sub([self.now.params[n] for n in held], list(held.values()))
+        away = foreach("sub", [self.now.params[n] for n in held], list(held.values()))
         before = [grads[n] if n in grads else torch.zeros_like(t) for n, t in held.items()]
-        steeper = torch._foreach_add(before, away, alpha=pull.weight)
+        steeper = foreach("add", before, away, alpha=pull.weight)
         far = torch.stack([torch.linalg.vector_norm(tree.flat(d), dim=1) for d in away]).square().sum(0)
         return loss + pull.weight / 2 * far, grads | dict(zip(held, steeper, strict=True))
 

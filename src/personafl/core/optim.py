@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
+from personafl.core.torch_internals import foreach, subtract_scaled
 from personafl.core.types import Moves, Params, Training
 
 
@@ -107,12 +108,9 @@ class Adam:
 
 def _descend(params: list[Tensor], along: list[Tensor], lr: float | Tensor) -> None:
     if not isinstance(lr, Tensor):
-        torch._foreach_add_(params, along, alpha=-lr)
-    elif lr.dtype == torch.float32:  # the one type this kernel has for a rate
-        plain = {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
-        torch._fused_sgd_(params, along, [], lr=lr, is_first_step=False, **plain)  # type: ignore[call-overload]
+        foreach("add_", params, along, alpha=-lr)
     else:
-        torch._foreach_sub_(params, torch._foreach_mul(along, lr))
+        subtract_scaled(params, along, lr)
 
 
 def default(training: Training, joint_clip: bool = False) -> Optimizer:

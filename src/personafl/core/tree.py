@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from personafl.core.torch_internals import foreach
 from personafl.core.types import Download, Masked, Params, Payload
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ def converted(tree: Mapping[str, Tensor], to: torch.dtype | Mapping[str, Tensor]
         into.append(out[n])
         of.append(t)
     for into, of in alike.values():
-        torch._foreach_copy_(into, of)
+        foreach("copy_", into, of)
     return out
 
 

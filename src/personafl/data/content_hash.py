@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from personafl.core.torch_internals import data_version
+
 WHOLE = 4 * 2**30  # bytes up to which every one counts
 BLOCK = 2**20  # bytes of a block, where only blocks do
 
@@ -19,9 +21,11 @@ _known: MutableMapping[Tensor, tuple[int | None, bytes]] = WeakTensorKeyDictiona
 
 def content_hash(x: Tensor) -> bytes:
     """SHA-256 of all bytes up to `WHOLE`; of more, of as many in blocks from the first to the last, evenly apart."""
-    version = None if x.is_inference() else x._version
+    version = data_version(x)
+    if version is None:  # it may have been written to since
+        return _hashed(x)
     then, found = _known.get(x, (None, b""))
-    if not found or then != version:
+    if then != version:
         found = _hashed(x)
         _known[x] = (version, found)
     return found

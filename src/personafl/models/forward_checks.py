@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from personafl.core import rng
 from personafl.core.errors import UserError
+from personafl.core.torch_internals import is_hooked
 
 ROWS = 6  # of the recording that the others are compared with: two clients with three examples each
 OTHER_ROWS = (3, 2**20)  # an odd number, and a power of two that is larger than any stack
-MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GRADIENT_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn")
 
 
@@ -36,7 +36,7 @@ def is_library_code(module: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether anybody registered a hook on a module or one of its layers."""
-    return any(getattr(m, hooks) for m in module.modules() for hooks in MODULE_HOOKS)
+    return any(is_hooked(m) for m in module.modules())
 
 
 def copy_module(module: nn.Module) -> nn.Module:

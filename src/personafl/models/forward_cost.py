@@ -11,6 +11,7 @@ weights) are cost without weights to mask. An embedding is a look-up, no product
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from personafl.core.torch_internals import aten_operator
 from personafl.core.types import Layer
 from personafl.models.layers import CONVS
 
 _aten = torch.ops.aten
+_INTERNAL = ("_trilinear", "_to_copy", "_weight_norm_interface")
+_trilinear, _to_copy, _weight_norm = (aten_operator(name) for name in _INTERNAL)  # None where PyTorch lacks it
 _FACTORS: dict[Any, tuple[tuple[int, ...], int | None]] = {
     _aten.mm: ((1, 0), None),
     _aten.addmm: ((2, 1), 0),
@@ -34,10 +38,10 @@ _FACTORS: dict[Any, tuple[tuple[int, ...], int | None]] = {
     _aten.baddbmm: ((2, 1), 0),
     _aten.mv: ((0,), None),
     _aten.convolution: ((1,), 2),
-    _aten._trilinear: ((1,), None),
+    _trilinear: ((1,), None),
 }
 """Of each kind of product the arguments that may be a layer's weight, the right factor first, and its bias."""
-_ZERO_WHERE_ZERO = (_aten.clone, _aten._to_copy, _aten.neg, _aten.mul, _aten.div, _aten._weight_norm_interface)
+_ZERO_WHERE_ZERO = (_aten.clone, _to_copy, _aten.neg, _aten.mul, _aten.div, _weight_norm)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,13 @@ class _Found:
 
 def observe(module: nn.Module, example: Tensor, trainable: Collection[str]) -> ForwardCost:
     """Run the module on the example, a batch, and see what is multiplied by what."""
+    missing = [name for name in _INTERNAL if aten_operator(name) is None]
+    if missing:
+        warnings.warn(
+            f"PyTorch {torch.__version__} has no operator {', '.join(missing)}: FLOP of bilinear layers, and of layers "
+            "with converted or normalised weights, may be wrong",
+            stacklevel=2,
+        )
     seen, sizes = _Products(module, trainable), _Sizes(module)
     with torch.no_grad(), _unfused(), sizes.counted(), seen:
         module(example)
@@ -142,7 +153,7 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        kind = func._overloadpacket
+        kind = func.overloadpacket
         if (flops := _flops(kind, args, kwargs, out)) is not None:
             self._multiplied(kind, args, flops, out)
         elif kind in _ZERO_WHERE_ZERO:
@@ -218,7 +229,7 @@ def _flops(kind: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     """Two per multiply-accumulate; None for what is no product."""
     if kind is _aten.mv:
         return 2 * int(args[0].numel())
-    if kind is _aten._trilinear:  # nn.Bilinear: every weight once for an example
+    if kind is _trilinear:  # nn.Bilinear: every weight once for an example
         return 2 * int(args[1].numel() * out.numel() // out.shape[-1])
     count = flop_registry.get(kind)
     return None if count is None else int(count(*args, **kwargs, out_val=out))

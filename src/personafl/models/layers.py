@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 from personafl.core import rng
 from personafl.core.errors import UserError
+from personafl.core.torch_internals import data_version, is_hooked
 from personafl.core.types import Arithmetic, ModelInfo, Params
 from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
@@ -131,7 +132,7 @@ class Taped:
     seen: list[Tensor]  # [C, B, in] of each
     weights: list[Tensor]
     out: Tensor  # [C * B, ...]
-    version: int  # of the output's memory: it is another one after a change in place
+    version: int | None  # of the output's memory: it is another one after a change in place
 
 
 class Stacked(nn.Module):
@@ -164,7 +165,7 @@ class Stacked(nn.Module):
     @property
     def watched(self) -> bool:
         """Whether somebody wants to see what enters or leaves it."""
-        return bool(self._forward_pre_hooks or self._forward_hooks)
+        return is_hooked(self, "forward", "forward_pre")
 
     def split(self, x: Tensor) -> Tensor:
         """The folded batch with its client axis back: `[C, B, ...]`."""
@@ -328,7 +329,7 @@ def _together(layers: Sequence[StackedLinear], x: Tensor) -> Tensor:
     *seen, out = _outputs(rows, params, threads)
     out = out.view(*x.shape[:-1], last.shape[1])
     names = [layer.own.get(n, "") for layer in layers for n in ("weight", "bias")]
-    tape.append(Taped(names, seen, cast(list[Tensor], params[::2]), out, out._version))
+    tape.append(Taped(names, seen, cast(list[Tensor], params[::2]), out, data_version(out)))
     return out
 
 

@@ -12,6 +12,8 @@ be used there alone. A module that cannot be recorded, or of which a recording w
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import operator
 import random
 import sys
@@ -19,7 +21,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
@@ -27,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
+from personafl.core.torch_internals import is_hooked
 from personafl.models.layers import (
     Stacked,
     StackedBatchNorm,
@@ -52,7 +55,6 @@ DROPPING: dict[Any, int | None] = {
 }
 """Functions that drop numbers, and the axes of a batch whose channels they drop, if they do."""
 _one_at_a_time = threading.Lock()  # a recording changes `nn.Module` while it lasts
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,11 @@ class FusedForward:
 
 def fused_forward(folded: nn.Module) -> FusedForward | None:
     """The forward of a folded module with its patterns as one call each; None where none was found."""
-    if not _worth_a_look(folded) or any(getattr(m, hooks) for m in folded.modules() for hooks in _HOOKS):
+    if not _worth_a_look(folded) or any(is_hooked(m) for m in folded.modules()):
         return None
     with _one_at_a_time:
+        if not _recordings_can_be_trusted():
+            return None
         training, evaluation = (_fused(folded, training) for training in (True, False))
     return None if training is evaluation is None else FusedForward(training, evaluation)
 
@@ -143,12 +147,22 @@ class _Tracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:
             raise _NotTheSameError("a context manager")
-        if any(frame.f_code is _APPLY for frame in _frames()):
+        bodies = _bodies_of_autograd_functions()
+        if any(frame.f_code in bodies for frame in _frames()):
             raise _NotTheSameError("an autograd function, which has a gradient of its own")
         return super().create_node(*args, **kwargs)
 
 
-_APPLY = cast(Any, torch.autograd.Function.apply).__func__.__code__
+def _bodies_of_autograd_functions(above: Any = torch.autograd.Function) -> set[CodeType]:
+    """The code of the `forward` of every autograd function that has been defined, however it is called."""
+    bodies = set()
+    for function in above.__subclasses__():
+        body = inspect.unwrap(function.forward)  # code of a decorator is not that of one function alone
+        while isinstance(body, functools.partial):
+            body = inspect.unwrap(body.func)
+        code = getattr(body, "__code__", None) or getattr(type(body).__call__, "__code__", None)
+        bodies |= _bodies_of_autograd_functions(function) | ({code} if isinstance(code, CodeType) else set())
+    return bodies
 
 
 def _modes() -> tuple[bool, ...]:
@@ -158,8 +172,9 @@ def _modes() -> tuple[bool, ...]:
 
 
 def _frames() -> Iterator[FrameType]:
+    """What is being executed, from the caller out to where the recording began."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not _recorded.__code__:
         yield frame
         frame = frame.f_back
 
@@ -178,6 +193,61 @@ def _fused(folded: nn.Module, training: bool) -> Forward | None:
     if not sum(change(graph, root.module) for change in (_fuse_convs, _fuse_norms, _fuse_linears, _key_dropouts)):
         return None
     return cast(Forward, type(fx.GraphModule(root.module, graph)).forward)
+
+
+class _Doubled(torch.autograd.Function):
+    """A function with a gradient of its own, for the probes. Its body runs with gradients, not as usual without."""
+
+    @staticmethod
+    @torch.enable_grad()
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _Probe(nn.Module):
+    """A module of which it is known what a recording must be."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layer = kind, nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x).relu()
+        if self.kind == "autograd function":
+            return cast(Tensor, _Doubled.apply(x))  # type: ignore[no-untyped-call]
+        with torch.set_grad_enabled(torch.is_grad_enabled() == (self.kind != "context manager")):
+            return x + 1
+
+
+@functools.cache
+@torch.enable_grad()
+def _recordings_can_be_trusted() -> bool:
+    """Whether recordings are what they must be with this version of PyTorch: of modules with known ones."""
+    try:
+        plain, x = _Probe("plain"), torch.tensor([-1.0, 2.0])
+        graph = _recorded(_Root(plain))
+        calls = [(node.op, node.target) for node in graph.nodes][1:-1]
+        trusted = calls == [("call_module", "layer"), ("call_method", "relu"), ("call_function", operator.add)]
+        trusted = trusted and type(fx.GraphModule(plain, graph)).forward(plain, x).tolist() == [1, 3]
+        for kind in ("autograd function", "context manager"):
+            try:
+                _recorded(_Root(_Probe(kind)))
+                trusted = False
+            except _NotTheSameError:
+                pass
+    except Exception:
+        trusted = False
+    if not trusted:
+        warnings.warn(
+            f"forward passes cannot be recorded with PyTorch {torch.__version__} as with the versions this package was "
+            "tested with; models run without fused layers, which is slower",
+            stacklevel=2,
+        )
+    return trusted
 
 
 def _recorded(root: _Root) -> fx.Graph:

@@ -42,6 +42,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from personafl.core import rng
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
+from personafl.core.torch_internals import data_version, forward_pre_hooks, has_gradient_hooks, pruned_parameter
 from personafl.core.types import Arithmetic, Batch, BufferPolicy, CriterionGradient, ModelInfo, Params
 from personafl.models import agreement
 from personafl.models.agreement import Sample
@@ -285,7 +286,8 @@ class StackedModel(Displayed):
             out = self._run(params, x, valid, keys)
         finally:
             self._context.tape = None
-        alone = len(tape) == 1 and out is tape[0].out and out._version == tape[0].version and out.dim() == 2
+        alone = len(tape) == 1 and out is tape[0].out and out.dim() == 2
+        alone = alone and tape[0].version is not None and data_version(out) == tape[0].version
         return out.view(x.shape[0], x.shape[1], *out.shape[1:]), tape[0] if alone else None
 
     @torch.no_grad()
@@ -571,16 +573,17 @@ def _refuse_odd(module: nn.Module) -> None:
     if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
         raise UserError(f"{name}: has a part in TorchScript; give the module it was made from")
     for path, m in module.named_modules():
-        for hook in m._forward_pre_hooks.values():
+        for hook in forward_pre_hooks(m):
             if type(hook).__name__ == "WeightNorm":
                 raise UserError(
                     f"{name}: layer {path!r} uses torch.nn.utils.weight_norm, whose weight is no parameter; use "
                     "torch.nn.utils.parametrizations.weight_norm"
                 )
             if isinstance(hook, BasePruningMethod):
+                pruned = pruned_parameter(hook)
                 raise UserError(
                     f"{name}: layer {path!r} is pruned by torch.nn.utils.prune, so its weight is no parameter; make "
-                    f"the pruning permanent with torch.nn.utils.prune.remove(layer, {hook._tensor_name!r}), or train "
+                    f"the pruning permanent with torch.nn.utils.prune.remove(layer, {pruned!r}), or train "
                     "sparse models with dm-pfl or feddst"
                 )
     for n, p in module.named_parameters():
@@ -588,7 +591,7 @@ def _refuse_odd(module: nn.Module) -> None:
             raise UserError(f"{name}: parameter {n!r} has no shape yet; call the module on a batch of examples first")
         if p.is_complex():
             raise UserError(f"{name}: parameter {n!r} is complex; give its real and imaginary part, as numbers")
-        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+        if has_gradient_hooks(p):
             raise UserError(f"{name}: parameter {n!r} has a hook, which a client's own weights would not; remove it")
 
 
@@ -605,7 +608,7 @@ def _alters_input(module: nn.Module, example: Tensor) -> bool:
         own, given = copy.deepcopy(module).train(training), example.clone()
         with rng.torch_generator(), suppress(Exception):  # what is wrong with it is said elsewhere
             own(given)
-        if given._version:
+        if data_version(given) != 0:
             return True
     return False
 
