@@ -3,8 +3,10 @@
 PERSONAFL_TEST_MISALIGNED=56 lets all that tests read from safetensors files begin 56 bytes behind a multiple of 64.
 """
 
+import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Threads of tests that ask for some sleep while they wait: on a busy machine they would take each other's turns.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -16,6 +18,23 @@ import torch
 from tests.memory import misalign_files
 
 torch.set_num_threads(1)
+
+TESTS = Path(__file__).parent
+FOR_FLOWER = [TESTS / "flower", TESTS / "cli" / "test_deploy.py"]
+"""Where tests need the extra `flower`."""
+
+
+class _Skipped(pytest.Module):
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip("the extra `flower` is not installed", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip what needs an extra that is not installed, before it is imported."""
+    needed = module_path in FOR_FLOWER or module_path.parent in FOR_FLOWER
+    if needed and importlib.util.find_spec("flwr") is None:
+        return _Skipped.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
+    return None
 
 
 def pytest_configure(config: pytest.Config) -> None:
