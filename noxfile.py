@@ -16,7 +16,7 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
 PYTHONS = ["3.11", "3.12", "3.13"]
-TORCHES = ["2.11", "2.13"]  # the oldest and the newest the package allows
+TORCHES = ["2.11", "2.13", "2.15"]  # the oldest the package allows, the one of constraints.txt, and the newest
 SUITE = ("python", "-m", "pytest", "-n", "2")
 TESTERS = ("pytest", "pytest-xdist", "hypothesis")
 CORE = ("core/test_rng.py", "core/test_store.py", "core/test_wire.py")
@@ -24,10 +24,20 @@ OTHERS = ("test_cli.py", "test_config.py", "config", *CORE, "data", "evaluation"
 """Tests of what is made with other packages than PyTorch."""
 
 
-def install(session: nox.Session, *what: str) -> None:
-    """The package with its developer tools, or what is named, unless the session runs in the environment nox is in."""
+def install(session: nox.Session, *what: str, pinned: bool = True) -> None:
+    """Install the package with its developer tools, or what is named, in the versions of constraints.txt.
+
+    A session that runs in the environment nox is in installs nothing. Without `pinned` pip chooses the versions.
+    """
     if not isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
-        session.install(*(what or ("-e", ".[dev]")))
+        constraints = ("-c", "constraints.txt") if pinned else ()
+        session.install(*constraints, *(what or ("-e", ".[dev]")))
+
+
+def developer_tools() -> list[str]:
+    """Return the requirements of the extra `dev`."""
+    tools: list[str] = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["dev"]
+    return tools
 
 
 @nox.session
@@ -41,20 +51,30 @@ def tests(session: nox.Session) -> None:
 @nox.parametrize("torch", TORCHES)
 def versions(session: nox.Session, torch: str) -> None:
     """The tests with a version of Python and of PyTorch, such as `nox -s "versions-3.12(torch='2.11')"`."""
-    install(session, "-e", ".[dev]", f"torch=={torch}.*")
+    install(session, "-e", ".[dev]", f"torch=={torch}.*", pinned=False)
     session.run("python", "-c", "import sys, torch; print(sys.version, torch.__version__)")
     session.run(*SUITE, *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
-    """Tests of what is made with other packages, each in the oldest version allowed; PyTorch as pip finds it."""
+    """Tests of what is made with other packages, each in the oldest version allowed; PyTorch as tested."""
     pins = Path(session.create_tmp()) / "oldest.txt"
     pins.write_text(str(session.run("python", "tools/oldest.py", silent=True)))
-    install(session, "-e", ".[pandas,parquet,flower]", *TESTERS, "-c", str(pins))
+    install(session, "-e", ".[pandas,parquet,flower]", *TESTERS, "-c", str(pins), pinned=False)
     # Old packages call what newer ones have deprecated.
     parts = session.posargs or [f"tests/{name}" for name in OTHERS]
     session.run(*SUITE, "-W", "ignore::DeprecationWarning", *parts)
+
+
+@nox.session
+@nox.parametrize("flower", [nox.param(True, id="flower"), nox.param(False, id="plain")])
+def newest(session: nox.Session, flower: bool) -> None:
+    """The tests with the newest versions allowed, with the extra `flower`, which holds some back, and without."""
+    tools = [tool for tool in developer_tools() if flower or not tool.startswith(("flwr", "cryptography"))]
+    install(session, "--upgrade", "--upgrade-strategy", "eager", "-e", ".", *tools, pinned=False)
+    session.run("python", "-m", "pip", "list")
+    session.run(*SUITE, *session.posargs)
 
 
 @nox.session
@@ -105,8 +125,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style and format."""
-    tools = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["dev"]
-    install(session, *(t for t in tools if t.startswith("ruff")))
+    install(session, *(t for t in developer_tools() if t.startswith("ruff")))
     session.run("ruff", "check", *(session.posargs or ["."]))
     session.run("ruff", "format", "--check", *(session.posargs or ["."]))
 

@@ -539,7 +539,8 @@ def test_help_has_no_escapes_and_says_what_every_argument_means(call, command: s
     out = call(command, "--help").out
     assert "\\" not in out
     arguments = out.partition("Arguments:\n")[2].partition("\n\n")[0].splitlines()
-    assert all(re.match(r"  \S+  +\S|    ", line) for line in arguments)  # the others are continued
+    # A name, with newer typer its type, and a sentence; the other lines are continued.
+    assert all(re.match(r"  \S+( <\S+>)?  +\S|    ", line) for line in arguments)
     assert bool(arguments) == (command != "doctor")
     if command == "run":
         assert "[default: auto]" in out

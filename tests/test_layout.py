@@ -26,6 +26,7 @@ ACROSS = {
     "models/test_networks.py": "all networks of the registry",
     "models/test_zoo.py": "modules of users, trained to the end; models/zoo.py",
     "slots/test_registry.py": "fillings of one's own, in every registry",
+    "test_constraints.py": "constraints.txt against pyproject.toml",
     "test_docs.py": "docs/ against the code",
     "test_examples.py": "examples/",
     "test_gpu.py": "the same numbers on another device, whatever computes them",

@@ -2,8 +2,8 @@
 
     python tools/oldest.py > oldest.txt && pip install -c oldest.txt -e '.[dev]'
 
-PyTorch is left out: its oldest and its newest version are tested with everything else at its newest (`nox -l` has the
-sessions), and which build of it there is depends on the machine.
+PyTorch has the version of constraints.txt: its oldest and its newest are tested with everything else at its newest
+(`nox -l` has the sessions).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
-LEFT_OUT = ("torch",)
+CONSTRAINTS = PROJECT.with_name("constraints.txt")
 
 
 def pins(requirements: Iterable[str]) -> dict[str, str]:
@@ -25,14 +25,20 @@ def pins(requirements: Iterable[str]) -> dict[str, str]:
         if found is None:
             raise SystemExit(f"{text}: must be name>=oldest,<next")
         name, oldest = found.groups()
-        if name not in LEFT_OUT:
-            out[name] = oldest
+        out[name] = oldest
     return out
+
+
+def constraints() -> dict[str, str]:
+    """The version of every package in constraints.txt."""
+    lines = (line.partition("#")[0].strip() for line in CONSTRAINTS.read_text().splitlines())
+    return {name: version for name, _, version in (line.partition("==") for line in lines if line)}
 
 
 def main() -> None:
     project = tomllib.loads(PROJECT.read_text())["project"]
     found = pins([*project["dependencies"], *project["optional-dependencies"]["dev"]])
+    found["torch"] = constraints()["torch"]
     print(*(f"{name}=={oldest}" for name, oldest in found.items()), sep="\n")
 
 
