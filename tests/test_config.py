@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from personafl import DMPFL, Ditto, Robust, config
-from personafl.core.errors import UserError
+from personafl import DMPFL, Ditto, FedAvg, Robust, config
+from personafl.core.errors import Note, UserError
 
 
 def test_the_demo_has_the_seven_methods_of_the_first_screen() -> None:
@@ -233,3 +236,107 @@ def test_an_unknown_section_and_a_broken_file_are_named(tmp_path: Path) -> None:
 def test_a_label_that_would_leave_the_run_folder_is_refused() -> None:
     with pytest.raises(UserError, match="names a folder"):
         config.load({"algorithms": [{"name": "local", "label": "../up"}]})
+
+
+OWN = {
+    "training": {"lr": 0.5},
+    "algorithms": [
+        {"name": "fedavg", "lr": 0.3, "weights": "uniform"},
+        {"name": "fedavg", "label": "slow", "lr": 0.1, "prior_free": True},
+        {"name": "dm-pfl", "lr": 0.7, "allocation": "erk"},
+        Ditto(lr=0.9, proximal_weight=3.0),
+    ],
+}
+"""A recipe with settings of its own for methods."""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ["fedavg"],
+        "fedavg",
+        {"name": "fedavg"},
+        [{"name": "fedavg"}],
+        {"fedavg": "fedavg"},
+        {"fedavg": {"name": "fedavg"}},
+        FedAvg,
+        [FedAvg],
+        FedAvg(weights="uniform"),
+    ],
+    ids=str,
+)
+def test_a_method_has_the_recipes_own_settings_in_whatever_form_it_is_named(form: Any) -> None:
+    named = config.load(OWN, ["algorithms=fedavg"]).algorithms
+    assert [(m.label, m.algorithm) for m in named] == [("fedavg", FedAvg(lr=0.3, weights="uniform"))]
+    assert config.load(OWN, given={"algorithms": form}).algorithms == named
+
+
+def test_what_a_method_is_given_stands_above_the_recipes_own_settings() -> None:
+    forms = [
+        config.load(OWN, ["algorithms=dm-pfl", "dm-pfl.sparsity=0.8"]),
+        config.load(OWN, given={"algorithms": {"name": "dm-pfl", "sparsity": 0.8}}),
+        config.load(OWN, ["dm-pfl.sparsity=0.8"], {"algorithms": ["dm-pfl"]}),
+        config.load(OWN, ["algorithms=dm-pfl", "dm-pfl.sparsity=0.8"], {"algorithms": ["fedavg"]}),
+    ]
+    for recipe in forms:
+        assert [m.algorithm for m in recipe.algorithms] == [DMPFL(lr=0.7, allocation="erk", sparsity=0.8)]
+    other = config.load(OWN, given={"algorithms": {"name": "fedavg", "lr": "recipe"}})
+    assert other.algorithms[0].algorithm == FedAvg(weights="uniform")
+
+
+def test_labels_of_a_recipe_are_names_of_its_methods() -> None:
+    asked = ["slow", "ditto", {"name": "slow", "label": "slower", "lr": 0.01}, {"name": "fedavg", "label": "second"}]
+    found = {m.label: m.algorithm for m in config.load(OWN, given={"algorithms": asked}).algorithms}
+    assert found == {
+        "slow": FedAvg(lr=0.1, prior_free=True),
+        "ditto": Ditto(lr=0.9, proximal_weight=3.0),
+        "slower": FedAvg(lr=0.01, prior_free=True),
+        "second": FedAvg(lr=0.3, weights="uniform"),
+    }
+
+
+def test_an_object_keeps_its_settings_and_takes_the_recipes_rate_where_it_has_none() -> None:
+    asked = [DMPFL(sparsity=0.8), FedAvg(lr=0.2), Ditto()]
+    dm_pfl, fedavg, ditto = (m.algorithm for m in config.load(OWN, given={"algorithms": asked}).algorithms)
+    assert dm_pfl == DMPFL(sparsity=0.8, lr=0.7)  # the recipe's allocation is not the object's
+    assert fedavg == FedAvg(lr=0.2)
+    assert ditto == Ditto(lr=0.9)
+
+
+def test_settings_that_hold_for_all_methods_stand_above_a_shipped_recipes() -> None:
+    for overrides, given in ((["training.lr=0.05"], {}), ([], {"training": {"lr": 0.05}})):
+        for form in ({"algorithms": ["fedavg", "dm-pfl"]}, {"algorithms": [FedAvg(), DMPFL(allocation="erk")]}):
+            recipe = config.load("demo", overrides, given | form)
+            assert (recipe.training.lr, [m.algorithm.lr for m in recipe.algorithms]) == (0.05, [None, None])
+
+
+def test_methods_that_are_given_import_no_code_of_an_untrusted_recipe() -> None:
+    recipe = {"algorithms": [{"name": "nowhere:Evil", "label": "fedavg"}, {"name": "fedpews", "base": "nowhere:Evil"}]}
+    found = config.load(recipe, given={"algorithms": ["fedavg", "fedpews"]}, trust=False)
+    assert [(m.name, m.label) for m in found.algorithms] == [("fedavg", "fedavg"), ("fedpews", "fedpews")]
+    with pytest.raises(UserError, match="cannot be imported"):
+        config.load(recipe, given={"algorithms": ["fedavg"]})
+
+
+def test_tables_given_in_python_mean_what_overrides_mean(tmp_path: Path) -> None:
+    for c in "ab":
+        np.savez(tmp_path / f"{c}.npz", x=np.zeros((9, 3), np.float32), y=np.arange(9) % 2)
+    cases: list[tuple[list[str], dict[str, Any]]] = [
+        (["data.dataset=har", "data.partition=natural"], {"data": {"dataset": "har", "partition": "natural"}}),
+        ([f"data.dataset={tmp_path}"], {"data": str(tmp_path)}),
+        ([f"data.dataset={tmp_path}"], {"data": tmp_path}),
+        ([f"data.dataset={tmp_path}", "data.partition=iid"], {"data": {"dataset": tmp_path, "partition": "iid"}}),
+        (["training.lr=0.1", "training.momentum=0.5"], {"training": {"lr": 0.1, "momentum": 0.5}}),
+        (["evaluation.shift=none"], {"evaluation": {"shift": "none"}}),
+        (["faults.straggler_ratio=0.5"], {"faults": {"straggler_ratio": 0.5}}),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)  # the demo's rates are not for other data
+        for overrides, given in cases:
+            assert config.load("demo", overrides) == config.load("demo", given=given)
+    for overrides, given in (
+        (["data.partition=iid", "data.alpha=2"], {}),
+        ([], {"data": {"partition": "iid", "alpha": 2}}),
+    ):
+        with pytest.warns(UserWarning, match=r"without effect here: data.alpha \(iid does not use it\)"):
+            config.load("demo", overrides, given)

@@ -51,9 +51,13 @@ def entries(given: Any) -> list[Any]:
     return list(given)
 
 
-def _labelled(label: object, entry: Any) -> Method:
-    made = method(entry)
-    return Method(_label(label), made.name, made.algorithm)
+def _labelled(label: object, entry: Any) -> Any:
+    """An entry of a comparison under another label; nothing is imported for it."""
+    if isinstance(entry, str):
+        return {"name": entry, "label": label}
+    if isinstance(entry, Mapping):
+        return {**entry, "label": label}
+    return dataclasses.replace(method(entry), label=_label(label))
 
 
 def _methods(given: Any) -> tuple[Method, ...]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from personafl.algorithms import ALGORITHMS
 from personafl.config.building import build, entries, made_section, method
 from personafl.config.defaults import BY_DATA
-from personafl.config.recipe import SECTIONS, Data, Recipe, unused, values
-from personafl.config.trust import refuse_own_code
-from personafl.core.algorithm import FROM_TRAINING
+from personafl.config.recipe import SECTIONS, Data, Method, Recipe, unused, values
+from personafl.config.trust import own_code, refuse_own_code
+from personafl.config.writing import settings
+from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
 from personafl.core.errors import Note, UserError
 from personafl.core.settings import shortened, unknown
 from personafl.data import DATASETS
@@ -67,7 +69,8 @@ def load(
 
     `given` are sections and algorithms as Python has them: a table, an object, or what the section is about (`data`: a
     name or data of one's own; `model`: a name, a module or a function that makes one). What is given replaces the
-    recipe's. Without a recipe, the demo is meant where its data are, else one with settings that go by the data.
+    recipe's. Methods that are given keep the settings that the recipe has for them, where they say nothing else
+    (`_selected`). Without a recipe, the demo is meant where its data are, else one with settings that go by the data.
     Without `trust`, code of one's own that the recipe names is not imported but refused (`config/trust.py`).
     """
     given = given or {}
@@ -84,13 +87,20 @@ def load(
     merged = _merged(raw, given)
     if not trust:
         refuse_own_code(recipe if isinstance(recipe, (str, Path)) else name, raw, merged, asked)
-    raw = merged
     try:
-        made = build(name, _overridden(raw, overrides))
+        own = entries(raw.get("algorithms", []))
+        if "algorithms" in given:
+            merged["algorithms"] = _selected(given["algorithms"], own, trust)
+        named = {*asked, *_named(raw, given)}
+        before, raw = raw.get("data"), merged
+        tables = _overridden(raw, overrides, own if trust else [])
+        if isinstance(tables.get("data"), dict):
+            _follow_clients(tables["data"], before.get("partition") if isinstance(before, Mapping) else None, named)
+        made = build(name, tables)
     except RecursionError:
         raise UserError(f"recipe {name}: nested too deeply") from None
     left = unused(made)
-    ignored = [key for key in asked if key in left]
+    ignored = [key for key in left if key in named]
     if ignored:
         warnings.warn(f"without effect here: {', '.join(f'{key} ({left[key]})' for key in ignored)}", stacklevel=2)
     if recipe is None and other:
@@ -183,21 +193,68 @@ def _read(recipe: str) -> tuple[str, dict[str, Any]]:
         raise UserError(f"recipe {recipe}: not valid TOML: {why}") from None
 
 
-def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _selected(given: Any, own: Sequence[Any], trust: bool) -> list[Any]:
+    """The methods that Python code gave, with the settings that the recipe has for them.
+
+    A name or class is the recipe's entry with that label, if there is one. A table has that entry's settings beneath
+    its own. An object has all of its own settings; where its learning rate, optimiser, momentum, weight decay or
+    gradient clipping are `None`, which means the recipe's, it takes what that entry says. Without `trust`, entries
+    that name code are not used, since that code would be imported.
+    """
+    labels = {_key(_called(entry)): entry for entry in own}
+    return [_with_settings(entry, labels, trust) for entry in entries(given)]
+
+
+def _with_settings(given: Any, labels: Mapping[str, Any], trust: bool) -> Any:
+    if isinstance(given, type) and (name := ALGORITHMS.name_of(given)):
+        given = name
+    if isinstance(given, (Algorithm, Method)):
+        made = method(given)
+        table = _table_of(labels, made.name, made.label)
+        open_ = [n for n in made.algorithm.from_recipe if getattr(made.algorithm, n, None) is None]
+        rates = {n: table[n] for n in open_ if n in table and table[n] != RECIPE}
+        return replace(made, algorithm=replace(made.algorithm, **rates)) if rates else given
+    if isinstance(given, str):
+        given = {"name": given}
+    if not isinstance(given, Mapping) or not isinstance(name := given.get("name"), str):
+        return given
+    table = _table_of(labels, name, given.get("label", name))
+    if not trust and own_code({"algorithms": [table]}):
+        return given
+    return {**table, **given, "name": table.get("name", name), "label": given.get("label", name)}
+
+
+def _table_of(labels: Mapping[str, Any], name: str, label: object) -> dict[str, Any]:
+    """The settings a recipe has for a method: those under its label, else those of the entry called like the method."""
+    for called in (label, name):
+        entry = labels.get(_key(called))
+        if isinstance(entry, (Algorithm, Method)):
+            made = method(entry)
+            entry = {"name": made.name, "label": made.label, **settings(made.algorithm)}
+        table = {"name": entry} if isinstance(entry, str) else entry
+        if isinstance(table, Mapping) and name in (called, table.get("name")):
+            return dict(table)
+    return {}
+
+
+def _key(label: object) -> str:
+    """A label as it is compared: a colon is a dash in the names of folders."""
+    return str(label).replace(":", "-")
+
+
+def _overridden(raw: dict[str, Any], overrides: Sequence[str], own: Sequence[Any] = ()) -> dict[str, Any]:
+    """The tables with overrides; `own` are the recipe's methods, where others may have been given."""
     raw = {k: dict(v) if isinstance(v, Mapping) and k in SECTIONS else v for k, v in raw.items()}
     if not overrides:
-        if isinstance(raw.get("data", {}), dict):
-            _follow_clients(raw.get("data", {}), raw.get("data", {}).get("partition"), {})
         return raw
     held = entries(raw.get("algorithms", []))
-    methods: list[Any] = [dict(m) if isinstance(m, Mapping) else {"name": m} if isinstance(m, str) else m for m in held]
-    before = raw["data"].get("partition") if isinstance(raw.get("data"), Mapping) else None
+    methods: list[Any] = [_copied(m) for m in held]
     pairs = [_pair(o) for o in overrides]
     for key, value in pairs:  # which methods there are comes first, so that their settings find them
         if key == "algorithms":
             wanted = [v.strip() for v in value.split(",") if v.strip()]
-            known = {_called(m): m for m in methods}
-            methods = [known.get(w, {"name": w}) for w in wanted]
+            known = {_key(_called(m)): m for m in (*own, *methods)}
+            methods = [_copied(known.get(_key(w), w)) for w in wanted]
     for key, value in pairs:
         if key == "algorithms":
             continue
@@ -223,14 +280,19 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             if not isinstance(m, dict):
                 raise UserError(f"override {key}={value}: {section} was given as an object, which has its own settings")
             m[name] = _literal(value)
-    if isinstance(raw.get("data", {}), dict):
-        _follow_clients(raw.get("data", {}), before, dict(pairs))
     return raw | {"algorithms": methods}
+
+
+def _copied(entry: Any) -> Any:
+    """An entry of a comparison as a table of its own, or the object it is."""
+    return dict(entry) if isinstance(entry, Mapping) else {"name": entry} if isinstance(entry, str) else entry
 
 
 def _called(entry: Any) -> str:
     """The label of an entry of a comparison, or the name where it has none."""
-    return str(entry.get("label", entry.get("name"))) if isinstance(entry, dict) else method(entry).label
+    if isinstance(entry, str):
+        return entry
+    return str(entry.get("label", entry.get("name"))) if isinstance(entry, Mapping) else method(entry).label
 
 
 def _is(entry: Any, called: str) -> bool:
@@ -248,12 +310,26 @@ def _opened(entry: Any, slot: str) -> dict[str, Any]:
     return opened
 
 
-def _follow_clients(data: dict[str, Any], before: object, asked: Mapping[str, str]) -> None:
+def _named(raw: Mapping[str, Any], given: Mapping[str, Any]) -> set[str]:
+    """The keys, as `data.alpha`, that Python code gave in tables and by name; they count as overrides do.
+
+    A data set counts only where the recipe is of one that is shipped: who holds what of other data is the recipe's.
+    """
+    keys = {f"{s}.{k}" for s, v in given.items() if s in SECTIONS and isinstance(v, Mapping) for k in v}
+    if isinstance(given.get("data"), (str, Path)):
+        keys.add("data.dataset")
+    own = raw.get("data", {})
+    shipped = isinstance(own, Mapping) and isinstance(name := own.get("dataset", "digits"), str) and name in DATASETS
+    return keys if shipped else keys - {"data.dataset"}
+
+
+def _follow_clients(data: dict[str, Any], before: object, asked: Collection[str]) -> None:
     """Take the clients of a folder, and all that data know, where nothing else is asked for.
 
-    `before` is the recipe's own partition, `asked` are the overrides.
+    `before` is the recipe's own partition, `asked` are the keys of overrides and of tables given in Python.
     """
     name = data.get("dataset")
+    name = str(name) if isinstance(name, Path) else name
     chosen = "data.dataset" in asked or "data.partition" in asked
     folder = isinstance(name, str) and name not in DATASETS and Path(name).is_dir()
     if folder and "data.partition" not in asked and ("data.dataset" in asked or before is None):

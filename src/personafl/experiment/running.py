@@ -79,6 +79,11 @@ def run(
         evaluation   a dict of settings or Evaluation(...)
         faults       a dict of settings or Faults(...)
 
+    Methods have the settings that the recipe has for them, in every form: names are labels of the recipe or methods,
+    a dict's settings stand above the recipe's, and a class is its name. An Algorithm object has its own settings; where
+    its optimizer, lr, momentum, weight_decay or grad_clip is None, which means the recipe's, it takes what the recipe
+    has for that method, else what [training] has.
+
     Without a recipe and on other data than the demo's, settings that are not given go by the data.
 
     Progress is shown in a notebook and on a terminal, not with `quiet=True` or where `watch` is told of every stage;
