@@ -227,6 +227,86 @@ def test_info_tells_what_a_partition_uses_and_how_severe_a_corruption_is(call) -
         assert f"severity {severity}: thickness {thickness:g}, decay {decay:g}\n" in call("info", "fog").out
 
 
+OWN_THINGS = '''"""Things of a user's own."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import nn
+
+import personafl
+from personafl.data.partition.partitioner import Setting, partitioner
+from personafl.slots import EstimatedPrior
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(personafl.Ditto):
+    """Ditto with more pull."""
+
+    evaluates = "my model"
+    proximal_weight: float = 7.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bare(personafl.Algorithm):
+    pass
+
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+
+    def forward(self, x):
+        return super().forward(x.flatten(1))
+
+
+class ByClient(Net):
+    def forward(self, x):
+        return super().forward(x) - x.mean()
+
+
+@dataclass(frozen=True)
+class Rule(EstimatedPrior):
+    """Answers as I like."""
+
+
+@partitioner()
+def halves(request, *, share: Annotated[float, Setting("of the first client", "in [0, 1]")] = 0.5):
+    """Two clients."""
+
+
+def load():
+    """My data."""
+
+
+number = 3
+'''
+
+
+def test_info_explains_code_of_the_users_own_in_the_working_directory(call, tmp_path: Path) -> None:
+    (tmp_path / "own_things.py").write_text(OWN_THINGS)
+    wanted = {
+        "Mine": ("own_things:Mine: Ditto with more pull.", "Things of a user's own.", "evaluated: my model", "7.5"),
+        "Bare": ("own_things:Bare: it has no description",),
+        "Net": ("model own_things:Net: it has no description", "model.name=own_things:Net"),
+        "Rule": ("inference own_things:Rule: Answers as I like.", "inference.doubt = 1.0"),
+        "halves": ("partition own_things:halves: Two clients.", "data.share = 0.5: of the first client"),
+        "load": ("function own_things:load: My data.", "data.dataset=own_things:load"),
+    }
+    for name, texts in wanted.items():
+        said = call("info", f"own_things:{name}")
+        assert said.code == 0 and all(text in said.out for text in texts), said
+    refused = {
+        "own_things:number": "info own_things:number: it is of type int; possible are an Algorithm",
+        "own_things:Missing": "cannot be imported: module 'own_things' has no attribute 'Missing'",
+        "no_such_module:Mine": "cannot be imported: No module named 'no_such_module'",
+    }
+    for name, message in refused.items():
+        said = call("info", name)
+        assert said.code == 2 and message in said.err
+
+
 def test_info_opens_what_fills_a_slot(call) -> None:
     assert re.search(r"inherit\.transfer +mmd +how it teaches", call("info", "fedphp").out)
     said = call("info", "fedpews").out

@@ -8,7 +8,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -18,6 +18,9 @@ from personafl.cli.terminal import console
 from personafl.config.recipe import SECTIONS
 from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from personafl.data.partition.partitioner import Partitioner
 
 
 def _first_sentence(thing: object) -> str:
@@ -91,8 +94,11 @@ def _of_partition(name: str) -> list[str]:
 
     found = PARTITIONS[name]
     more = (inspect.getdoc(found.function) or "").partition("\n\n")[2]
+    return [*([more] if more else []), *_partition_details(found)]
+
+
+def _partition_details(found: Partitioner) -> list[str]:
     return [
-        *([more] if more else []),
         f"data.num_clients: {'all, unless given' if found.knows_clients else 'how many clients there are'}",
         *(f"data.{n} = {_written(s.default)}: {s.help}" for n, s in found.settings.items()),
         *(["may deal a test part in the same way (data.official_test=dealt)"] if found.deals_test_part else []),
@@ -110,9 +116,12 @@ def _of_corruption(name: str) -> list[str]:
 def _of_rule(name: str) -> list[str]:
     from personafl.core.slots import INFERENCE
 
-    settings: Any = INFERENCE[name]
-    told = [f"inference.{f.name} = {_written(f.default)}: {f.metadata.get('help', '')}" for f in _fields(settings)]
-    return [*told, "docs/inference.md has more of them."] if told else []
+    lines = _rule_details(INFERENCE[name])
+    return [*lines, "docs/inference.md has more of them."] if lines else []
+
+
+def _rule_details(kind: Any) -> list[str]:
+    return [f"inference.{f.name} = {_written(f.default)}: {f.metadata.get('help', '')}" for f in _fields(kind)]
 
 
 def _fields(kind: Any) -> tuple[Any, ...]:
@@ -156,7 +165,7 @@ def info(
         str,
         typer.Argument(
             help="An algorithm, data set, partition, corruption, model, rule of inference or recipe; a section of "
-            "recipes, as training; or one key, as training.momentum."
+            "recipes, as training; one key, as training.momentum; or your own code, package.module:Name."
         ),
     ],
 ) -> None:
@@ -172,6 +181,9 @@ def info(
     if name in ALGORITHMS:
         _explain(name, ALGORITHMS[name])
         return
+    if ":" in name:
+        _explain_own(name)
+        return
     for kind, found in LISTS.items():
         if name in (entries := found()):
             console.print(f"{kind.rstrip('s')} {name}: {entries[name]}")
@@ -183,7 +195,7 @@ def info(
         _key(name)
         return
     known = [*SECTIONS, *(n for found in LISTS.values() for n in found())]
-    raise UserError(f"info {name}: {config.unknown('name', name, known)}")
+    raise UserError(f"info {name}: {config.unknown('name', name, known)}, or package.module:Name for your own code")
 
 
 def _section(name: str) -> None:
@@ -218,12 +230,58 @@ def _key(dotted: str) -> None:
             console.print(f"  {word}: {text}")
 
 
+def _explain_own(path: str) -> None:
+    """A method, model, partition, rule of inference or function of the user's own, by its dotted path."""
+    from torch import nn
+
+    from personafl.data.partition.partitioner import Partitioner
+
+    thing = config.imported(path, "info")
+    if isinstance(thing, type) and issubclass(thing, Algorithm):
+        _explain(path, thing)
+    elif isinstance(thing, Partitioner):
+        _print_own(path, "partition", thing.function, f'PARTITIONS["NAME"] = {thing.function.__name__}')
+        for line in _partition_details(thing):
+            console.print(line)
+    elif isinstance(thing, type) and hasattr(thing, "measure") and hasattr(thing, "decide"):
+        _print_own(path, "inference", thing, f'INFERENCE["NAME"] = {thing.__name__}')
+        for line in _rule_details(thing):
+            console.print(line)
+    elif isinstance(thing, nn.Module) or (isinstance(thing, type) and issubclass(thing, nn.Module)):
+        _print_own(path, "model", thing, f"model.name={path}")
+        console.print(f"personafl doctor {path} says how clients run through it.")
+    elif callable(thing):
+        keys = ("data.dataset", "model.name", "training.loss", "evaluation.metric")
+        _print_own(path, "function", thing, " or ".join(f"{key}={path}" for key in keys))
+    else:
+        raise UserError(
+            f"info {path}: it is of type {type(thing).__name__}; possible are an Algorithm, a torch.nn.Module, a "
+            "partition, a rule of inference and a function"
+        )
+
+
+def _print_own(path: str, kind: str, thing: Any, usage: str) -> None:
+    """What a thing of the user's own is, its description, and how a run uses it."""
+    console.print(f"{kind} {path}: {_own_description(thing)}\n")
+    console.print(f"used as: {usage}")
+
+
+def _own_description(thing: Any) -> str:
+    """The docstring of a class, a function or an object's class; not an inherited one, nor what `dataclass` writes."""
+    described = thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)
+    text = vars(described).get("__doc__") if isinstance(described, type) else described.__doc__
+    if not text or text.startswith(f"{described.__name__}("):
+        return "it has no description (docstring)."
+    return inspect.cleandoc(text)
+
+
 def _explain(name: str, cls: Any) -> None:
     from personafl.config import reference
 
     module = sys.modules[cls.__module__]
-    console.print(f"{name}: {inspect.getdoc(cls)}\n")
-    console.print(f"{inspect.getdoc(module)}\n")
+    console.print(f"{name}: {_own_description(cls)}\n")
+    if about := inspect.getdoc(module):
+        console.print(f"{about}\n")
     console.print(f"evaluated: {cls.evaluates}")
     console.print(f"a newcomer gets: {cls.newcomers}\n")
     table = Table("setting", "default", "meaning", box=None, pad_edge=False)
