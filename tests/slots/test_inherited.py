@@ -11,7 +11,7 @@ from torch import Tensor
 from personafl import DMPFL, Algorithm, Ditto, FedAvg, FedPeWS, FedProx, FedRep, Inherit
 from personafl.core import tree
 from personafl.core.algorithm import ClientState, LocalWork, Pull, whole
-from personafl.core.types import Batch, Masked, Round, Task
+from personafl.core.types import Batch, Masked, Params, Round, Task
 from tests import checks, worlds
 
 
@@ -152,7 +152,8 @@ def test_a_hand_over_is_no_session_of_a_model_that_is_inherited_from_the_warm_up
     """Everybody in all of four rounds, with the hand-over after two: mu = 0.9 z / 4 counts the rounds, and no more."""
     settings = {"num_rounds": 4, "join_ratio": 1.0, "local_epochs": 1}
     sim = worlds.simulation(FedPeWS(base=Ditto(), inherit=Inherit(weight=0.0), warmup_share=0.5), **settings)
-    sessions, before = [], {}
+    sessions: list[tuple[str, list[int]]] = []
+    before: Params = {}
     for stage in sim.schedule:
         sim.step()
         held = tree.under(checks.everyone(sim), PREFIX)

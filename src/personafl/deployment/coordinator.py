@@ -714,7 +714,7 @@ class Coordinator:
             sign = 1 if self.parts.task.metric.better == "higher" else -1
             row["before"] = self._over({n: s["before"] for n, s in judged.items()})
             row["delta"] = sign * sum(gained) / len(gained) if gained else None
-            self.state.left |= {str(n): s.get("after", s["own"]) for n, s in judged.items()}
+            self.state.left |= {str(n): s["after" if "after" in s else "own"] for n, s in judged.items()}
         asked, here = self.parts.training, row["round"] + 1
         if found and here < self.state.rounds:
             rows = [*self.results.rows(), row]
