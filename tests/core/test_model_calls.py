@@ -19,6 +19,7 @@ from personafl.core.types import Batch, Params, Round, Stage, Task, per_example
 from personafl.evaluation import metrics
 from personafl.sim.dry_run import estimate_cost
 from tests import worlds
+from tests.models import test_second_derivatives as second_derivatives
 
 # The MLP has layers of 6 x 12, 12 x 8 and 8 x 3: a forward pass takes 2 * 72 + 12 = 156, 2 * 96 + 8 = 200 and
 # 2 * 24 + 3 = 51 FLOP. A backward pass takes twice as much: one product for the weights, one for what enters.
@@ -291,3 +292,31 @@ def test_the_cost_of_a_loss_can_be_expected_for_every_task(task: str) -> None:
     model = StackedModel(nn.Linear(6, 4), torch.zeros(2, *([places] if places > 1 else []), 6))
     training = worlds.training(num_rounds=1, join_ratio=1.0, local_epochs=1, task=task)
     assert estimate_cost(Doubled(), model, training, num_clients=3, examples=7).flops == 7 * places * 2 * 3 * 52
+
+
+class Mixing(nn.Module):
+    """What runs client by client: its forward looks at the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        out: Tensor = self.last(torch.tanh(h - h.mean(0)))
+        return out
+
+
+@pytest.mark.parametrize("kind", [*second_derivatives.MODULES, "client by client"])
+def test_every_kind_of_network_is_counted_alike(kind: str) -> None:
+    """Second-order MAML takes twelve forward passes of any network, batch norms and attention included."""
+    make, shape = second_derivatives.MODULES.get(kind, (Mixing, (6,)))
+    fed = second_derivatives.federation(shape)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = StackedModel(make(), fed.source.x[:2])
+    options = {"num_rounds": 1, "join_ratio": 1.0, "local_epochs": 1, "batch_size": 4}
+    sim = worlds.simulation(second_derivatives.MAML(), fed=fed, model=model, **options)
+    sim.run()
+    examples = int(fed.sizes("train").sum())
+    assert sim.totals.flops == examples * 12 * cost.forward_pass(model.info)

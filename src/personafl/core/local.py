@@ -483,7 +483,7 @@ class _Session:
                 torch.autograd.grad(loss.sum(), [local.params[n] for n in names], allow_unused=True)
             return batch.x.shape[1]
 
-        key = (turn.added, len(plan.others), tuple(names))
+        key = (turn.added, len(plan.others), plan.rows.shape[2], tuple(names))
         return self._observed(turn.loss, key, names, run)
 
     def _of_data_pass(self, turn: DataPass) -> float:
@@ -511,8 +511,8 @@ class _Session:
     ) -> tuple[ModelCall, ...]:
         """The calls of the model when a loss is run for the first client of a stack; looked up if it was run before."""
         model, local = self.task.model, self.local
-        parts = (loss, model.info, self.task.criterion, tuple(local.params), tuple(local.fixed))
-        key = (*map(model_calls.identity, parts), key)
+        known = (model_calls.identity(part) for part in (loss, model.info, self.task.criterion))
+        key = (*known, tuple(local.params), tuple(local.fixed), key)
         if (calls := _OBSERVED.get(key)) is None:
             first = _rows(replace(local, params=local.params | tree.copied(self._statistics(local))), slice(1))
             leaves = {n: first.params[n].detach().requires_grad_() for n in moving}
