@@ -130,6 +130,24 @@ def test_a_setting_gives_the_simulator_s_numbers(which: str, tmp_path: Path) -> 
 # Clients that are not there, or not heard
 
 
+def test_a_deployment_stops_where_everybody_has_diverged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After as many rounds as a simulation; a client that diverges sends no upload, which a simulation counts."""
+    training = {"lr": 1e30, "join_ratio": 1.0, "num_rounds": 8}
+    text = worlds.recipe("fedavg", training=training, evaluation={"eval_every": 8})
+    server, _ = worlds.deployed(text, tmp_path)
+    server.run()
+    sim = worlds.simulated(text)
+    worlds.same_state(server, tmp_path, sim)
+    assert server.state.rounds == sim.rounds < 8
+    summary = json.loads((server.results.folder / "summary.json").read_text())
+    assert summary["stopped"] == {"by": "diverged", "on": "training", "rounds": sim.rounds}
+    assert summary["without_model"] == []
+    row, wanted = server.results.rows()[-1], sim.rows[-1]
+    assert row["stopped"] == wanted["stopped"] == "diverged"
+    assert worlds.alike(row["personal"], wanted["personal"])
+    assert "since every client diverged: lower training.lr" in caplog.text
+
+
 def position(request: Request) -> int:
     """The stage a request is about; -1 where it plays none."""
     plays = request.told.get("plays") or [{"position": -1}]

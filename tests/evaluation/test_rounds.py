@@ -47,21 +47,21 @@ def test_rounds_to_a_target_are_the_first_evaluated_that_reach_it() -> None:
 
 
 def test_patience_counts_evaluations_since_the_best() -> None:
-    ends = [[rounds.stop(FIVE[: t + 1], patience, None) for t in range(5)] for patience in (1, 2, 3)]
+    ends = [[rounds.stop(FIVE[: t + 1], patience, None, 4) for t in range(5)] for patience in (1, 2, 3)]
     assert ends[0] == ["", "", "", "patience", "patience"]  # as good as before is not better
     assert ends[1] == ["", "", "", "", "patience"]
     assert ends[2] == [""] * 5
     worse = rows((0.5, 0), (math.nan, 0), (math.nan, 0))
-    assert rounds.stop(worse, 2, None) == "patience"
+    assert rounds.stop(worse, 2, None, 4) == "patience"
 
 
 @pytest.mark.parametrize(("target", "at"), [(0.5, 0), (0.8, 2), (0.9, None)])
 def test_a_target_is_judged_by_validation_data_where_there_are_some(target: float, at: int | None) -> None:
-    ends = [rounds.stop(FIVE[: t + 1], 0, target) for t in range(5)]
+    ends = [rounds.stop(FIVE[: t + 1], 0, target, 4) for t in range(5)]
     assert (ends.index("target") if "target" in ends else None) == at
     plain = [{k: v for k, v in r.items() if k != "validation"} for r in FIVE]
-    assert rounds.stop(plain, 0, 0.95) == "target" and rounds.stop(plain[:4], 0, 0.95) == ""
-    assert (rounds.judged_by(FIVE), rounds.judged_by(plain)) == ("validation", "test")
+    assert rounds.stop(plain, 0, 0.95, 4) == "target" and rounds.stop(plain[:4], 0, 0.95, 4) == ""
+    assert (rounds.stopped_on(FIVE), rounds.stopped_on(plain)) == ("validation", "test")
 
 
 def test_what_went_wrong_with_clients() -> None:
@@ -93,3 +93,30 @@ def test_where_clients_diverged() -> None:
     assert rounds.divergence(wild, 3, 9) == found
     wild[4]["nonfinite_models"] = 1
     assert rounds.divergence(wild, 3, 9) == found | {"rounds": 3, "last_round": 5, "final": 1}
+
+
+def cohort(diverged: int, *clients: int) -> dict[str, Any]:
+    left_out = [{"client": c, "why": "its loss is not finite"} for c in clients[:diverged]]
+    row = {"round": 0, "clients": len(clients)}
+    return row | ({"diverged": diverged, "quarantined": left_out} if diverged else {})
+
+
+def test_a_run_stops_where_everybody_has_diverged() -> None:
+    """After three rounds in a row; rounds of nobody do not count."""
+    all_three = cohort(3, 0, 1, 2)
+    ends = [rounds.stop([all_three] * t, 0, None, 3) for t in range(1, 5)]
+    assert ends == ["", "", "diverged", "diverged"]
+    assert rounds.stop([all_three, all_three, cohort(0), all_three], 0, None, 3) == "diverged"
+    assert rounds.stopped_on([all_three | {"stopped": "diverged"}]) == "training"
+    for other in (cohort(2, 0, 1, 2), cohort(0, 0, 1, 2)):
+        assert rounds.stop([all_three, other, all_three, all_three], 0, None, 3) == ""
+
+
+def test_a_few_clients_with_odd_data_do_not_stop_a_run() -> None:
+    """Of a hundred, ten different ones must have diverged; of five, all."""
+    of_two = [cohort(2, c, c + 1) for c in range(0, 20, 2)]
+    ends = [rounds.stop(of_two[:t], 0, None, 100) for t in range(1, 7)]
+    assert ends == ["", "", "", "", "diverged", "diverged"]
+    same = [cohort(2, 3, 4)] * 20
+    assert rounds.stop(same, 0, None, 100) == "" and rounds.stop(same, 0, None, 5) == ""
+    assert rounds.stop([*same, cohort(2, 0, 1), cohort(1, 2)], 0, None, 5) == "diverged"

@@ -280,3 +280,54 @@ def test_a_run_says_how_its_model_is_executed(tmp_path: Path) -> None:
         assert f"Execution of the model: {reason}" in text
     stacked = personafl.run("demo", *settings)
     assert stacked["fedavg"].summary["environment"]["execution"] == "stacked"
+
+
+def everybody_diverges() -> dict[str, Any]:
+    """A run of five rounds in which the rate of FedAvg with fine-tuning is far too high."""
+    return {
+        "data": {"dataset": "digits", "num_clients": 4, "partition": "iid"},
+        "model": {"name": "mlp"},
+        "training": QUICK | {"num_rounds": 5, "batch_size": 64},
+        "evaluation": {"shift": "none", "eval_every": 5},
+        "algorithms": [{"name": "fedavg-ft", "lr": 1e30}, {"name": "local"}],
+    }
+
+
+def test_a_method_stops_where_everybody_has_diverged_and_the_others_go_on(tmp_path: Path) -> None:
+    """After three rounds in which no client's training was finite, of five; there had been no evaluation until then."""
+    out = tmp_path / "run"
+    made = personafl.run(everybody_diverges(), out=out)
+    wild, sound = made["fedavg-ft"], made["local"]
+    assert [r["round"] for r in wild.rows] == [0, 1, 2, 3]  # the last is the stage of fine-tuning
+    assert [r.get("stopped") for r in wild.rows] == [None, None, "diverged", None]
+    assert "personal" in wild.rows[2]
+    assert wild.summary["stopped"] == {"by": "diverged", "on": "training", "rounds": 3}
+    assert wild.summary["rounds"] == 3 and wild.summary["diverged"]["clients"] == 4
+    assert sound.summary["rounds"] == 5 and "stopped" not in sound.summary
+    for text in (made.table(), (out / "table.md").read_text(), (out / "report.html").read_text()):
+        assert "(diverged)" in text and "Training stopped after round 3, since no client" in text
+        assert "Stopped by" not in text and "stopped by test accuracy" not in text
+    (out / "fedavg-ft" / "seed-0" / "summary.json").unlink()  # as if the process had been killed before the end
+    again = personafl.resume(out)
+    assert again["fedavg-ft"].summary["stopped"] == wild.summary["stopped"]
+    x = sound.simulation.federation.source.x[:3]
+    assert torch.equal(again["fedavg-ft"].client(1).predict(x), wild.client(1).predict(x))
+
+
+def test_the_command_line_ends_with_a_code_where_everybody_has_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wild.toml").write_text(config.dump(config.load(everybody_diverges())))
+    for words in (("run", "wild.toml", "--out", "o"), ("resume", "o")):
+        monkeypatch.setattr(sys, "argv", ["personafl", *words, "--quiet"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 1
+        said = capsys.readouterr()
+        message = " ".join(said.err.split())
+        assert (
+            "fedavg-ft: training stopped early, since every client diverged. Lower training.lr (it was 1e+30)"
+            in message
+        )
+        assert "local" not in message and "written to" in said.out

@@ -59,6 +59,7 @@ def run(
     except KeyboardInterrupt as e:
         _stopped(folder, e)
     _told(result, folder, spread, profile=profile, as_json=as_json)
+    _check_divergence(result)
 
 
 def resume(
@@ -84,6 +85,7 @@ def resume(
     except KeyboardInterrupt as e:
         _stopped(folder, e)
     _told(result, run_folder.root(folder), told.spread, profile=told.timed, as_json=as_json)
+    _check_divergence(result)
 
 
 def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as_json: bool) -> None:
@@ -102,6 +104,24 @@ def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as
     if profile:
         _print_times(*result.times())
     console.print(f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)")
+
+
+def _check_divergence(result: Result) -> None:
+    """End with exit code 1 where training of a method stopped since everybody had diverged."""
+    from personafl.evaluation import report
+
+    stopped = [m.summary for m in result.methods.values() if report.has_stopped_diverged(m.summary)]
+    if not stopped:
+        return
+    if first():
+        labels = ", ".join(dict.fromkeys(s["label"] for s in stopped))
+        errors.print(
+            f"personafl: {labels}: training stopped early, since every client diverged. Lower training.lr (it was "
+            f"{stopped[0]['lr']:g}), set training.grad_clip, or see that inputs and targets are normalised "
+            "(data.normalize, data.normalize_targets).",
+            soft_wrap=True,
+        )
+    sys.exit(1)
 
 
 def _stopped(folder: Path, by: KeyboardInterrupt) -> NoReturn:

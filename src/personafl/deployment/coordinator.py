@@ -684,16 +684,23 @@ class Coordinator:
             self.state.judged = found
         else:  # what a cohort before this one came with is no news
             self.state.judged = {n: {k: v for k, v in s.items() if k != "before"} for n, s in self.state.judged.items()}
-        if not self._due(position):
+        hopeless = position + 1 < len(self.schedule) and self._everybody_diverged(row)
+        if not self._due(position) and not hopeless:
             self._complete(row, {}, due=False)
         elif self.state.judged and not self._has_common():
             self._complete(row, {})
-        elif self.parts.training.stops_early and position + 1 < len(self.schedule):
+        elif hopeless or (self.parts.training.stops_early and position + 1 < len(self.schedule)):
             asked = {m.number: self._talk(m, None, score=True) for m in self._online(self._evaluated()) if not m.anew}
             self._hold(asked)
             self._complete(row, {n: t.scores for n, t in asked.items() if t.scores is not None})
         else:
             self.state.pending = row
+
+    def _everybody_diverged(self, row: Row) -> bool:
+        """Whether training ends after this row, since nobody's is finite any more."""
+        if not row["clients"] or row.get("diverged", 0) < row["clients"]:
+            return False
+        return rounds.everybody_diverged([*self.results.rows(), row], self.settings.clients)
 
     def _has_common(self) -> bool:
         """Whether the method has a complete model at the server, which clients score after a stage."""
@@ -718,8 +725,16 @@ class Coordinator:
         asked, here = self.parts.training, row["round"] + 1
         if found and here < self.state.rounds:
             rows = [*self.results.rows(), row]
-            if why := rounds.stop(rows, asked.patience, asked.target, self.parts.task.metric.better):
+            if why := rounds.stop(
+                rows, asked.patience, asked.target, self.settings.clients, self.parts.task.metric.better
+            ):
                 row["stopped"] = why
+                if why == "diverged":
+                    log.warning(
+                        "training stops after round %d, since every client diverged: lower training.lr, set "
+                        "training.grad_clip, or normalise inputs and targets (data.normalize, data.normalize_targets)",
+                        here,
+                    )
                 self.schedule = ended_after(self.schedule, self.state.rounds, here)
                 self.state.rounds = here
         self.state.metrics = self.results.add(row)
@@ -803,6 +818,7 @@ class Coordinator:
             cohorts.update(sampling.cohort(self.roster, self.parts.training, Stage(number=t)).numpy().tobytes())
         assert self.world is not None
         metric = self.parts.task.metric
+        stopped = next((r["stopped"] for r in rows if "stopped" in r), None)
         return {
             "algorithm": recipe.algorithms[0].name,
             "label": recipe.algorithms[0].label,
@@ -826,7 +842,9 @@ class Coordinator:
             "experiment": self.experiment,
             "clients": len(self.roster.members),
             "without_model": [m.name for m in self.roster.members if not m.closed],
-        }
+        } | (
+            {"stopped": {"by": stopped, "on": rounds.stopped_on(rows), "rounds": self.state.rounds}} if stopped else {}
+        )
 
     def _exchange(self, requests: Mapping[int, Request], most: float = math.inf) -> dict[int, Reply | Failure]:
         timeout = min(self.settings.round_timeout, most)

@@ -200,6 +200,12 @@ def _diverged(wild: Sequence[Summary], seeds: int) -> str:
         f"finite, first in round {min(d['first_round'] for d in told)}; try a learning rate below "
         f"{wild[0]['lr']:g}, or grad_clip."
     )
+    if ends := sorted(s["stopped"]["rounds"] for s in wild if has_stopped_diverged(s)):
+        when = f"{ends[0]}" if ends[0] == ends[-1] else f"{ends[0]}–{ends[-1]}"
+        line += (
+            f" Training stopped after round {when}, since no client's training was finite any more; data.normalize "
+            "and data.normalize_targets bring inputs and targets to a common scale."
+        )
     return f"{line} The final models of {most}{final} clients are not finite and count as wrong." if final else line
 
 
@@ -279,11 +285,17 @@ def _over_corruptions(summaries: Sequence[Summary], which: str, kind: str, shown
     return [f"Mean over corruptions and severities{those}{_CORRUPTED[which]}: {', '.join(out)}."] if out else []
 
 
+def has_stopped_diverged(summary: Summary) -> bool:
+    """Whether training stopped early since everybody had diverged."""
+    return bool(summary.get("stopped", {}).get("by") == "diverged")
+
+
 def _stopped(summaries: Sequence[Summary]) -> list[str]:
     """Which methods stopped early, by what, and after how many rounds."""
     told: dict[str, list[str]] = {}
     for label, seeds in groups(summaries).items():
-        for by, on in dict.fromkeys((s["stopped"]["by"], s["stopped"]["on"]) for s in seeds if "stopped" in s):
+        early = [s["stopped"] for s in seeds if "stopped" in s and not has_stopped_diverged(s)]
+        for by, on in dict.fromkeys((s["by"], s["on"]) for s in early):
             ends = sorted(s["stopped"]["rounds"] for s in seeds if s.get("stopped", {}).get("by") == by)
             when = f"{ends[0]}" if ends[0] == ends[-1] else f"{ends[0]}–{ends[-1]}"
             some = "" if len(ends) == len(seeds) else f" ({len(ends)} of {len(seeds)} seeds)"

@@ -12,6 +12,7 @@ from typing import Any
 from personafl.core.types import Better
 
 Row = Mapping[str, Any]
+DIVERGED_ROUNDS, DIVERGED_CLIENTS = 3, 10  # from so many on nobody is expected to come back
 
 
 def better(a: float, b: float, which: Better = "higher") -> bool:
@@ -103,13 +104,34 @@ def to_target(
     return {str(t): {model: first(model, t) for model in ("personal", "global")} for t in targets}
 
 
-def judged_by(rows: Sequence[Row]) -> str:
-    """The data a target is judged by: validation data, or test data where there are none."""
+def stopped_on(rows: Sequence[Row]) -> str:
+    """The data that decided when to stop: validation data, test data where there are none, or those of training."""
+    if any(r.get("stopped") == "diverged" for r in rows):
+        return "training"
     return "validation" if any("validation" in r for r in rows) else "test"
 
 
-def stop(rows: Sequence[Row], patience: int, target: float | None, which: Better = "higher") -> str:
-    """Why training ends after the last of these rows, `target` or `patience`; empty where it goes on."""
+def everybody_diverged(rows: Sequence[Row], clients: int) -> bool:
+    """Whether everybody's training diverged in the last three rounds that had any, so that more rounds change nothing.
+
+    These must have had ten different clients, or all `clients` of the federation where there are fewer: with small
+    cohorts, a few clients with odd data do not end a run. The server's model has not changed in these rounds.
+    """
+    different: set[int] = set()
+    trained = [r for r in rows if r.get("clients")]
+    for count, r in enumerate(reversed(trained), 1):
+        if r.get("diverged", 0) < r["clients"]:
+            return False
+        different |= {q["client"] for q in r.get("quarantined", ())}
+        if count >= DIVERGED_ROUNDS and len(different) >= min(clients, DIVERGED_CLIENTS):
+            return True
+    return False
+
+
+def stop(rows: Sequence[Row], patience: int, target: float | None, clients: int, which: Better = "higher") -> str:
+    """Why training ends after the last of these rows: `diverged`, `target` or `patience`; empty where it goes on."""
+    if everybody_diverged(rows, clients):
+        return "diverged"
     if not rows or "personal" not in rows[-1]:
         return ""
     last = rows[-1].get("validation") or rows[-1]["personal"]

@@ -81,7 +81,10 @@ def _score(row: Row) -> str:
     text = Shown(**row["metric"]).text(row["personal"]["mean"])
     if broken := max(row.get("diverged", 0), row.get("nonfinite_models", 0)):
         text += f" ({broken} clients diverged)"
-    return text + (f" (stopped by training.{row['stopped']})" if "stopped" in row else "")
+    if "stopped" not in row:
+        return text
+    diverged = row["stopped"] == "diverged"
+    return f"{text} ({'stopped: everybody has diverged' if diverged else 'stopped by training.' + row['stopped']})"
 
 
 def _display(total: int, quiet: bool | None) -> Display | None:

@@ -451,7 +451,7 @@ def _of_rounds(sim: Simulation) -> dict[str, Any]:
         "faults": rounds.faults(sim.rows, sim.faulty.nonzero().flatten().tolist()),
         "diverged": rounds.divergence(sim.rows, len(sim.state.diverged), sim.federation.num_clients),
         "validation": rounds.by_validation(sim.rows, which),
-        "stopped": stopped and {"by": stopped, "on": rounds.judged_by(sim.rows), "rounds": sim.rounds},
+        "stopped": stopped and {"by": stopped, "on": rounds.stopped_on(sim.rows), "rounds": sim.rounds},
         "rounds_to_target": rounds.to_target(sim.rows, sim.evaluation.targets, which),
     }
     return {k: v for k, v in found.items() if v}

@@ -457,7 +457,11 @@ class Simulation(Displayed):
     def _stop(self, row: Row) -> None:
         """End training after this row if it is time to, and say so in it."""
         here, asked, which = row["round"] + 1, self.training, self.task.metric.better
-        if here < self.rounds and (why := rounds.stop(self.rows, asked.patience, asked.target, which)):
+        clients = self.federation.num_clients
+        if here < self.rounds and (why := rounds.stop(self.rows, asked.patience, asked.target, clients, which)):
+            if "personal" not in row:  # a run ends with an evaluation
+                with self.clock("evaluation"):
+                    row |= self._evaluated([])
             row["stopped"] = why
             self.end_after(here)
 
