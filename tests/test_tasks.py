@@ -237,7 +237,7 @@ def test_the_targets_choose_task_loss_and_metric(
     asked = made.recipe
     assert (asked.training.task, asked.training.loss, asked.evaluation.metric) == resolved
     for label in ("local", "ditto"):
-        summary, mine = made[label].summary, [c["accuracy"] for c in made[label].clients]
+        summary, mine = made[label].summary, [c[metric["name"]] for c in made[label].clients]
         assert summary["metric"] == metric
         personal = summary["accuracy"]["personal"]
         assert personal["mean"] == pytest.approx(summary["shift"]["degrees"]["0.0"]["mean"])
@@ -312,6 +312,32 @@ def test_predictions_and_scores_are_in_dollars(tmp_path: Path) -> None:
     checkpoint = out / "ditto" / "seed-0" / "checkpoint"
     kept = json.loads((checkpoint / "target_normalization.json").read_text())
     assert (kept["mean"], kept["std"]) == (list(units.mean), list(units.std))
+
+
+def test_columns_have_the_name_of_the_metric(tmp_path: Path) -> None:
+    """Those that other columns have are not taken by a score."""
+    pytest.importorskip("pandas", reason="the extra pandas is not installed")
+    x, y, _ = homes()
+    names = np.repeat(['=HYPERLINK("http://x")', "+anna", "-5", "'bob"], 100)
+    out, asked = tmp_path / "run", {"metric": Metric(first_output, "test", "lower"), "shift": "none"}
+    made = personafl.run(None, *QUICK, "evaluation.metric=r2", data=(x, y, names), algorithms=["local"], out=out)
+    text = (out / "local" / "seed-0" / "clients.csv").read_text()
+    assert text.splitlines()[0] == "client,name,train,test,r2"
+    for cell in ("\"'=HYPERLINK", ",'+anna,", ",-5,", ",''bob,"):
+        assert cell in text
+    again = Result.load(out, data=(x, y, names))["local"]
+    assert again.clients == made["local"].clients
+    assert sorted(c["name"] for c in again.clients) == sorted(set(names.tolist()))
+    assert "r2_personal_mean" in made.to_pandas() and "r2" in made.to_pandas("clients")
+    assert not any("accuracy" in column for what in ("summary", "clients") for column in made.to_pandas(what))
+    other = personafl.run(
+        None,
+        "training.num_rounds=1",
+        data=(x, y, names),
+        algorithms=["local"],
+        evaluation=asked,
+    )
+    assert other["local"].clients[0]["test"] == 25 and "score" in other["local"].clients[0]
 
 
 def test_each_output_has_its_own_units() -> None:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.table import Table
 
-from personafl.core.plain_text import Console, harmless
+from personafl.core.plain_text import Console, from_spreadsheet_cell, harmless, spreadsheet_cell, spreadsheet_row
 
 SPELT = [
     ("\x1b[31mred", r"\x1b[31mred"),
@@ -37,3 +37,35 @@ def test_text_is_printed_as_it_is_spelt_by_itself_and_in_tables(text: str) -> No
     first, second, *rest = out.getvalue().splitlines()
     assert first == harmless(text) and second.rstrip() == harmless(text)
     assert rest == ["a", "b       c"]
+
+
+FORMULAS = [
+    '=HYPERLINK("http://x", "y")',
+    "+SUM(A1)",
+    "-2+3",
+    "@A1",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    "＝1",
+    "+1_000",
+    "'=1",
+    "'",
+    "-",
+]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_spreadsheet_takes_no_text_for_a_formula(text: str) -> None:
+    assert spreadsheet_cell(text) == f"'{text}"
+    assert from_spreadsheet_cell(f"'{text}") == text
+
+
+@pytest.mark.parametrize("value", ["anna", "a=b", "", "-5", "+0.25", "-1e-3", "7", -0.5, 3, None, True])
+def test_other_cells_stay(value: object) -> None:
+    assert spreadsheet_cell(value) is value
+    assert not isinstance(value, str) or from_spreadsheet_cell(value) == value
+
+
+def test_names_of_columns_are_cells_too() -> None:
+    assert spreadsheet_row({"=x": -1.5, "name": "=y"}) == {"'=x": -1.5, "name": "'=y"}

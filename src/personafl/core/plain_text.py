@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -27,6 +27,32 @@ def is_text(value: str) -> bool:
         return b"\0" not in value.encode()
     except UnicodeEncodeError:
         return False
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""What a spreadsheet takes for the beginning of a formula."""
+
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?", re.IGNORECASE)
+
+
+def spreadsheet_cell(value: Any) -> Any:
+    """A cell of a .csv file that no spreadsheet runs: text that looks like a formula begins with an apostrophe.
+
+    That is what OWASP advises against CSV injection. Numbers stay, also as text. `from_spreadsheet_cell` leads back.
+    """
+    if not isinstance(value, str) or not value.startswith((*_FORMULA, "'")) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}"
+
+
+def from_spreadsheet_cell(text: str) -> str:
+    """The text that `spreadsheet_cell` was given."""
+    return text.removeprefix("'")
+
+
+def spreadsheet_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a .csv file with such cells, and such names of columns."""
+    return {spreadsheet_cell(name): spreadsheet_cell(value) for name, value in row.items()}
 
 
 class Console(RichConsole):

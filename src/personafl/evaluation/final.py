@@ -229,13 +229,17 @@ def own_accuracy(found: Arrays, metric: Metric | None) -> NDArray[np.float64]:
 
 
 def table(found: Arrays, train: NDArray[np.int64], metric: Metric) -> list[Row]:
-    """A row for each scored client: its sizes (`train` `[C]`), its accuracy, and that at each degree of shift."""
+    """A row for each scored client: its sizes (`train` `[C]`), its score, and that at each degree of shift.
+
+    The column of the score has the name of the metric, or is `score` where another column has that name.
+    """
     own, sizes = own_accuracy(found, metric), np.diff(found["edges"])
     curve = found["shift_accuracy"].mean(1) if "shift_accuracy" in found else np.zeros((len(own), 0))
+    name = "score" if metric.name in ("client", "train", "test", *TOLD) or metric.name[:6] == "shift_" else metric.name
     return [
         {"client": int(c)}
         | {column: str(found[n][i]) for column, n in TOLD.items() if n in found}
-        | {"train": int(train[i]), "test": int(sizes[i]), "accuracy": float(own[i])}
+        | {"train": int(train[i]), "test": int(sizes[i]), name: float(own[i])}
         | {f"shift_{d:g}": float(a) for d, a in zip(found.get("degrees", ()), curve[i], strict=False)}
         for i, c in enumerate(found["ids"])
     ]

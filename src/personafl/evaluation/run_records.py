@@ -11,7 +11,7 @@ from typing import Any
 
 from personafl.core import files
 from personafl.core.errors import UserError
-from personafl.core.plain_text import harmless
+from personafl.core.plain_text import from_spreadsheet_cell, harmless
 from personafl.evaluation import final
 
 _NUMBER = (int, float)
@@ -79,7 +79,11 @@ def _client(path: Path, number: int, row: Mapping[Any, Any]) -> dict[str, Any]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise UserError(f"{path}: client {number} has more or fewer cells than there are columns")
         try:
-            out[name] = value if name in final.TOLD else int(value) if value.isdecimal() else float(value)
+            column = from_spreadsheet_cell(name)
+            if name in final.TOLD:
+                out[column] = from_spreadsheet_cell(value)
+            else:
+                out[column] = int(value) if value.isdecimal() else float(value)
         except ValueError:
             raise UserError(f"{path}: client {number}, column {name[:40]}: {value[:40]!r} is no number") from None
     return out

@@ -22,6 +22,7 @@ from personafl.core import files
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
+from personafl.core.plain_text import spreadsheet_row
 from personafl.core.settings import unknown
 from personafl.evaluation import run_records
 from personafl.experiment import jobs as processes
@@ -235,9 +236,9 @@ class Reproduction(Displayed):
         if not rows:
             return
         table = io.StringIO()
-        writer = csv.DictWriter(table, rows[0].keys(), lineterminator="\n")
+        writer = csv.DictWriter(table, spreadsheet_row(rows[0]).keys(), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(map(spreadsheet_row, rows))
         self.folder.mkdir(exist_ok=True)
         files.write(self.folder / "comparison.csv", table.getvalue())
         page = self.page

@@ -25,6 +25,7 @@ from personafl.core import batches, files, tree
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.files import Stamp
+from personafl.core.plain_text import spreadsheet_row
 from personafl.core.settings import shortened, typed
 from personafl.core.store import HOST, Store
 from personafl.core.types import Params
@@ -145,9 +146,10 @@ class MethodResult(Displayed):
             checkpoint.begin(folder, sim)
             rows = files.write(folder / checkpoint.ROWS, "".join(json.dumps(r) + "\n" for r in self.rows))
         table = io.StringIO(newline="")
-        clients = csv.DictWriter(table, list(self.clients[0]))
+        rows_of_clients = [spreadsheet_row(row) for row in self.clients]
+        clients = csv.DictWriter(table, list(rows_of_clients[0]))
         clients.writeheader()
-        clients.writerows(self.clients)
+        clients.writerows(rows_of_clients)
         engine = dataclasses.asdict(sim.plan) | {"module_per_client": sim.model.whole, "store": _store_summary(sim)}
         others = {
             "clients.csv": table.getvalue().encode(),
@@ -277,7 +279,7 @@ class Result(Displayed):
     def to_pandas(self, what: str = "summary") -> pandas.DataFrame:
         """A data frame that begins with columns method and seed; pandas is the extra `pandas`.
 
-        summary   a row for each: accuracy, traffic, compute, time
+        summary   a row for each: scores (columns begin with the metric's name), traffic, compute, time
         rounds    a row for each stage, as metrics.jsonl has it (rounds from 0)
         clients   a row for each client, as clients.csv has it
         shift     a row for each degree of shift: mean accuracy and its deviation over clients
@@ -380,7 +382,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Row:
 def _summary_row(m: MethodResult) -> list[Row]:
     s = m.summary
     shift = {"shift_average": s["shift"]["average"]} if s["shift"] else {}
-    parts = {part: s[part] for part in ("accuracy", "communication", "compute", "time")}
+    parts = {s["metric"]["name"]: s["accuracy"]} | {part: s[part] for part in ("communication", "compute", "time")}
     plain = {name: s[name] for name in ("algorithm", "rounds", "evaluated_model")}
     return [plain | _flat(parts) | shift]
 

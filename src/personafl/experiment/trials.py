@@ -14,7 +14,7 @@ from typing import Any
 from personafl.config.recipe import SECTIONS
 from personafl.core import files
 from personafl.core.display import Displayed
-from personafl.core.plain_text import markdown_table
+from personafl.core.plain_text import markdown_table, spreadsheet_row
 from personafl.core.types import Better
 from personafl.evaluation.rounds import better
 from personafl.evaluation.shown import Shown
@@ -172,9 +172,9 @@ class Sweep(Displayed):
 def write(ended: Sweep, folder: Path) -> None:
     """All of a sweep but its trials, as files."""
     rows, table = ended.rows(), io.StringIO()
-    writer = csv.DictWriter(table, rows[0].keys(), lineterminator="\n")
+    writer = csv.DictWriter(table, spreadsheet_row(rows[0]).keys(), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(map(spreadsheet_row, rows))
     files.write(folder / "trials.csv", table.getvalue())
     files.write(folder / "sweep.md", ended.markdown())
     picture = io.BytesIO()
