@@ -140,6 +140,10 @@ CASES = [
     Case("co-pfl", {"weights": "cowa-literal"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"weights": "cowa-all"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"weights": "uniform"}, training={"lr": 0.01}),
+    # Once all that moves is personal, what is shared moves by rounding alone, and so would the gradient score.
+    Case("co-pfl", {"budget": "all", "select_share": 0.4, "weights": "cowa-prediction"}, "idle", {"lr": 0.01, **FIVE}),
+    Case("co-pfl", {"select_share": 0.4}, "idle", {"lr": 0.01, "num_rounds": 5}),
+    Case("co-pfl", {"select_share": 0.4, "moments": False}, "idle", {"weight_decay": 0.1, "num_rounds": 5}),
     Case("co-pfl", {"answers": "server"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"ranking": "all"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"ranking": "all", "selection": "tensor", "personal_bound": 0.3}, "cnn", {"lr": 0.01}),
@@ -329,6 +333,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "fedpac": ("heads combined", "heads left out", "no global prototype"),
     "co-pfl": (
         "joined",
+        "never reached",
         "at the bound",
         "in the top p and personal before",
         "shared by some",
@@ -472,7 +477,7 @@ def assert_played_alike(case: Case) -> Simulation:
     return sim
 
 
-@pytest.mark.filterwarnings("ignore:.*units for")
+@pytest.mark.filterwarnings("ignore:.*units for", "ignore:CO-PFL. at . of this round's clients")
 @pytest.mark.parametrize("case", playable(CASES), ids=str)
 def test_engine_answers_as_the_reference_after_every_round(case: Case) -> None:
     """Three rounds or more with ragged clients, and what follows the last."""

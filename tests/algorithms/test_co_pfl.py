@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from personafl import COPFL, Evaluation, FedAvg, Simulation, StackedModel
+from personafl import COPFL, Evaluation, FedAvg, Federation, Simulation, Source, StackedModel
 from personafl.core import tree
 from personafl.core.algorithm import ClientState
 from personafl.core.local import run_local_work
 from personafl.core.types import Masked, Round, Setup, Stage
+from personafl.sim.dry_run import estimate_cost
 from personafl.sparse import masks
 from tests import checks, worlds
 from tests.references.world import world
@@ -31,8 +34,44 @@ def count(sim: Simulation) -> Tensor:
     return sum(masks.active(m) for m in sides(sim).values())  # type: ignore[return-value]
 
 
+def reached(sim: Simulation) -> dict[str, Tensor]:
+    """Where every client has had a gradient."""
+    return tree.under(checks.everyone(sim), "reached")
+
+
 def size(sim: Simulation) -> int:
     return sum(t.numel() for t in sim.model.initial.values())
+
+
+class Padded(nn.Module):
+    """A 3x3 convolution over images of one pixel: of its 18 weights the 16 at the border only see padding.
+
+    With two biases and a head of 6 weights and 3 biases, 13 of its 29 positions can have a gradient.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.conv(x).flatten(1))
+        return out
+
+
+MOVABLE = 13
+
+
+def padded_world() -> dict[str, Any]:
+    """Six ragged clients with images of one pixel, and the model for them."""
+    draw = torch.Generator().manual_seed(0)
+    rows = sum(worlds.SIZES)
+    y = torch.randint(3, (rows,), generator=draw)
+    x = torch.randn(rows, 1, 1, 1, generator=draw) + y.view(-1, 1, 1, 1)
+    parts = np.split(np.arange(rows), np.cumsum(worlds.SIZES)[:-1])
+    fed = Federation.build(Source("pixels", x, y, 3), parts, 0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return {"fed": fed, "model": StackedModel(Padded(), x[:2])}
 
 
 def normed_world() -> dict[str, Any]:
@@ -79,18 +118,22 @@ def test_without_moments_too_it_is_fedavg() -> None:
 
 
 def test_masks_only_grow_and_never_pass_their_bound() -> None:
-    """p = 0.2, gamma = 0.5: 0.2 d, 0.4 d, then 0.5 d positions for good."""
+    """p = 0.2, gamma = 0.5 and r positions with a gradient: 0.2 r, 0.4 r, then 0.5 r positions for good.
+
+    r grows from round to round, as units that were idle fire.
+    """
     sim = worlds.simulation(COPFL(select_share=0.2, personal_bound=0.5), **SLOW)
-    d, before = size(sim), sides(sim)
-    found = []
+    before = sides(sim)
+    wanted = torch.zeros(6, dtype=torch.int64)
     for _ in range(4):
         sim.step()
         after = sides(sim)
         assert all(bool((after[n] | ~before[n]).all()) for n in before)  # what was personal is
-        found.append(count(sim).tolist())
+        r = sum(masks.active(m) for m in reached(sim).values())
+        wanted = torch.minimum(wanted + (0.2 * r.double()).long(), (0.5 * r.double()).long())
+        assert count(sim).tolist() == wanted.tolist()
         before = after
-    most = int(0.5 * d)
-    assert found == [[n] * 6 for n in (int(0.2 * d), 2 * int(0.2 * d), most, most)]
+    assert 0 < int(wanted.min()) < int(wanted.max()) <= 0.5 * size(sim)
 
 
 def test_a_client_that_is_not_sampled_keeps_its_mask() -> None:
@@ -106,40 +149,149 @@ def test_the_positions_that_moved_most_turn_personal() -> None:
     moved = torch.cat([tree.flat((done.local.params[n] - t).abs()) for n, t in sim.model.initial.items()], 1)
     chosen = torch.cat([tree.flat(done.kept[f"mask/{n}"]) for n in sim.model.initial], 1)
     for i in range(len(ids)):
-        assert int(chosen[i].sum()) == int(0.2 * size(sim))
+        had = sum(int(done.kept[f"reached/{n}"][i].sum()) for n in sim.model.initial)
+        assert int(chosen[i].sum()) == int(0.2 * had)
         assert moved[i][chosen[i]].min() >= moved[i][~chosen[i]].max()
 
 
 def test_selection_per_tensor_bounds_every_tensor() -> None:
     sim = worlds.simulation(COPFL(select_share=0.3, personal_bound=0.4, selection="tensor"), **SLOW)
-    for times in (1, 2, 3):
+    before = {n: masks.active(m) for n, m in sides(sim).items()}
+    for _ in range(3):
         sim.step()
-        for m in sides(sim).values():
-            each = m[0].numel()
-            assert masks.active(m).tolist() == [min(times * int(0.3 * each + 1e-9), int(0.4 * each + 1e-9))] * 6
+        had, now = reached(sim), {n: masks.active(m) for n, m in sides(sim).items()}
+        for n, k in now.items():
+            step, most = ((share * masks.active(had[n]).double() + 1e-9).long() for share in (0.3, 0.4))
+            assert k.tolist() == torch.minimum(before[n] + step, most).tolist()
+        before = now
 
 
 @pytest.mark.parametrize(
-    ("ranking", "share", "bound", "joins"),
+    ("ranking", "share", "bound", "unreached", "joins"),
     [
-        ("shared", 0.5, 1.0, [2, 3]),  # the two largest of those still shared
-        ("all", 0.5, 1.0, [2]),  # of the two largest of all one is personal
-        ("all", 0.75, 1.0, [2, 3]),
-        ("all", 0.75, 0.5, [2]),  # room for one, which is the larger
-        ("all", 0.25, 1.0, []),  # the largest of all is personal
-        ("all", 0.75, 0.25, []),  # no room
+        ("shared", 0.5, 1.0, [], [2, 3]),  # the two largest of those still shared
+        ("all", 0.5, 1.0, [], [2]),  # of the two largest of all one is personal
+        ("all", 0.75, 1.0, [], [2, 3]),
+        ("all", 0.75, 0.5, [], [2]),  # room for one, which is the larger
+        ("all", 0.25, 1.0, [], []),  # the largest of all is personal
+        ("all", 0.75, 0.25, [], []),  # no room
+        ("shared", 0.34, 1.0, [2], [3]),  # 0.34 of 3 is one position, and the largest of those shared does not count
+        ("all", 0.67, 1.0, [2], [3]),  # positions 1 and 3 are the largest two
+        ("shared", 0.5, 0.5, [0, 2, 3], []),  # half of one position is none
     ],
 )
-def test_which_positions_the_top_p_is_among(ranking: str, share: float, bound: float, joins: list[int]) -> None:
-    """Position 1 is personal; by size the changes stand in the order 1, 2, 3, 0."""
+def test_which_positions_the_top_p_is_among(
+    ranking: str, share: float, bound: float, unreached: list[int], joins: list[int]
+) -> None:
+    """Position 1 is personal; by size the changes stand in the order 1, 2, 3, 0. Weight decay moves all of them."""
     model = StackedModel(torch.nn.Linear(4, 1, bias=False), torch.zeros(2, 4))
     method = COPFL(ranking=ranking, select_share=share, personal_bound=bound)
     bound_method = method.bind(Setup(model.info, worlds.training(), 1))
     mask = torch.tensor([[[False, True, False, False]]])
     end = torch.tensor([[[0.1, -0.9, 0.8, -0.3]]])
-    local = ClientState({"weight": end}, {"mask/weight": mask, "begin/weight": torch.zeros_like(end)})
-    found = bound_method._selected(local)["weight"]
-    assert found.flatten().nonzero().flatten().tolist() == sorted([1, *joins])
+    fixed = {"mask/weight": mask, "begin/weight": torch.zeros_like(end), "reached/weight": mask}
+    fixed["moments-shared/reached/weight"] = torch.tensor([[[i not in unreached for i in range(4)]]])
+    local = ClientState({"weight": end}, fixed)
+    assert bound_method._selected(local)["weight"].flatten().nonzero().flatten().tolist() == sorted([1, *joins])
+
+
+# Positions without a gradient
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ranking": "all", "select_share": 0.5},
+        {"weight_decay": 0.1},  # moves the border's weights too, and Adam as far as any other
+        {"moments": False, "weight_decay": 0.1},
+        {"moments": False, "optimizer": "adamw", "weight_decay": 0.1},
+        {"phases": "sequential"},
+    ],
+    ids=str,
+)
+def test_weights_that_never_get_a_gradient_neither_turn_personal_nor_count(settings: dict[str, Any]) -> None:
+    """gamma = 0.5 of 13 movable positions is 6. Of all 29 it is 14, which is more than there are to share."""
+    sim = worlds.simulation(COPFL(**settings), **SLOW, **padded_world())
+    for _ in range(4):
+        sim.step()
+        border = sides(sim)["conv.weight"].clone()
+        border[..., 1, 1] = False
+        assert not border.any()
+        assert {n: int(m[0].sum()) for n, m in reached(sim).items()} == {
+            "conv.weight": 2,
+            "conv.bias": 2,
+            "head.weight": 6,
+            "head.bias": 3,
+        }
+    assert count(sim).tolist() == [6] * 6
+    assert [row["personal_share"] for row in sim.rows][-1] == pytest.approx(6 / MOVABLE)
+    moved = (checks.everyone(sim)["own/conv.weight"] - sim.model.initial["conv.weight"]).abs()
+    moved[..., 1, 1] = 0
+    assert bool((moved > 1e-12).any()) == ("weight_decay" in settings)  # means of equal numbers round at 1e-16
+
+
+def test_per_tensor_the_border_of_a_kernel_does_not_count_either() -> None:
+    """Half of 2, 2, 6 and 3 positions: 1, 1, 3 and 1."""
+    sim = checks.played(COPFL(selection="tensor", select_share=0.5), num_rounds=4, **SLOW, **padded_world())
+    assert {n: masks.active(m).tolist() for n, m in sides(sim).items()} == {
+        "conv.weight": [1] * 6,
+        "conv.bias": [1] * 6,
+        "head.weight": [3] * 6,
+        "head.bias": [1] * 6,
+    }
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_a_stack_finds_the_same_movable_positions_as_each_client_alone(moments: bool) -> None:
+    method = COPFL(moments=moments, weight_decay=0.1)
+    checks.assert_a_stack_equals_each_client_alone(method, num_rounds=4, lr=0.02, **padded_world())
+
+
+def test_a_client_that_never_trained_has_nothing_personal_and_knows_of_no_gradient() -> None:
+    sim = worlds.simulation(COPFL(), lr=0.02, num_rounds=1)
+    chosen = set(sim.cohort(sim.schedule[0]).tolist())
+    sim.run()
+    for c in set(range(6)) - chosen:
+        assert not any(bool(m[c].any()) for m in [*reached(sim).values(), *sides(sim).values()])
+
+
+def test_a_bias_before_a_batch_norm_does_not_count() -> None:
+    """The batch's mean takes it out again: its gradient is zero but for rounding."""
+    sim = checks.played(COPFL(), num_rounds=2, **SLOW, **normed_world())
+    had = reached(sim)
+    assert not had["first.bias"].any()
+    assert all(bool(m.any()) for n, m in had.items() if n != "first.bias")
+
+
+def test_counting_all_positions_as_printed_a_mask_swallows_all_that_moves_and_one_warning_says_so() -> None:
+    """0.25 of 29 positions are 7, so 7 and then all 13 movable ones turn personal."""
+    sim = worlds.simulation(COPFL(budget="all"), num_rounds=4, **SLOW, **padded_world())
+    sim.step()
+    with pytest.warns(UserWarning, match=r"at 6 of this round's clients, all weights .* budget=reached") as messages:
+        sim.step()
+    assert len(messages) == 1
+    sim.step()
+    sim.step()
+    assert [row["personal_share"] for row in sim.rows] == pytest.approx([7 / 13, 1, 1, 1])
+
+
+def test_the_usual_budget_warns_only_where_the_bound_is_all_there_is() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checks.played(COPFL(), num_rounds=4, **SLOW, **padded_world())
+    with pytest.warns(UserWarning, match=r"A smaller personal_bound \(it is 1.0\) keeps weights shared\."):
+        checks.played(COPFL(personal_bound=1.0, select_share=0.5), num_rounds=4, **SLOW, **padded_world())
+
+
+def test_an_estimate_of_costs_which_trains_nothing_counts_all_positions() -> None:
+    costs = [
+        estimate_cost(COPFL(budget=b), worlds.model(), worlds.training(), num_clients=6, examples=14)
+        for b in ("reached", "all")
+    ]
+    none = estimate_cost(COPFL(select_share=0.0), worlds.model(), worlds.training(), num_clients=6, examples=14)
+    assert costs[0] == costs[1]
+    assert costs[0].up_bytes < none.up_bytes
 
 
 # Moments
@@ -304,10 +456,12 @@ def merged(rule: str, server_lr: float = 1.0) -> tuple[list[float], float]:
     algorithm = COPFL(server_rule=rule).bind(setup)
     shared = torch.tensor([[[True, True, False, False]], [[True, False, True, False]]])
     values = torch.tensor([[[1.0, 2.0, 0.0, 0.0]], [[5.0, 0.0, 3.0, 0.0]]])
-    terms = algorithm.summands({"weight": Masked(values, shared)}, torch.tensor([1.0, 3.0], dtype=torch.float64), ROUND)
+    upload = {"weight": Masked(values, shared), "aux/personal": torch.tensor([0.5, 0.25], dtype=torch.float64)}
+    terms = algorithm.summands(upload, torch.tensor([1.0, 3.0], dtype=torch.float64), ROUND)
     sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
-    server = {"weight": torch.tensor([[10.0, 20.0, 30.0, 40.0]]), "aux/union": torch.zeros(())}
+    server = algorithm.init_server({"weight": torch.tensor([[10.0, 20.0, 30.0, 40.0]])})
     after = algorithm.aggregate(server, sums, ROUND)
+    assert algorithm.notes(after)["personal_share"] == 0.375  # (0.5 + 0.25) / 2, whatever clients count
     return after["weight"][0].tolist(), algorithm.notes(after)["union_of_masks"]
 
 
@@ -357,7 +511,7 @@ def test_only_shared_positions_are_uploaded() -> None:
         assert isinstance(sent, Masked)
         assert torch.equal(sent.mask, ~done.kept[f"mask/{n}"])
         assert not sent.values[done.kept[f"mask/{n}"]].any()
-    assert done.upload.keys() - set(sim.model.info.parameters) == {"cowa/score"}
+    assert done.upload.keys() - set(sim.model.info.parameters) == {"aux/personal", "cowa/score"}
 
 
 def test_weights_sum_to_one() -> None:
@@ -478,9 +632,17 @@ def test_impossible_settings_are_refused(settings: dict[str, object], message: s
         COPFL(**settings)  # type: ignore[arg-type]
 
 
+def test_shares_of_millions_of_positions_are_counted_exactly() -> None:
+    """0.3 of 8,388,613 is 2516583.9, which float32 rounds to 2516584."""
+    size = 2**23 + 5
+    nothing = torch.zeros(1, size, dtype=torch.bool)
+    grown = COPFL(select_share=0.3)._grown(torch.ones(1, size), nothing, ~nothing)
+    assert int(grown.sum()) == 2516583
+
+
 def test_shares_of_a_hundred_positions_are_counted_exactly() -> None:
     """0.29 * 100 is 28.999999999999996 in floating point."""
     nothing, moved = torch.zeros(1, 100, dtype=torch.bool), torch.arange(100.0).view(1, 100)
     for settings in ({"select_share": 0.29, "personal_bound": 1.0}, {"select_share": 1.0, "personal_bound": 0.29}):
-        grown = COPFL(**settings)._grown(moved, nothing)
+        grown = COPFL(**settings)._grown(moved, nothing, ~nothing)
         assert torch.equal(grown, moved >= 71)

@@ -43,9 +43,10 @@ class Upload:
 
 @dataclass
 class Member:
-    """m_n, p_n and g_n, the two moment pairs and the last upload."""
+    """m_n, p_n and g_n, where the client ever had a gradient, the two moment pairs and the last upload."""
 
     personal: Tensor
+    reached: Tensor
     values: Tensor  # w_n as last trained
     moments: dict[str, Moments]
     last: Upload | None = None
@@ -72,6 +73,7 @@ class COPFL(Reference):
         *,
         select_share: float = 0.25,
         personal_bound: float = 0.5,
+        budget: Literal["reached", "all"] = "reached",
         selection: Literal["global", "tensor"] = "global",
         ranking: Literal["shared", "all"] = "shared",
         phases: Literal["parallel", "sequential"] = "parallel",
@@ -85,13 +87,14 @@ class COPFL(Reference):
         super().__init__(module, federation, training)
         self.select_share, self.personal_bound, self.selection = select_share, personal_bound, selection
         self.phases, self.server_rule, self.moments, self.scoring = phases, server_rule, moments, weights
-        self.answers, self.ranking = answers, ranking
+        self.answers, self.ranking, self.budget = answers, ranking, budget
         self.keep_statistics()  # which never leave a client
         self.w_0, self.events = self.joined(self.initial), Counter[str]()
         self.before, self.newest = self.w_0, dict[int, Upload]()  # of the newest aggregation
         nothing = torch.zeros_like(self.w_0)
         self.members = [
             Member(
+                nothing.bool(),
                 nothing.bool(),
                 nothing.clone(),
                 {phase: Moments(nothing.clone(), nothing.clone()) for phase in ("personal", "shared")},
@@ -188,6 +191,8 @@ class COPFL(Reference):
         for rows in self.stream(n, number, "personal" if phase == "personal" else "batches").turn():
             gradient = self.gradient(self.cross_entropy, {**self.divided(w), **statistics}, rows)
             q, statistics = reference.only(self.joined(gradient), h), self.tracked
+            # What is smaller than 64 units in the last place of the largest may be a rounded zero.
+            member.reached = member.reached | (q.abs() > 64 * 2**-52 * q.abs().max())
             if self.moments:  # w <- w - eta h u^ / (sqrt(v^) + eps)
                 w = w - eta * reference.only(self.direction(member.moments[phase], q), h)
             else:
@@ -216,18 +221,20 @@ class COPFL(Reference):
             assert first == d
         old = member.personal.tolist()
         for group in groups:
+            # d is the number of positions where this client ever had a gradient, or of all as printed
+            counted = [i for i in group if member.reached[i] or self.budget == "all"]
+            self.events["never reached"] += len(group) - len(counted)
             # min(floor(p d), floor(gamma d) - ||m_n||_0)
-            taken = sum(old[i] for i in group)
-            bound = math.floor(self.personal_bound * len(group)) - taken
-            count = min(math.floor(self.select_share * len(group)), bound)
-            self.events["at the bound"] += bound < math.floor(self.select_share * len(group))
+            share, bound = (math.floor(s * len(counted) + 1e-9) for s in (self.select_share, self.personal_bound))
+            room = max(bound - sum(old[i] for i in group), 0)
+            self.events["at the bound"] += room < share
             if self.ranking == "all":  # Eq. 6: m[i] = 1 where the change is in the top p of all d
-                top = reference.largest(change, group, math.floor(self.select_share * len(group)))
+                top = reference.largest(change, counted, share)
                 joining = [i for i in top if not old[i]]
                 self.events["in the top p and personal before"] += len(top) - len(joining)
-                joining = reference.largest(change, joining, min(len(joining), max(bound, 0)))
+                joining = reference.largest(change, joining, room)
             else:
-                joining = reference.largest(change, [i for i in group if not old[i]], max(count, 0))
+                joining = reference.largest(change, [i for i in counted if not old[i]], min(share, room))
             for i in joining:
                 self.events["joined"] += 1
                 member.personal[i] = True

@@ -9,21 +9,22 @@ server averages a position over those who share it, weighed by contribution (COW
 
 Repairs of the paper's equations, as docs/algorithms/co-pfl.md says: beta_2 in the second moment, bias corrected by
 the number of updates, `server_rule = "renormalised"` by default, since the literal rule freezes every position
-anybody keeps.
+anybody keeps, and `budget = "reached"`: d counts the positions at which the client has ever had a gradient. Counting
+all positions of a network of which many never get one, everything that trains would turn personal.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from personafl.core import tree
+from personafl.core import optim, tree
 from personafl.core.algorithm import Algorithm, ClientState, LocalWork, StateUpdate, choose, setting
 from personafl.core.errors import UserError
-from personafl.core.optim import Adam
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round
 from personafl.sparse import masks, means
 
@@ -37,8 +38,13 @@ class COPFL(Algorithm):
     evaluates: ClassVar[str] = "the client's model after its last session, shared and personal positions alike"
     newcomers: ClassVar[str] = "the global model, after a session of its own"
 
-    select_share: float = setting(0.25, "share of all positions that turns personal in a round (p)")
-    personal_bound: float = setting(0.5, "the most that may be personal (gamma)")
+    select_share: float = setting(0.25, "share of the positions in the budget that turns personal in a round (p)")
+    personal_bound: float = setting(0.5, "the largest share of them that may be personal (gamma)")
+    budget: str = setting(
+        "reached",
+        "positions that can turn personal and that shares refer to: those that have had a gradient, or all as printed",
+        ("reached", "all"),
+    )
     selection: str = setting("global", "rank positions over the whole model or per tensor", ("global", "tensor"))
     ranking: str = setting(
         "shared", "top p among the positions still shared, or among all as Eq. 6 prints", ("shared", "all")
@@ -80,17 +86,15 @@ class COPFL(Algorithm):
     def welcome(self) -> str:
         return "newcomer"
 
-    def _rule(self) -> Adam | None:
-        """MAMO, Eqs. 4 and 5; None for the recipe's optimiser."""
-        if not self.moments:
-            return None
-        return Adam(self.beta1, self.beta2, self.eps, self.weight_decay or 0.0, self.grad_clip or 0.0)
+    def _mamo(self) -> optim.Adam:
+        """MAMO, Eqs. 4 and 5."""
+        return optim.Adam(self.beta1, self.beta2, self.eps, self.weight_decay or 0.0, self.grad_clip or 0.0)
 
     # State
 
     def init_server(self, params: Params) -> Params:
-        like = next(iter(params.values()))
-        return super().init_server(params) | {"aux/union": torch.zeros((), dtype=torch.float64, device=like.device)}
+        zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        return super().init_server(params) | dict.fromkeys(("aux/union", "aux/personal", "aux/unsharing"), zero)
 
     def init_coverage(self, params: Params) -> Params:
         kind = torch.bool if self.server_rule == "literal" else None  # there a position is averaged over all or stays
@@ -99,11 +103,10 @@ class COPFL(Algorithm):
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         model = tree.stack({n: params[n] for n in self.info.parameters}, len(ids))
         nothing = {n: torch.zeros_like(t, dtype=torch.bool) for n, t in model.items()}
-        mine = tree.prefixed(model, "own") | tree.prefixed(nothing, "mask")
+        mine = tree.prefixed(model, "own") | tree.prefixed(nothing, "mask") | tree.prefixed(nothing, "reached")
         mine["aux/seen"] = torch.zeros(len(ids), dtype=torch.bool, device=next(iter(params.values())).device)
-        if rule := self._rule():
-            for side in SIDES:
-                mine |= tree.prefixed(rule.init(model), f"moments-{side}")
+        for side in SIDES if self.moments else ():
+            mine |= tree.prefixed(self._mamo().init(model), f"moments-{side}")
         return super().init_clients(params, ids) | mine
 
     # A round
@@ -116,16 +119,17 @@ class COPFL(Algorithm):
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         model = self._own_model(kept, down)
-        fixed = {n: t for n, t in kept.items() if n.startswith(("mask/", "moments-"))}
+        fixed = {n: t for n, t in kept.items() if n.startswith(("mask/", "reached/", "moments-"))}
         return ClientState(model, fixed | tree.prefixed(model, "begin"))
 
     def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        rule = self._rule()
-        memory = {side: f"moments-{side}" if rule else "" for side in SIDES}
-        shared = self.usual_turn(self._shared, optimizer=rule, memory=memory["shared"])
+        rule = self._mamo() if self.moments else optim.default(self.training_at(rnd.stage))
+        record = optim.GradientRecord(rule)
+        shared = self.usual_turn(self._shared, optimizer=record, memory="moments-shared")
         if rnd.number == 0 or not self.select_share:  # nobody has anything personal yet
             return [shared]
-        personal = self.usual_turn(self._personal, optimizer=rule, memory=memory["personal"], stream="personal")
+        memory = "moments-personal" if self.moments else ""
+        personal = self.usual_turn(self._personal, optimizer=rule, memory=memory, stream="personal")
         if self.phases == "sequential":
             return [personal, StateUpdate(self._without_personal_phase), shared]
         return [personal, StateUpdate(self._set_aside), shared, StateUpdate(self._rejoined)]
@@ -154,34 +158,46 @@ class COPFL(Algorithm):
         statistics = tree.select(local.params, self.info.buffers)
         return replace(local, params=local.params | model | choose(_any(self._shared(local)), statistics, aside))
 
+    def _reached(self, local: ClientState) -> Params:
+        """Where clients have had a gradient by now. A rehearsal trains nothing and counts all positions."""
+        before, now = (tree.under(local.fixed, prefix) for prefix in ("reached", "moments-shared/reached"))
+        return {n: m | now[n] if n in now else torch.ones_like(m) for n, m in before.items()}
+
     def _selected(self, local: ClientState) -> Params:
         """PWPM: the masks from now on, grown by the shared positions that moved most."""
         mask, begin = tree.under(local.fixed, "mask"), tree.under(local.fixed, "begin")
         moved = {n: (begin[n] - local.params[n]).abs() for n in mask}
+        counted = self._reached(local) if self.budget == "reached" else {n: torch.ones_like(m) for n, m in mask.items()}
         if self.selection == "tensor":
-            return {n: m | self._grown(moved[n], m) for n, m in mask.items()}
-        joint = torch.cat([tree.flat(t) for t in moved.values()], 1)  # [C, d]
-        grown = self._grown(joint, torch.cat([tree.flat(m) for m in mask.values()], 1))
-        pieces = torch.split(grown, [m[0].numel() for m in mask.values()], 1)
+            return {n: m | self._grown(moved[n], m, counted[n]) for n, m in mask.items()}
+        joint = (torch.cat([tree.flat(t[n]) for n in mask], 1) for t in (moved, mask, counted))  # [C, d]
+        pieces = torch.split(self._grown(*joint), [m[0].numel() for m in mask.values()], 1)
         return {n: m | piece.view(m.shape) for (n, m), piece in zip(mask.items(), pieces, strict=True)}
 
-    def _grown(self, moved: Tensor, mask: Tensor) -> Tensor:
-        """The positions that join a mask, `[C, ...]`."""
-        size = mask[0].numel()
-        step, bound = int(self.select_share * size + 1e-9), int(self.personal_bound * size + 1e-9)
-        room = (bound - masks.active(mask)).clamp(0, step)
+    def _grown(self, moved: Tensor, mask: Tensor, counted: Tensor) -> Tensor:
+        """The positions that join a mask, `[C, ...]`, among those that count."""
+        size = masks.active(counted).double()
+        step, bound = ((share * size + 1e-9).long() for share in (self.select_share, self.personal_bound))
+        room = torch.minimum(bound - masks.active(mask), step).clamp(min=0)
+        moved = moved.masked_fill(~counted, -torch.inf)
         if self.ranking == "all":  # what is personal already takes up places
-            top = masks.top_k(moved, torch.full_like(room, step)) & ~mask
+            top = masks.top_k(moved, step) & ~mask
             return masks.top_k(moved.masked_fill(~top, -torch.inf), room)
         return masks.top_k(moved.masked_fill(mask, -torch.inf), room)
 
     def upload(self, local: ClientState, rnd: Round) -> Payload:
-        shared = {n: Masked(local.params[n], ~m) for n, m in self._selected(local).items()}
-        return dict(super().upload(local, rnd)) | shared
+        mask, reached = self._selected(local), self._reached(local)
+        shared = {n: Masked(local.params[n], ~m) for n, m in mask.items()}
+        personal, all_reached = (
+            torch.stack([masks.active(t[n]) for n in mask]).sum(0).double()
+            for t in ({n: m & reached[n] for n, m in mask.items()}, reached)
+        )
+        return dict(super().upload(local, rnd)) | shared | {"aux/personal": personal / all_reached.clamp(min=1)}
 
     def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         mask = self._selected(local)
         new = tree.prefixed({n: local.params[n] for n in mask}, "own") | tree.prefixed(mask, "mask")
+        new |= tree.prefixed(self._reached(local), "reached")
         new["aux/seen"] = torch.ones_like(kept["aux/seen"])
         return kept | tree.select(local.params, self.stays_on_client()) | new | self._moments(kept, local, mask)
 
@@ -203,8 +219,10 @@ class COPFL(Algorithm):
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         one = torch.ones_like(weights)
         sharing = {f"sharing/{n}": m * tree.column(one, m) for n, m in tree.masks(upload).items()}
-        sums = super().summands(upload, weights, rnd) | means.covered(upload, weights)
-        return sums | sharing | {"aux/clients": one}
+        personal = tree.values(upload)["aux/personal"]
+        counts = {"aux/clients": one, "aux/personal": personal, "aux/unsharing": (personal >= 1).to(one)}
+        sums = super().summands(tree.without(upload, "aux"), weights, rnd) | means.covered(upload, weights)
+        return sums | sharing | counts
 
     def _shared_by_all(self, sums: Params) -> Params:
         return {n: sums[f"sharing/{n}"] == sums["aux/clients"] for n in self.info.parameters}
@@ -221,13 +239,31 @@ class COPFL(Algorithm):
             use = held if self.server_rule == "renormalised" else everybody
             new[n] = torch.where(use, self.approach(server[n], mean), server[n])
         size = sum(new[n].numel() for n in new)
-        return server | new | {"aux/union": (kept_by_some / size).to(server["aux/union"])}
+        first_time = server["aux/unsharing"] == 0
+        counts = {
+            "aux/union": kept_by_some / size,
+            "aux/personal": sums["aux/personal"] / sums["aux/clients"],
+            "aux/unsharing": torch.where(first_time, sums["aux/unsharing"], -1),  # positive in one round only
+        }
+        return server | new | tree.converted(counts, server)
+
+    def without_uploads(self, server: Params, rnd: Round) -> Params:
+        unsharing = server["aux/unsharing"]
+        return super().without_uploads(server, rnd) | {"aux/unsharing": torch.where(unsharing > 0, -1, unsharing)}
 
     def notes(self, server: Params) -> dict[str, float]:
-        return {"union_of_masks": float(server["aux/union"])}
+        if (clients := int(server["aux/unsharing"])) > 0:
+            warnings.warn(
+                f"CO-PFL: at {clients} of this round's clients, all weights that training can move are personal now. "
+                "These clients share nothing any more, so for them the method has become local training. "
+                f"A smaller personal_bound (it is {self.personal_bound}) keeps weights shared"
+                + ("; budget=reached applies it to the weights that can move." if self.budget == "all" else "."),
+                stacklevel=2,
+            )
+        return {"union_of_masks": float(server["aux/union"]), "personal_share": float(server["aux/personal"])}
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
-        return super().download(tree.exclude(server, ["aux/union"]), known, rnd)
+        return super().download(tree.without(server, "aux"), known, rnd)
 
     # Prediction
 

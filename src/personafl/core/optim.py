@@ -106,6 +106,34 @@ class Adam:
             _descend([params[n]], [update], lr)
 
 
+ROUNDING = 64
+"""Machine epsilons of a client's largest gradient up to which another one may be a zero that was rounded."""
+
+
+@dataclass(frozen=True)
+class GradientRecord:
+    """Another optimiser, and a record of the positions at which each client had a gradient.
+
+    The record is `reached/NAME` in the state, True where a gradient inside the mask was larger than rounding errors in
+    any step. It looks at gradients before weight decay, which also moves weights that the loss does not depend on.
+    """
+
+    rule: Optimizer
+
+    def init(self, params: Mapping[str, Tensor]) -> Params:
+        nowhere = {f"reached/{n}": torch.zeros_like(p, dtype=torch.bool) for n, p in params.items()}
+        return self.rule.init(params) | nowhere
+
+    def step(self, params: Params, grads: Params, state: Params, moves: Moves, lr: float | Tensor) -> None:
+        sizes = {n: (g if (m := moves[n]) is None else tree.masked(g, m)).abs() for n, g in grads.items()}
+        if sizes:
+            largest = torch.stack([tree.flat(t).amax(1) for t in sizes.values()]).amax(0)  # [C]
+            bound = ROUNDING * torch.finfo(largest.dtype).eps * largest
+            for n, t in sizes.items():
+                state[f"reached/{n}"].logical_or_(t > tree.column(bound, t))
+        self.rule.step(params, grads, state, moves, lr)
+
+
 def _descend(params: list[Tensor], along: list[Tensor], lr: float | Tensor) -> None:
     if not isinstance(lr, Tensor):
         foreach("add_", params, along, alpha=-lr)
