@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -69,7 +72,13 @@ def test_a_command_that_was_killed_goes_on(method: str, store: str, ranks: int, 
     assert kills.differences(cut, whole) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def assert_nothing_is_lost(home: Path) -> None:
+    rows = len((home / "metrics.jsonl").read_text().splitlines())
+    saved = max((home / "progress").iterdir())
+    assert f'"played": {rows}' in (saved / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
     words = kills.command(recipe(tmp_path, "ditto", rounds=5000), tmp_path / "a", "host", 1)
     words[-1] = "1h"  # by itself it would not save
@@ -80,10 +89,45 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number: signal.
     assert running.returncode == 128 + number
     assert said.endswith(f"stopped; go on with: personafl resume {tmp_path / 'a'}\n")
     assert "stopping behind this round; once more ends it at once" in said
-    home = tmp_path / "a" / "ditto" / "seed-0"
-    rows = len((home / "metrics.jsonl").read_text().splitlines())
-    saved = max((home / "progress").iterdir())
-    assert f'"played": {rows}' in (saved / "manifest.json").read_text()  # nothing is lost
+    assert_nothing_is_lost(tmp_path / "a" / "ditto" / "seed-0")
+
+
+def test_a_run_whose_terminal_is_closed_saves(tmp_path: Path) -> None:
+    """With the progress display on, which can no longer be written: the system sends SIGHUP, and here a shell too."""
+    words = kills.command(recipe(tmp_path, "ditto", rounds=5000), tmp_path / "a", "host", 1)
+    words = [*words[:-1], "1h"]
+    words.remove("--quiet")
+    terminal, inner = os.openpty()
+    running = subprocess.Popen(
+        words,
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(inner)
+    os.set_blocking(terminal, False)
+    metrics = tmp_path / "a" / "ditto" / "seed-0" / "metrics.jsonl"
+    while not metrics.is_file() or len(metrics.read_text().splitlines()) < 3:
+        assert running.poll() is None
+        with contextlib.suppress(BlockingIOError):
+            os.read(terminal, 2**16)
+        time.sleep(0.01)
+    os.close(terminal)
+    running.send_signal(signal.SIGHUP)
+    assert running.wait() == 128 + signal.SIGHUP
+    assert_nothing_is_lost(metrics.parent)
+
+
+def test_under_nohup_a_run_goes_on(tmp_path: Path) -> None:
+    words = kills.command(recipe(tmp_path, "fedavg", rounds=200), tmp_path / "a", "host", 1)
+    running = started(["nohup", *words])
+    until(3, tmp_path / "a", running)
+    running.send_signal(signal.SIGHUP)
+    running.communicate()
+    assert running.returncode == 0
+    assert run_folder.missing(tmp_path / "a") == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")

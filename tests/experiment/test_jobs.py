@@ -69,7 +69,7 @@ def test_a_request_to_stop_that_a_call_could_not_heed_ends_it_behind_the_call() 
     assert (begun, stopped.value.code) == ([1], 143)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_between_calls_it_ends_at_once(number: signal.Signals) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind it has it ignored
     try:

@@ -144,13 +144,24 @@ def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     assert child.ended() == -signal.SIGKILL
 
 
-def test_a_stop_is_asked_by_signals_and_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stop_is_asked_by_signals_and_handlers_are_put_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
     with Stop() as stop:
         assert not stop and not stop.wait(0)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert waited(lambda: stop) and stop.wait(600)
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.wait(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from personafl.core.errors import UserError
-from personafl.experiment.stopping import StopAtOnce, Stopped
+from personafl.experiment.stopping import HANGUP, StopAtOnce, Stopped
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def _context() -> Iterator[BaseContext]:
 def _served(server: Any) -> Iterator[BaseContext]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["personafl", "personafl.experiment.reproduction", "personafl.experiment.tuning"])
-    with _same_path():
+    with _same_path(), _hangup_ignored():
         server.ensure_running()
     try:
         yield context
@@ -115,6 +115,19 @@ def _served(server: Any) -> Iterator[BaseContext]:
         os.kill(server._forkserver_pid, signal.SIGKILL)  # it would wait for a process that nobody waits for any more
         server._stop()
         context.set_forkserver_preload(["__main__"])  # as it was
+
+
+@contextmanager
+def _hangup_ignored() -> Iterator[None]:
+    """A program begun now ignores a closed terminal: this process asks those that work for it to stop."""
+    if HANGUP is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(HANGUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(HANGUP, before)
 
 
 @contextmanager

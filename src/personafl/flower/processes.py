@@ -179,15 +179,16 @@ def end_family(patience: float = 5.0) -> None:
 
 
 class Stop:
-    """Whether this process was asked to end: by SIGTERM, or Ctrl-C."""
+    """Whether this process was asked to end: by SIGTERM, Ctrl-C or a closed terminal."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._ask)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under `nohup` it is ignored
+                self._before[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:
