@@ -450,6 +450,7 @@ def finished() -> Path:
     recipe = {
         "data": {"dataset": str(home / "data.npz"), "partition": "natural"},
         "training": {"num_rounds": 1, "batch_size": 4, "local_epochs": 1},
+        "faults": {"faulty_ratio": 0.4},  # so that a summary has `faults`
         "algorithms": [{"name": "fedper"}],
     }
     run(recipe, out=home / "run", quiet=True, device="cpu")

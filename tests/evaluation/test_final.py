@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from personafl import Ditto, Evaluation, FedAvg, LocalOnly
+from personafl import Ditto, Evaluation, FedAvg, LocalOnly, UserError
 from personafl.core import rng
 from personafl.data.corruptions import STANDARD, corrupt
 from personafl.evaluation import final
@@ -109,3 +112,57 @@ def test_what_was_not_asked_for_is_not_there() -> None:
     assert found.keys() == {"ids", "edges", "rows", "scores"}
     assert final.robustness(found, sim.evaluation, sim.task.metric) == {}
     assert sim.clients_table(found)[1] is None
+
+
+def written(path: Path, **changes: np.ndarray | None) -> Path:
+    """A file of two clients with three samples in all, with other arrays."""
+    arrays: dict[str, np.ndarray | None] = {
+        "ids": np.arange(2),
+        "edges": np.array([0, 1, 3]),
+        "rows": np.arange(3),
+        "scores": np.ones(3),
+        "client_accuracy": np.ones((2, 2)),
+        "unseen_ids": np.array([2]),
+        "unseen_edges": np.array([0, 1]),
+        "unseen_rows": np.zeros(1),
+        "unseen_scores": np.ones(1),
+    }
+    np.savez_compressed(path, **{n: a for n, a in (arrays | changes).items() if a is not None})
+    return path
+
+
+def test_arrays_that_no_run_writes_are_not_inflated(tmp_path: Path) -> None:
+    """64 MiB of zeros in a file of 64 KiB."""
+    path = written(tmp_path / "a.npz", bomb=np.zeros(2**23))
+    assert path.stat().st_size < 2**17
+    tracemalloc.start()
+    try:
+        assert "bomb" not in final.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": np.ones(4)},
+        {"client_accuracy": np.zeros((1, 2))},
+        {"client_accuracy": np.zeros((2, 2**14))},
+        {"shift_scores": np.zeros((3, 2**12, 8))},
+        {"degrees": np.zeros(2**25)},
+        {"unseen_scores": np.ones(3)},
+    ],
+)
+def test_arrays_that_do_not_fit_the_clients_are_refused(tmp_path: Path, changes: dict[str, np.ndarray]) -> None:
+    path = written(tmp_path / "a.npz", **changes)
+    with pytest.raises(UserError, match=f"not a file of evaluations: {next(iter(changes))} has shape"):
+        final.load(path)
+    with pytest.raises(UserError, match="it has no scores"):
+        final.load(written(path, scores=None))
+
+
+def test_all_arrays_are_listed_with_their_first_axis() -> None:
+    listed = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)? \| `\[(.)", final.__doc__ or "", re.MULTILINE)
+    axes = {name: axis if axis in "CN" else "" for *names, axis in listed for name in names if name}
+    assert axes | {"edges": ""} == final.AXES

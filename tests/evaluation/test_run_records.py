@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import math
+import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from personafl import UserError
+from personafl.evaluation import report
 from personafl.evaluation.run_records import read_clients, read_rounds, read_summary
 from tests.evaluation.test_report import summary
 
@@ -102,3 +108,60 @@ def test_clients_have_numbers_and_names(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match=rf"clients\.csv: .*{told}"):
             read_clients(path)
+
+
+FULL: dict[str, Any] = WHOLE | {
+    "faults": {
+        "faulty_clients": [0, 3],
+        "quarantined": {
+            "updates": 2,
+            "clients": [3],
+            "first_round": 2,
+            "last_round": 3,
+            "why": {"head.weight is not finite": 2},
+        },
+        "late": 2,
+        "kept_model": [{"round": 2, "why": "no update was left"}],
+    },
+    "diverged": {"clients": 1, "of": 5, "first_round": 1, "final": 1},
+    "validation": {"best_round": 1, "personal": {"mean": 0.2, "std": 0.1}},
+    "rounds_to_target": {"0.5": {"personal": 1, "global": None}},
+    "robustness": {
+        "corruptions": {"fog": {"2": {"mean": 0.2, "std": 0.1}}},
+        "corruption_average": {"mean": 0.2, "std": 0.1},
+        "rotations": {"30.0": {"mean": 0.2, "std": 0.3}},
+        "expected": {"0.0": {"mean": 0.2, "std": 0.2}, "1.0": {"mean": 0.1, "std": 0.1}},
+        "change": {"inputs": 3, "levels": {"a": 0.5}, "recovery": {"a": 1}, "curve": [0.1, 0.2]},
+    },
+}
+ODD: list[Any] = [None, -3, 10**400, math.nan, "x", [[1]], ["a"], {}, {"a": None}, {"1": {"mean": 1}}]
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every value within nested tables and lists, by the keys that lead to it."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*place, key)
+        yield from places(value[key], (*place, key))
+
+
+def test_a_summary_with_any_value_forged_is_refused_or_shown(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    for place in places(FULL):
+        for odd in ODD:
+            forged = copy.deepcopy(FULL)
+            functools.reduce(operator.getitem, place[:-1], forged)[place[-1]] = odd
+            path.write_text(json.dumps(forged))
+            try:
+                read = read_summary(path)
+            except UserError:
+                continue
+            several = [read, FULL | {"seed": 1}]
+            report.markdown(several)
+            report.alerts(several)
+            report.remarks(several)
+
+
+def test_seeds_that_diverged_have_no_deviation() -> None:
+    """Regression of a model that diverged has a mean of NaN or infinity."""
+    several = [FULL, FULL | {"seed": 1, "accuracy": {"personal": {"mean": math.inf, "std": 0.0, "worst": math.inf}}}]
+    assert "inf ± nan" in report.markdown(several).replace(" %", "")

@@ -35,6 +35,17 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, NDArray[Any]]
         raise UserError(f"{path}: not a readable .npz file: {told(e)}") from None
 
 
+def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], int]]:
+    """The shape of each array of a file and the bytes it takes in memory, by its header alone."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {n.removesuffix(".npy"): _shape(archive, n) for n in archive.namelist() if n.endswith(".npy")}
+    except OSError as e:
+        raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except Exception as e:  # a damaged file may raise anything
+        raise UserError(f"{path}: not a readable .npz file: {told(e)}") from None
+
+
 def read_npy(path: Path) -> NDArray[Any]:
     """The array of a file."""
     try:
@@ -67,7 +78,26 @@ def told(e: Exception) -> str:
     return (str(e).splitlines() or [type(e).__name__])[0][:300]
 
 
+def _shape(archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], int]:
+    check_member(archive, member)
+    with archive.open(member) as file:
+        shape, kind = _header(file, archive.getinfo(member).file_size)
+    return shape, math.prod(shape) * kind.itemsize
+
+
 def _array(file: IO[bytes], size: int) -> NDArray[Any]:
+    _, kind = _header(file, size)
+    file.seek(0)
+    found: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    if kind.kind == "U" and found.size:  # Python would fall over characters that there are not
+        codes = found.reshape(-1).view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
+        if (codes > 0x10FFFF).any() or ((codes >= 0xD800) & (codes < 0xE000)).any():
+            raise ValueError("its text is damaged")
+    return found
+
+
+def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and type of an array in a file of so many bytes, where all of them are its numbers."""
     form = np.lib.format
     version = form.read_magic(file)
     header, length = (form.read_array_header_1_0, 2) if version == (1, 0) else (form.read_array_header_2_0, 4)
@@ -83,10 +113,4 @@ def _array(file: IO[bytes], size: int) -> NDArray[Any]:
         raise ValueError(f"it holds {str(kind)[:40]}, not numbers or text")
     if not kind.itemsize or not all(type(n) is int and n >= 0 for n in shape) or due != size - file.tell():
         raise ValueError(f"an array of shape {str(shape)[:60]} in {size} bytes")
-    file.seek(0)
-    found: NDArray[Any] = form.read_array(file, allow_pickle=False)
-    if kind.kind == "U" and found.size:  # Python would fall over characters that there are not
-        codes = found.reshape(-1).view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
-        if (codes > 0x10FFFF).any() or ((codes >= 0xD800) & (codes < 0xE000)).any():
-            raise ValueError("its text is damaged")
-    return found
+    return shape, kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from personafl.core.plain_text import IN_FIGURES
-from personafl.evaluation.shown import Shown
+from personafl.evaluation.shown import Shown, deviation
 
 MARKERS = "os^v"  # ten colours each
 
@@ -45,7 +45,7 @@ class Curve:
         """From each seed's values by place; places that not all seeds have are left out."""
         places = sorted(p for p in seeds[0] if all(p in s for s in seeds))
         values = [[s[p] for s in seeds] for p in places]
-        spread = [stdev(v) for v in values] if len(seeds) > 1 else []
+        spread = [deviation(v) for v in values] if len(seeds) > 1 else []
         last = (*final[0][:2], mean(v for *_, v in final)) if final else None
         return cls(places, [mean(v) for v in values], spread, last)
 

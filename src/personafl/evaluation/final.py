@@ -39,6 +39,7 @@ of shift or of others' test sets.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -49,7 +50,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.errors import UserError
-from personafl.core.npz import read_npz
+from personafl.core.npz import npz_shapes, read_npz
 from personafl.core.types import Metric
 from personafl.data import client_corruption
 from personafl.data.federated import Federation
@@ -62,6 +63,17 @@ from personafl.evaluation.settings import Evaluation
 Arrays = dict[str, NDArray[Any]]
 Row = dict[str, Any]
 UNSEEN = "unseen_"
+AXES = {
+    **dict.fromkeys(("ids", "names", "client_corruption", "donors", "shift_accuracy", "corruption_accuracy"), "C"),
+    **dict.fromkeys(("shift_corruption_accuracy", "change_scores", "count_accuracy", "whole_accuracy"), "C"),
+    **dict.fromkeys(("whole_corruption_accuracy", "rotation_accuracy", "client_accuracy", "expected_accuracy"), "C"),
+    **dict.fromkeys(("rows", "scores", "shift_scores", "corruption_scores", "rotation_scores"), "N"),
+    **dict.fromkeys(("degrees", "kinds", "severities", "input_counts", "angles", "edges", "whole_rows"), ""),
+}
+"""All arrays that a file may have, by their first axis: clients, samples, or neither."""
+MOST_OF_ROW = 2**16  # bytes of an array for each client or sample, besides 64 for every client
+MOST_OF_LIST = 2**27  # bytes of an array that goes by neither
+MOST_BYTES = 2**31  # of all arrays
 TOLD = {"name": "names", "corruption": "client_corruption"}  # columns of text, and the arrays they come from
 
 
@@ -306,8 +318,25 @@ def packed(found: Arrays) -> bytes:
 
 
 def load(path: Path, names: Sequence[str] = ()) -> Arrays:
-    """The arrays of a file, or those of these names it has; `ids`, `edges` and `scores` are among them."""
-    found = read_npz(path, names)
-    if gone := {"ids", "edges", "scores"} - found.keys():
+    """The arrays of a file, or those of these names it has; `ids`, `edges` and `scores` are among them.
+
+    Others than those of the table above are not read, and none before its shape was compared with those of `ids` and
+    `rows`: a small file may claim to hold gigabytes.
+    """
+    shapes = {n: s for n, s in npz_shapes(path).items() if n.removeprefix(UNSEEN) in AXES}
+    if gone := {"ids", "edges", "scores"} - shapes.keys():
         raise UserError(f"{path}: not a file of evaluations: it has no {', '.join(sorted(gone))}")
-    return found
+    for part in ("", UNSEEN):
+        if f"{part}ids" not in shapes:
+            continue
+        axes = {"C": shapes[f"{part}ids"][0], "N": shapes.get(f"{part}rows", shapes["scores"])[0]}
+        for n, axis in AXES.items():
+            shape, size = shapes.get(f"{part}{n}", ((), 0))
+            expected = axes.get(axis, shape)[:1]
+            counts = [math.prod(a) for a in axes.values()]
+            most = MOST_OF_LIST if axis not in axes else (MOST_OF_ROW + 64 * counts[0]) * max(1, *counts)
+            if size and (shape[:1] != expected or size > most):
+                raise UserError(f"{path}: not a file of evaluations: {part}{n} has shape {str(shape)[:60]}")
+    if sum(size for _, size in shapes.values()) > MOST_BYTES:
+        raise UserError(f"{path}: not a file of evaluations: it is larger than {MOST_BYTES >> 30} GiB in memory")
+    return read_npz(path, [n for n in shapes if not names or n in names])

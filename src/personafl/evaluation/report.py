@@ -7,7 +7,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from personafl.core.errors import UserError
 from personafl.evaluation import final, stream_change
 from personafl.evaluation.final import Arrays
 from personafl.evaluation.metrics import METRICS
-from personafl.evaluation.shown import Shown
+from personafl.evaluation.shown import Shown, deviation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,14 +111,14 @@ def _cell(found: Sequence[Any], kind: str, shown: Shown) -> str:
         return f"{text} ± {shown.number(found[0]['std'])}" if with_std else text
     if len(values) == 1:
         return text
-    return f"{text} ± {shown.number(interval(values) if kind == 'ci' else stdev(values))}"
+    return f"{text} ± {shown.number(interval(values) if kind == 'ci' else deviation(values))}"
 
 
 def interval(values: Sequence[float]) -> float:
     """Half of the 95 % interval of a mean over two seeds or more."""
     from scipy.special import stdtrit  # as scipy.stats.t.ppf, in a quarter of its import time
 
-    return float(stdev(values) * stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values)))
+    return float(deviation(values) * stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values)))
 
 
 def _mark(seeds: Sequence[Summary]) -> str:
@@ -278,8 +278,9 @@ def _over_corruptions(summaries: Sequence[Summary], which: str, kind: str, shown
     for label, seeds in groups(summaries).items():
         tried = [r for s in seeds if (r := s.get("robustness", {})).get(f"{which}corruptions")]
         if tried and cells:
-            over = {} if differ else {"std": tried[0][f"{which}corruption_average"]["std"]}
-            means = [{"mean": mean(r[f"{which}corruptions"][k][s]["mean"] for k, s in cells)} | over for r in tried]
+            over = {} if differ else tried[0].get(f"{which}corruption_average", {})
+            means = [{"mean": mean(r[f"{which}corruptions"][k][s]["mean"] for k, s in cells)} for r in tried]
+            means[0] = over | means[0]
             out.append(f"{label} {_cell(means, kind, shown)}")
     those = f" all have ({len(cells)})" if differ else ""
     return [f"Mean over corruptions and severities{those}{_CORRUPTED[which]}: {', '.join(out)}."] if out else []

@@ -15,7 +15,7 @@ from personafl.core.plain_text import from_spreadsheet_cell, harmless
 from personafl.evaluation import final
 
 _NUMBER = (int, float)
-_MEAN = {"mean": _NUMBER}
+_MEAN = {"mean": _NUMBER, "std?": _NUMBER}
 _ROUND = (int, type(None))
 # What must be there and of which type, as far as a table or a figure looks at it.
 _SUMMARY: dict[str, Any] = {
@@ -25,7 +25,7 @@ _SUMMARY: dict[str, Any] = {
     "seed": int,
     "rounds": int,
     "lr": _NUMBER,
-    "accuracy": {"personal": {**_MEAN, "std?": _NUMBER, "worst": _NUMBER}, "unseen?": _MEAN},
+    "accuracy": {"personal": {**_MEAN, "worst": _NUMBER}, "unseen?": _MEAN},
     "communication": {"mib_per_client": _NUMBER},
     "compute": {"flops_per_client": _NUMBER},
     "time": {"seconds": _NUMBER},
@@ -33,6 +33,12 @@ _SUMMARY: dict[str, Any] = {
     "hashes": {"*": (str, type(None))},
     "metric?": {"name": str, "better": str},
     "shift~": {"degrees": {"#": _MEAN}, "average": _NUMBER},
+    "faults?": {
+        "faulty_clients?": list,
+        "quarantined?": {"clients": list, "first_round": int, "why": {"*": int}},
+        **dict.fromkeys(("dropped?", "busy?", "late?", "stale?"), int),
+        "kept_model?": list,
+    },
     "validation?": {"best_round": int, "personal": _MEAN},
     "diverged?": dict.fromkeys(("clients", "of", "first_round", "final"), int),
     "stopped?": {"by": str, "on": str, "rounds": int},
@@ -42,7 +48,7 @@ _SUMMARY: dict[str, Any] = {
         "corruption_average?": {"std": _NUMBER},
         "whole_corruptions?": {"*": {"*": _MEAN}},
         "whole_corruption_average?": {"std": _NUMBER},
-        "whole_clean?": {**_MEAN, "std?": _NUMBER},
+        "whole_clean?": _MEAN,
         "shift_corruptions?": {"*": {"*": _MEAN}},
         "shift_corruption_average?": {"std": _NUMBER},
         "change?": {"inputs": int, "levels": {"*": _NUMBER}, "recovery": {"*": int}, "curve": list},
@@ -124,6 +130,8 @@ def misfit(found: Any, wanted: Any, place: str = "") -> str:
     `?` behind a key marks what may be missing, `~` what may be null; `*` stands for any key, `#` for any number.
     """
     if not isinstance(wanted, Mapping):
+        if isinstance(found, int) and abs(found) >= 2**63:
+            return f"{place} is {str(found)[:20]}..., too large a number"
         fine = isinstance(found, wanted) and not isinstance(found, bool)
         return "" if fine else f"{place} is {_kind(found)}"
     if not isinstance(found, dict):

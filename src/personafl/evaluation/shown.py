@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,3 +55,8 @@ class Shown:
     def text(self, value: float) -> str:
         """A number by itself, as while a run goes on."""
         return f"{self.words} {self.number(value)}{' %' if self.percent else ''}"
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of two values or more; NaN where one is not finite, as of a model that diverged."""
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan

@@ -18,7 +18,8 @@ from personafl import config
 from personafl.config import Recipe
 from personafl.core import batches, rng
 from personafl.core.errors import UserError
-from personafl.core.npz import read_npz
+from personafl.core.npz import npz_shapes, read_npz
+from personafl.core.plain_text import list_names
 from personafl.core.types import Metric, TaskName
 from personafl.data import DATASETS, PARTITIONS, Federation, Source, arrays, custom, normalize, partition_file
 from personafl.data.client_corruption import corrupt_federation
@@ -88,11 +89,12 @@ def _npz(path: Path, missing: Missing) -> Source:
     if not path.is_file():
         raise UserError(f"data.dataset={str(path)!r}: no such file")
     try:
-        held = read_npz(path)
+        held = read_npz(path, ("x", "y", "clients"))
+        names = npz_shapes(path)
     except UserError as e:
         raise UserError(f"data.dataset={str(path)!r}: {e}") from None
     if not {"x", "y"} <= held.keys():
-        raise UserError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {', '.join(held)}")
+        raise UserError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {list_names(names, 20)}")
     return arrays(held["x"], held["y"], held.get("clients"), name=path.stem, missing=missing)
 
 

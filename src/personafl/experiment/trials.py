@@ -17,7 +17,7 @@ from personafl.core.display import Displayed
 from personafl.core.plain_text import markdown_table, spreadsheet_row
 from personafl.core.types import Better
 from personafl.evaluation.rounds import better
-from personafl.evaluation.shown import Shown
+from personafl.evaluation.shown import Shown, deviation
 
 Point = Mapping[str, str]
 """A value, as overrides have it, for each key."""
@@ -189,7 +189,7 @@ def _own(t: Trial) -> float:
 
 
 def _spread(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+    return deviation(values) if len(values) > 1 else 0.0
 
 
 def _number(values: Sequence[float], shown: Shown) -> str:
