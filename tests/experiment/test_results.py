@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,8 @@ import pytest
 import torch
 
 import personafl
-from personafl import Result, UserError, run
-from tests import checks
+from personafl import Ditto, Result, UserError, run
+from tests import checks, worlds
 
 ROBUST = {
     "data": {"dataset": "digits", "num_clients": 5},
@@ -329,3 +332,43 @@ def test_inputs_and_clients_that_cannot_be_are_named(compared: personafl.Result)
         with pytest.raises(personafl.UserError, match=f"client={other}: must be a whole number"):
             method.client(other)  # type: ignore[arg-type]
     assert method.client(np.int64(2)).id == 2  # type: ignore[arg-type]
+
+
+READ = """
+import pickle, sys, torch
+result, inputs, outputs = pickle.load(open(sys.argv[1], "rb"))
+for label, of_run in outputs.items():
+    assert torch.equal(result[label].client(2).predict(inputs), of_run), label
+    assert torch.isfinite(result[label].client(2).module(inputs)).all()
+"""
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_a_result_can_be_copied_and_pickled(tmp_path: Path, store: str) -> None:
+    recipe = SMALL | {"training": SMALL["training"] | {"num_rounds": 1}, "algorithms": [{"name": "ditto"}]}
+    made = run(recipe, out=tmp_path / "run", store=store, timed=True)
+    inputs = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    outputs = {label: made[label].client(2).predict(inputs) for label in made.labels}
+    copied, unpickled = copy.deepcopy(made), pickle.loads(pickle.dumps(made))
+    for other in (copied, unpickled):
+        assert other.table() == made.table()
+        for label, of_run in outputs.items():
+            assert torch.equal(other[label].client(2).predict(inputs), of_run)
+    # A copy has rows of its own: what is written to one reaches no other.
+    for other in (copied, unpickled):
+        rows = other["ditto"].simulation.store
+        rows.scatter(torch.tensor([2]), {n: t * 0 for n, t in rows.gather(torch.tensor([2])).items()})
+        assert not torch.equal(other["ditto"].client(2).predict(inputs), outputs["ditto"])
+    assert torch.equal(made["ditto"].client(2).predict(inputs), outputs["ditto"])
+    with (tmp_path / "result.pkl").open("wb") as file:
+        pickle.dump((made, inputs, outputs), file)
+    subprocess.run([sys.executable, "-c", READ, tmp_path / "result.pkl"], check=True)
+
+
+def test_a_simulation_goes_on_from_a_copy() -> None:
+    sim = worlds.simulation(Ditto(), num_rounds=2)
+    sim.step()
+    other = pickle.loads(pickle.dumps(sim))
+    assert "seconds" in other.step() and sim.played == 1
+    sim.step()
+    checks.assert_agree(sim.server, other.server, 0)

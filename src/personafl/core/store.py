@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +59,22 @@ class Store:
         self._ids = torch.zeros(0, dtype=torch.int64)  # [capacity] the client of each row
         self._sums = torch.zeros(0, dtype=torch.int64)  # [capacity] in a folder, what each row's bytes add up to
         self._checked = False  # whether rows are checked when they are read
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy and a pickle hold: all rows in memory, also those on disk, whose files stay the original's."""
+        with self._lock:
+            state = self.__dict__ | {"_lock": None}
+            if self._files is not None:
+                rows = len(self._index)
+                if self._checked:
+                    self._check(np.arange(rows))
+                columns = {n: _Column(c.shape, c.dtype, c.rows[:rows].clone()) for n, c in self._columns.items()}
+                state |= {"home": HOST, "_files": None, "_columns": columns, "_ids": self._ids[:rows].clone()}
+                state |= {"_sums": self._sums[:0].clone(), "_checked": False}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_lock": threading.Lock()}
 
     @classmethod
     def opened(cls, fresh: Callable[[Tensor], Params], folder: Path, *, device: torch.device | None = None) -> Store:

@@ -67,6 +67,13 @@ class FusedForward:
     training: Forward | None
     evaluation: Forward | None
 
+    def __deepcopy__(self, memo: object) -> FusedForward:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Recorded functions cannot be pickled; who holds this records them again."""
+        return FusedForward, (None, None)
+
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         forward = self.training if module.training else self.evaluation
         out: Tensor = module(x) if forward is None else forward(module, x)

@@ -141,6 +141,11 @@ class StackedModel(Displayed):
         features, outputs, why = self._measure_head(example)
         self.info = dataclasses.replace(self.info, features=features, without_features=why, outputs=outputs)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if self._fused == FusedForward(None, None):  # from a pickle
+            self._fused = fused_forward(self._folded)
+
     def _facts(self) -> dict[str, object]:
         size = sum(torch.Size(self.info.shapes[n]).numel() for n in self.info.parameters)
         head = [n for n in self.info.parameters if n in self.info.head]

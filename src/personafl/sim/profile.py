@@ -53,6 +53,10 @@ class Clock(NoClock):
     On a GPU it waits at every change of part for the work given out before, so a run with a clock is a little slower.
     """
 
+    def __reduce__(self) -> tuple[type[NoClock], tuple[()]]:
+        """A copy of what is timed is not timed."""
+        return NoClock, ()
+
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self._device = torch.device(device)
         self._lock = threading.Lock()

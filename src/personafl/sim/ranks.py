@@ -57,6 +57,10 @@ class SingleProcess:
 class Ranks(SingleProcess):
     """The processes of a group, as one of them sees it."""
 
+    def __reduce__(self) -> tuple[type[SingleProcess], tuple[()]]:
+        """A copy of what ranks shared, which the first of them has at the end, is one process's."""
+        return SingleProcess, ()
+
     def __init__(self, device: torch.device) -> None:
         self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -139,6 +140,11 @@ class Simulation(Displayed):
         self._hopes: Hopes | None = None  # of a stage whose numbers are looked at behind it
         self._former: list[tuple[Store, Tensor, Params]] = []  # rows of stores before the stage
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy and a pickle hold: a simulation of its own, of one process and without what only saves time."""
+        machine = dataclasses.replace(self.machine, ranks=SingleProcess(), clock=NoClock(), spill=None)
+        return self.__dict__ | {"machine": machine, "graph_cache": None, "_last_data": None}
+
     def _facts(self) -> dict[str, object]:
         return {
             "method": self.algorithm.called,
@@ -183,12 +189,8 @@ class Simulation(Displayed):
     def _open_stores(self) -> None:
         """Find a home for what clients keep and for what the server knows of them, and lay stacks over what is left."""
 
-        def fresh(ids: Tensor) -> Params:
-            return self.algorithm.init_clients(self.model.initial, ids)
-
-        def unknown(ids: Tensor) -> Params:
-            return self.algorithm.init_known(self.model.initial, ids)
-
+        fresh = functools.partial(self.algorithm.init_clients, self.model.initial)
+        unknown = functools.partial(self.algorithm.init_known, self.model.initial)
         where = self.machine
         one = torch.zeros(1, dtype=torch.int64)
         kept, known = fresh(one), unknown(one)
