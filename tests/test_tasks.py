@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import personafl
 from personafl import (
@@ -283,6 +284,20 @@ def test_prices_in_dollars_are_learnt_with_default_settings() -> None:
     for method in made:
         assert method.summary["accuracy"]["personal"]["mean"] > 0.8
         assert "diverged" not in method.summary
+
+
+@pytest.mark.parametrize("form", ["arrays", "data sets", "folder"])
+def test_whole_numbers_that_are_no_classes_are_learnt_as_numbers(form: str, tmp_path: Path) -> None:
+    """Prices in whole dollars are beyond the number of classes there may be, and losses are below zero."""
+    x, y, clients = homes()
+    whole = (y.astype(np.int64) * 20) - 4_000_000  # around 0 and -4 to 4 million
+    parts = [TensorDataset(torch.from_numpy(x[clients == c]), torch.from_numpy(whole[clients == c])) for c in range(4)]
+    for c in range(4):
+        np.savez(tmp_path / f"{c}.npz", x=x[clients == c], y=whole[clients == c])
+    data = {"arrays": (x, whole, clients), "data sets": parts, "folder": str(tmp_path)}[form]
+    asked = (*QUICK, "evaluation.metric=r2", "training.task=regression")
+    made = personafl.run(None, *asked, data=data, algorithms=["fedavg"])
+    assert made["fedavg"].summary["accuracy"]["personal"]["mean"] > 0.8
 
 
 def test_predictions_and_scores_are_in_dollars(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
+from personafl.core.types import TaskName
 from personafl.data.dataset import Array, Source, prepared
 from personafl.data.missing import Missing, fill_missing
 
@@ -34,6 +36,7 @@ def concatenate(
     *,
     classes: int = 0,
     missing: Missing = "refuse",
+    task: TaskName | Literal["auto"] = "auto",
     class_names: tuple[str, ...] | None = None,
     feature_names: tuple[str, ...] | None = None,
 ) -> Source:
@@ -58,7 +61,7 @@ def concatenate(
         raise UserError(f"{name}: {odd.where}: either all clients or none come with a test part")
     test = np.repeat([bool(p.test) for p in held], lengths) if all(divided) else None
     x, y = np.concatenate([p.x for p in held]), np.concatenate([p.y for p in held])
-    found = prepared(name, x, y, classes, "auto", "refuse")
+    found = prepared(name, x, y, classes, task, "refuse")
     found["class_names"] = found["class_names"] or class_names
     return Source(name=name, clients=clients, test=test, names=tuple(names), feature_names=feature_names, **found)
 

@@ -9,7 +9,7 @@ import dataclasses
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from personafl.core.errors import UserError
+from personafl.core.types import TaskName
 from personafl.data import tables
 from personafl.data.client_data import ClientData, client_names, concatenate
 from personafl.data.client_files import ClientFiles, client_folder, find_clients, listed
@@ -35,7 +36,7 @@ _PLAIN = {"1": "L", "LA": "L", "P": "RGB", "RGBA": "RGB", "CMYK": "RGB"}  # mode
 _AT_ONCE = 1000  # rows of a table read together
 
 
-def convert(made: Any, name: str, *, missing: Missing = "refuse") -> Source:
+def convert(made: Any, name: str, *, missing: Missing = "refuse", task: TaskName | Literal["auto"] = "auto") -> Source:
     """What a function of one's own gives: a `Source`, arrays (x, y[, clients]), or a list of clients' data sets."""
     if isinstance(made, Source):
         return made
@@ -43,16 +44,21 @@ def convert(made: Any, name: str, *, missing: Missing = "refuse") -> Source:
     first = next(iter(first.values()), None) if isinstance(first, dict) else first
     first = first[0] if isinstance(first, tuple) and first else first
     if hasattr(made, "load_partition") or hasattr(first, "column_names"):
-        return hugging_face(made, name=name, missing=missing)
+        return hugging_face(made, name=name, missing=missing, task=task)
     if isinstance(first, Dataset):
-        return datasets(made, name=name, missing=missing)
+        return datasets(made, name=name, missing=missing, task=task)
     if isinstance(made, (list, tuple)) and len(made) in (2, 3):
-        return arrays(*made, name=name, missing=missing)
+        return arrays(*made, name=name, missing=missing, task=task)
     raise UserError(f"gave {type(made).__name__}; expected a Source, (x, y[, clients]) or a list of clients' data sets")
 
 
 def datasets(
-    parts: Sequence[Any], names: Sequence[str] | None = None, *, name: str = "datasets", missing: Missing = "refuse"
+    parts: Sequence[Any],
+    names: Sequence[str] | None = None,
+    *,
+    name: str = "datasets",
+    missing: Missing = "refuse",
+    task: TaskName | Literal["auto"] = "auto",
 ) -> Source:
     """A map-style data set per client, each item an example and its label, or a (training, test) pair of them.
 
@@ -63,7 +69,7 @@ def datasets(
         for client, part in zip(client_names(names, len(parts)), parts, strict=True)
         for data, test in _halves(part)
     )
-    return concatenate(name, clients, missing=missing)
+    return concatenate(name, clients, missing=missing, task=task)
 
 
 def _halves(part: Any) -> list[tuple[Any, bool | None]]:
@@ -138,6 +144,7 @@ def hugging_face(
     names: Sequence[str] | None = None,
     name: str = "hugging-face",
     missing: Missing = "refuse",
+    task: TaskName | Literal["auto"] = "auto",
 ) -> Source:
     """Partitions of a Hugging Face data set, or a Flower `FederatedDataset`, without either package being needed.
 
@@ -160,7 +167,7 @@ def hugging_face(
 
     held = list(read())
     known = class_names.pop() if len(class_names) == 1 else ()
-    return concatenate(name, held, classes=max(sizes, default=0), missing=missing, class_names=known or None)
+    return concatenate(name, held, classes=max(sizes, default=0), missing=missing, task=task, class_names=known or None)
 
 
 def _loaded(federated: Any) -> list[Any]:
@@ -207,7 +214,12 @@ def _columns(where: str, data: Any, x: str, y: str, pictures: bool) -> tuple[Arr
 
 
 def open_folder(
-    path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0
+    path: str | Path,
+    *,
+    label: Sequence[str] = (),
+    missing: Missing = "refuse",
+    image_size: int = 0,
+    task: TaskName | Literal["auto"] = "auto",
 ) -> Source:
     """A folder of one's own: PFLlib's layout if it has train/ and test/, else a file or a folder per client."""
     home = Path(path)
@@ -216,11 +228,18 @@ def open_folder(
             raise UserError(
                 f"{home}: data.{'label' if label else 'image_size'} does not go with PFLlib's train/ and test/"
             )
-        return pfllib(home, missing=missing)
-    return folder(home, label=label, missing=missing, image_size=image_size)
+        return pfllib(home, missing=missing, task=task)
+    return folder(home, label=label, missing=missing, image_size=image_size, task=task)
 
 
-def folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0) -> Source:
+def folder(
+    path: str | Path,
+    *,
+    label: Sequence[str] = (),
+    missing: Missing = "refuse",
+    image_size: int = 0,
+    task: TaskName | Literal["auto"] = "auto",
+) -> Source:
     """A file per client, named after it, or a folder per client with several, or with its pictures by class.
 
     Files are .npz, .pt or .safetensors with x and y, or .csv or .parquet with named columns, of which `label` names
@@ -242,11 +261,16 @@ def folder(path: str | Path, *, label: Sequence[str] = (), missing: Missing = "r
     if image_size:
         raise UserError(f"{home}: data.image_size goes with folders of pictures, and these are none")
     parts, features = _client_parts(clients, label, missing)
-    return concatenate(name, parts, missing=missing, feature_names=features)
+    return concatenate(name, parts, missing=missing, task=task, feature_names=features)
 
 
 def one_client(
-    path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0
+    path: str | Path,
+    *,
+    label: Sequence[str] = (),
+    missing: Missing = "refuse",
+    image_size: int = 0,
+    task: TaskName | Literal["auto"] = "auto",
 ) -> Source:
     """What a single client holds: files as `folder` reads them, or a folder of pictures for each class.
 
@@ -272,7 +296,7 @@ def one_client(
     else:
         parts, features = _client_parts(held, label, missing)
     mine = [dataclasses.replace(p, name=name, test=p.name == "test" if halves else None) for p in parts]
-    return concatenate(name, mine, missing=missing, feature_names=features)
+    return concatenate(name, mine, missing=missing, task=task, feature_names=features)
 
 
 def _client_parts(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from personafl.core import batches
 from personafl.core.errors import UserError
 from personafl.core.npz import check_member, read_member, told
 from personafl.core.tasks import MOST_CLASSES
+from personafl.core.types import TaskName
 from personafl.data.client_data import ClientData, concatenate
 from personafl.data.dataset import Array, Source
 from personafl.data.federated import Federation, Split
@@ -30,7 +32,7 @@ def is_pfllib(path: str | Path) -> bool:
     return all((Path(path) / part).is_dir() for part in ("train", "test"))
 
 
-def pfllib(path: str | Path, *, missing: Missing = "refuse") -> Source:
+def pfllib(path: str | Path, *, missing: Missing = "refuse", task: TaskName | Literal["auto"] = "auto") -> Source:
     """A data set in PFLlib's layout: its clients, and which rows are their test parts."""
     home = Path(path)
     files = {part: {p.stem: p for p in (home / part).glob("*.npz")} for part in ("train", "test")}
@@ -44,7 +46,7 @@ def pfllib(path: str | Path, *, missing: Missing = "refuse") -> Source:
     parts = (
         ClientData(c, *read_client_npz(files[part][c]), part == "test") for c in order for part in ("train", "test")
     )
-    return concatenate(home.resolve().name, parts, classes=_classes(home / "config.json"), missing=missing)
+    return concatenate(home.resolve().name, parts, classes=_classes(home / "config.json"), missing=missing, task=task)
 
 
 def _classes(path: Path) -> int:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from personafl import config
 from personafl.config import Recipe
 from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
-from personafl.core.types import Examples
+from personafl.core.types import Examples, TaskName
 from personafl.data import Source, custom, normalize
 from personafl.data.client_data import ClientData, concatenate
 from personafl.data.federated import Split, split_client
@@ -95,7 +95,7 @@ def load(settings: ClientSettings, recipe: Recipe, client: int) -> LocalData:
         return _of_recipe(settings.data, recipe)
     d = recipe.data
     if ":" in settings.data and not Path(settings.data).is_dir():
-        source = _called(settings)
+        source = _called(settings, recipe)
     else:
         source = _folder(settings, recipe)
     source = source.as_task(recipe.training.task)
@@ -143,7 +143,7 @@ def _of_recipe(name: str, recipe: Recipe) -> LocalData:
     return LocalData(source, mine, chosen.normalize, chosen.normalize_targets is True)
 
 
-def _called(settings: ClientSettings) -> Source:
+def _called(settings: ClientSettings, recipe: Recipe) -> Source:
     """What a function of one's own gives: (train, test), each examples and labels or a data set; or one of both."""
     make = config.imported(settings.data, "data of a client")
     if not callable(make):
@@ -157,12 +157,12 @@ def _called(settings: ClientSettings) -> Source:
         given = ()
     made = make(*given)
     try:
-        return _converted(made, settings.id)
+        return _converted(made, settings.id, recipe.training.task)
     except UserError as e:
         raise UserError(f"client.data={settings.data!r}: {e}") from None
 
 
-def _converted(made: Any, client: str) -> Source:
+def _converted(made: Any, client: str, task: TaskName | Literal["auto"]) -> Source:
     if isinstance(made, Source):
         return made
     if isinstance(made, Mapping) and set(made) == {"train", "test"}:
@@ -171,14 +171,16 @@ def _converted(made: Any, client: str) -> Source:
         raise UserError(f"gave {type(made).__name__}; expected (train, test), each (x, y) or a data set, or a Source")
     if all(isinstance(part, tuple) and len(part) == 2 for part in made):
         (x, y), (test_x, test_y) = ((np.asarray(a) for a in part) for part in made)
-        return concatenate(client, [ClientData(client, x, y, False), ClientData(client, test_x, test_y, True)])
-    return custom.datasets([made], [client], name=client)
+        parts = [ClientData(client, x, y, False), ClientData(client, test_x, test_y, True)]
+        return concatenate(client, parts, task=task)
+    return custom.datasets([made], [client], name=client, task=task)
 
 
 def _folder(settings: ClientSettings, recipe: Recipe) -> Source:
     d = recipe.data
     home = Path(settings.data)
     options: dict[str, Any] = {"label": d.label, "missing": d.missing, "image_size": d.image_size}
+    options |= {"task": recipe.training.task}
     try:
         return custom.one_client(home, **options)
     except UserError as e:

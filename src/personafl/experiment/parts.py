@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -50,20 +50,20 @@ def source(recipe: Recipe) -> Source:
 
 
 def _source(recipe: Recipe) -> Source:
-    d, name = recipe.data, recipe.data.dataset
+    d, name, task = recipe.data, recipe.data.dataset, recipe.training.task
     if isinstance(name, Federation):
         return name.source
     if not isinstance(name, str):
-        return _named(d.named, lambda: custom.convert(name, "own", missing=d.missing))
+        return _named(d.named, lambda: custom.convert(name, "own", missing=d.missing, task=task))
     if name in DATASETS:
         return DATASETS[name]()
     if name.endswith(".npz"):
-        return _npz(Path(name), d.missing)
+        return _npz(Path(name), d.missing, task)
     if ":" not in name or Path(name).is_dir():
-        settings: dict[str, Any] = {"label": d.label, "missing": d.missing, "image_size": d.image_size}
+        settings: dict[str, Any] = {"label": d.label, "missing": d.missing, "image_size": d.image_size, "task": task}
         return _named(name, lambda: custom.open_folder(name, **settings))
     made = _called(config.imported(name, "data set"), name)
-    return _named(name, lambda: custom.convert(made, name.rpartition(":")[2], missing=d.missing))
+    return _named(name, lambda: custom.convert(made, name.rpartition(":")[2], missing=d.missing, task=task))
 
 
 def _called(make: Any, name: str) -> Any:
@@ -85,7 +85,7 @@ def _named(name: str, read: Callable[[], Source]) -> Source:
         raise UserError(f"data.dataset={name!r}: {e}") from None
 
 
-def _npz(path: Path, missing: Missing) -> Source:
+def _npz(path: Path, missing: Missing, task: TaskName | Literal["auto"]) -> Source:
     if not path.is_file():
         raise UserError(f"data.dataset={str(path)!r}: no such file")
     try:
@@ -95,7 +95,7 @@ def _npz(path: Path, missing: Missing) -> Source:
         raise UserError(f"data.dataset={str(path)!r}: {e}") from None
     if not {"x", "y"} <= held.keys():
         raise UserError(f"data.dataset={str(path)!r}: must hold arrays x and y; it has {list_names(names, 20)}")
-    return arrays(held["x"], held["y"], held.get("clients"), name=path.stem, missing=missing)
+    return arrays(held["x"], held["y"], held.get("clients"), name=path.stem, missing=missing, task=task)
 
 
 def federation(recipe: Recipe, data: Source | None = None) -> Federation:
