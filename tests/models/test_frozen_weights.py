@@ -199,3 +199,31 @@ def test_nodes_of_a_deployment_must_have_the_same_frozen_weights(monkeypatch: py
     assert build_parts(world).model.initial_hash() == server
     monkeypatch.setattr(f"{__name__}.PROCESS", [1])
     assert build_parts(world).model.initial_hash() != server
+
+
+class Rotary(nn.Module):
+    """Features that are turned by complex numbers, as rotary embeddings are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.register_buffer("rotation", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.view_as_complex(self.body(x.flatten(1)).view(-1, 4, 2))
+        return self.head(torch.view_as_real(z * self.rotation.to(z.dtype)).flatten(1))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_complex_buffers_keep_their_imaginary_part(tmp_path: Path, precision: str) -> None:
+    recipe = SMALL | {"training": SMALL["training"] | {"precision": precision}}
+    made = personafl.run(recipe, "algorithms=fedavg", model=Rotary(), out=tmp_path / "run")
+    client = made["fedavg"].client(2)
+    alone = Rotary()
+    alone.body.double()
+    alone.head.double()
+    weights = client.module.network.state_dict()
+    alone.load_state_dict({n: t for n, t in weights.items() if n != "rotation"}, strict=False)
+    expected = alone(client.module.prepared(INPUTS).double())
+    assert (client.predict(INPUTS) - expected).abs().max() < 1e-5
+    assert torch.equal(answers(personafl.Result.load(tmp_path / "run", model=Rotary())), client.predict(INPUTS))

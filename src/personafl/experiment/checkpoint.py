@@ -52,6 +52,8 @@ STORES = ("clients", "known")
 NORMALIZATIONS = ("normalization.json", "target_normalization.json")  # of inputs, of targets
 BEGINNING = ("initial.safetensors", "frozen.safetensors", *NORMALIZATIONS)  # of a run, in its final folder
 SAVED_FROZEN = 2**26  # bytes of frozen weights that are saved at most, the smallest tensors first; all are hashed
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SAVED_TYPES = (*FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 COST = 1 / 50  # of a run's time that checkpoints may take by default
 
 
@@ -260,7 +262,8 @@ def _save_tensors(path: Path, tensors: Params, more: Mapping[str, str] | None = 
 def _save_frozen(path: Path, model: StackedModel) -> None:
     """Write the smaller frozen weights, and a hash of each that a module does not compute anew by itself."""
     frozen = model.frozen
-    saved = {n: frozen[n] for n in _small_weights(frozen)}
+    saved = {n: frozen[n].resolve_conj() for n in _small_weights(frozen)}
+    saved = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in saved.items()}  # safetensors has few types
     _save_tensors(path, saved, {"hashes": json.dumps(model.frozen_hashes)})
 
 
@@ -269,7 +272,7 @@ def _small_weights(frozen: Params) -> list[str]:
     room, names = SAVED_FROZEN, []
     for n, t in sorted(frozen.items(), key=lambda item: item[1].nbytes):
         room -= t.nbytes
-        if room >= 0 and t.layout == torch.strided:
+        if room >= 0 and t.layout == torch.strided and (t.is_complex() or t.dtype in SAVED_TYPES):
             names.append(n)
     return names
 
@@ -557,6 +560,9 @@ def restore_frozen(model: StackedModel, home: Path) -> None:
     path = home / FINAL / "frozen.safetensors"
     values, hashes = _load_frozen(path) if path.exists() else ({}, {})
     here = model.frozen
+    for n in values.keys() & here.keys():
+        if here[n].is_complex() and values[n].dtype in FLOATS[2:] and values[n].shape == (*here[n].shape, 2):
+            values[n] = torch.view_as_complex(values[n])
     model.restore_frozen({n: t for n, t in values.items() if n in here and t.shape == here[n].shape})
     now = model.frozen_hashes
     if differ := [n for n in hashes | now if hashes.get(n) != now.get(n)]:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from personafl.core.errors import UserError
 from personafl.core.types import Params
+from personafl.models.frozen_weights import convert_module
 from personafl.models.layers import frozen
 from personafl.models.patterns import DROPPING
 
@@ -60,7 +61,7 @@ def sample(module: nn.Module, initial: Params, learnt: Collection[str], example:
     params = {  # positive noise, so that a running variance stays one
         n: torch.rand(2, *t.shape, generator=draw, dtype=dtype).mul_(0.1).add_(t.to(dtype)) for n, t in initial.items()
     }
-    quiet = copy.deepcopy(module).to(dtype)
+    quiet = convert_module(copy.deepcopy(module), dtype)
     for m, name, _ in dropping(quiet):
         setattr(m, name, 0.0)
     evaluations = _answered(quiet, params, example, dtype)

@@ -45,6 +45,20 @@ def _hash(t: Tensor) -> str:
     return digest.hexdigest()[:32]
 
 
+def convert_module(module: nn.Module, dtype: torch.dtype, device: torch.device | None = None) -> nn.Module:
+    """Convert a module in place as `module.to` does, but keep complex buffers complex.
+
+    PyTorch would drop their imaginary parts, as of rotary embeddings.
+    """
+    rotations = [(m, n, b) for m in module.modules() for n, b in m._buffers.items() if b is not None and b.is_complex()]
+    for m, n, _ in rotations:
+        m._buffers[n] = None
+    module.to(device, dtype)
+    for m, n, b in rotations:
+        m._buffers[n] = b.to(device, dtype.to_complex())
+    return module
+
+
 def restore_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Write these values into the tensors of a module that have their names, or had them before it was folded.
 

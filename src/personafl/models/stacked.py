@@ -56,7 +56,13 @@ from personafl.models.forward_checks import (
     refuse_state,
 )
 from personafl.models.forward_cost import observe
-from personafl.models.frozen_weights import frozen_weights, hash_weights, not_persistent, restore_weights
+from personafl.models.frozen_weights import (
+    convert_module,
+    frozen_weights,
+    hash_weights,
+    not_persistent,
+    restore_weights,
+)
 from personafl.models.layers import (
     BATCH_NORMS,
     CONVS,
@@ -441,7 +447,7 @@ class StackedModel(Displayed):
         self._context.one_by_one = device.type == "cuda" and not stacks
         self._twins.clear()
         for part in (self.module, self._folded):
-            part.to(device, dtype)
+            convert_module(part, dtype, device)
         self.initial = {n: t.to(device, dtype) for n, t in self.initial.items()}
         return self
 
@@ -474,7 +480,7 @@ class StackedModel(Displayed):
 
     def _compare(self, truth: Sample, way: _Way) -> str | None:
         whole = way == "whole"
-        self._folded = self._fold(way).to(truth.slope.dtype)
+        self._folded = convert_module(self._fold(way), truth.slope.dtype)
         before = {n: b.clone() for n, b in self._folded.named_buffers()}
         dropping = agreement.dropping(self._folded)
 
