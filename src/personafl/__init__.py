@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from personafl.core.lazy import attributes
 from personafl.version import __version__
+
+if "TORCHELASTIC_RUN_ID" in os.environ:
+    # It notes which process started this one, before the import of PyTorch takes seconds.
+    from personafl.sim import heartbeat as _heartbeat  # noqa: F401
 
 if TYPE_CHECKING:
     from personafl.algorithms import (

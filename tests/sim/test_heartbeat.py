@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-d
 
 from personafl.sim import heartbeat
 from personafl.sim.heartbeat import Heartbeat
+from personafl.sim.ranks import LostError, process_group
 
 HANGS = 1800  # seconds: no machine is that slow
 SHORT = 0.06  # a timeout that tests wait for; nothing fails where the threads come to run later
@@ -190,6 +193,19 @@ personafl.run(
 """
 
 
+IMPORTING = """
+import os, time, personafl
+print(os.environ["RANK"], os.getpid(), os.getppid(), flush=True)
+launcher = os.getppid()
+while os.getppid() == launcher:  # as if PyTorch's import took that long
+    time.sleep(0.01)
+import torch
+from personafl.sim import ranks
+with ranks.process_group("cpu"):
+    print("joined", flush=True)
+"""
+
+
 @contextmanager
 def torchrun(script: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Two ranks; none of them is left at the end."""
@@ -232,3 +248,50 @@ def test_ranks_end_with_torchrun_and_with_a_rank_that_is_stopped(tmp_path: Path)
         # torchrun has asked the stopped rank to end, and would kill it in half a minute.
         launcher.send_signal(signal.SIGKILL)
         launcher.communicate(timeout=HANGS)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process there keeps the number of its parent")
+@pytest.mark.slow
+def test_ranks_that_import_while_their_launcher_is_killed_end_as_soon_as_they_look(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(IMPORTING)
+    with torchrun(script) as launcher:
+        assert launcher.stdout is not None
+        begun = [launcher.stdout.readline().split() for _ in range(2)]
+        assert {rank for rank, *_ in begun} == {"0", "1"} and {parent for *_, parent in begun} == {str(launcher.pid)}
+        launcher.send_signal(signal.SIGKILL)
+        out, said = launcher.communicate(timeout=HANGS)  # until the last rank has closed its end
+        assert out == ""
+        assert said.count("personafl: the launcher of this rank is gone\n") == 2
+
+
+NOTED = """
+import os, sys, personafl
+print("torch" in sys.modules, sys.modules["personafl.sim.heartbeat"].PARENT == os.getppid())
+"""
+
+
+def test_the_launcher_is_noted_before_pytorch_is_imported() -> None:
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "x"}
+    done = subprocess.run([sys.executable, "-c", NOTED], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+
+
+def test_a_rank_whose_launcher_does_not_answer_waits_no_longer_than_for_a_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as nobody:  # it holds the port and does not listen
+        nobody.bind(("localhost", 0))
+        there = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(nobody.getsockname()[1])}
+        ranks_of = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        for name, value in (there | ranks_of | {heartbeat.VARIABLE: "0.2"}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        about = (
+            rf"rank 1 of 2: the launcher is gone: no answer at localhost:\d+ for 0.2 seconds \({heartbeat.VARIABLE}\)"
+        )
+        with (
+            pytest.raises(LostError, match=about),
+            process_group("cpu", datetime.timedelta(seconds=5)),
+        ):
+            raise AssertionError("it has joined nobody")

@@ -24,7 +24,7 @@ TIMEOUT = 60.0  # seconds
 VARIABLE = "PERSONAFL_HEARTBEAT_TIMEOUT"
 BEATS = 6  # within the timeout
 LEFT = -(2**40)  # added to the number of a rank that leaves: it is negative from then on
-PARENT = os.getppid()  # when this was imported; another one later means that it is gone
+PARENT = os.getppid()  # when this was imported; another one later means that it is gone. The package imports it first
 
 
 def timeout() -> float:
@@ -53,12 +53,13 @@ def launcher_gone() -> bool:
 
 
 def die_with_launcher() -> None:
-    """On Linux, have the system kill this process with the `torchrun` that started it; others look by and by."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+    """End this process if the `torchrun` that started it is gone; on Linux, have the system do so from now on."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
-    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
-    if launcher_gone():  # before it was asked for
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+    if launcher_gone():  # while this process imported what it needs
         ended(0, "the launcher of this rank is gone")
 
 

@@ -141,6 +141,22 @@ def device_of(name: str) -> str:
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
 
 
+def _find_launcher(seconds: float) -> None:
+    """Connect to the store by which ranks find each other, if the launcher holds it: it is there before any rank is.
+
+    PyTorch itself waits for as long as for the slowest rank. A store that rank 0 holds may come late.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        dist.TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=seconds))  # type: ignore[attr-defined]
+    except RuntimeError as e:
+        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        about = f"no answer at {host}:{port} for {seconds:g} seconds ({heartbeat.VARIABLE})"
+        raise LostError(f"rank {rank} of {size}: the launcher is gone: {about}") from e
+
+
 @contextmanager
 def process_group(device: str, patience: datetime.timedelta = PATIENCE) -> Iterator[SingleProcess]:
     """The ranks `torchrun` started, joined while this lasts; one alone without it.
@@ -158,6 +174,7 @@ def process_group(device: str, patience: datetime.timedelta = PATIENCE) -> Itera
         torch.cuda.set_device(place)
     shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
     backend = "gloo" if place.type == "cpu" or shared else "cpu:gloo,cuda:nccl"
+    _find_launcher(silence)
     dist.init_process_group(backend, timeout=patience)
     try:
         world = Ranks(place)
