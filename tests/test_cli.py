@@ -253,12 +253,13 @@ class Bare(personafl.Algorithm):
     pass
 
 
-class Net(nn.Linear):
+class Net(nn.Module):
     def __init__(self):
-        super().__init__(64, 10)
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
 
     def forward(self, x):
-        return super().forward(x.flatten(1))
+        return self.layer(x.flatten(1))
 
 
 class ByClient(Net):
@@ -390,6 +391,43 @@ def test_doctor_checks_the_engine(call) -> None:
     assert said.code == 0
     assert "torch" in said.out
     assert "largest difference" in said.out
+    assert "personafl doctor RECIPE or MODEL says how clients run through a model" in said.out
+
+
+def test_doctor_says_how_clients_run_through_a_model_and_why(call, tmp_path: Path) -> None:
+    (tmp_path / "own_things.py").write_text(OWN_THINGS)
+    mixed = "layer by layer: outputs in evaluation differ from those of each client alone"
+    for words, model, execution in (
+        (["demo"], "mlp on digits", "stacked"),
+        (["small-cnn"], "small-cnn on digits", "stacked"),
+        (["own_things:Net"], "own_things:Net on digits", "stacked"),
+        (["own_things:ByClient"], "own_things:ByClient on digits", mixed),
+        (["demo", "model.name=own_things:ByClient"], "own_things:ByClient on digits", mixed),
+        (["model.name=own_things:ByClient"], "own_things:ByClient on digits", mixed),
+    ):
+        said = call("doctor", *words)
+        assert said.code == 0 and not said.err, said
+        told = dict(re.findall(r"^(model|execution) +(.*)$", said.out, re.M))
+        assert told == {"model": model, "execution": execution}
+        assert ("slower than a stack" in said.out) == (execution != "stacked")
+    said = call("doctor", "small-cn")
+    assert said.code == 2 and "doctor small-cn: no such recipe or model; did you mean small-cnn?" in said.err
+
+
+@pytest.mark.filterwarnings("always::personafl.core.errors.Note")
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]], ids=["progress", "quiet"])
+def test_a_run_says_how_clients_ran_through_the_model_and_why(call, tmp_path: Path, quiet: list[str]) -> None:
+    (tmp_path / "own_things.py").write_text(OWN_THINGS)
+    said = call("run", *quick("local", "fedavg"), "model.name=own_things:ByClient", "--out", "here", *quiet)
+    why = "layer by layer: outputs in evaluation differ from those of each client alone"
+    assert said.code == 0, said
+    assert said.err.count(f"note: ByClient runs {why}. This is slower than a stack of all clients\n") == 1
+    assert f"Execution of the model: {why}." in said.out
+    here = tmp_path / "here"
+    assert all(f"Execution of the model: {why}." in (here / n).read_text() for n in ("table.md", "report.html"))
+    for label in ("local", "fedavg"):
+        summary = json.loads((here / label / "seed-0" / "summary.json").read_text())
+        assert summary["environment"]["execution"] == why
 
 
 def bad_label(shape: object, classes: int) -> torch.nn.Module:
@@ -621,7 +659,7 @@ def test_help_has_no_escapes_and_says_what_every_argument_means(call, command: s
     arguments = out.partition("Arguments:\n")[2].partition("\n\n")[0].splitlines()
     # A name, with newer typer its type, and a sentence; the other lines are continued.
     assert all(re.match(r"  \S+( <\S+>)?  +\S|    ", line) for line in arguments)
-    assert bool(arguments) == (command != "doctor")
+    assert arguments
     if command == "run":
         assert "[default: auto]" in out
 

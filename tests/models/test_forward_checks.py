@@ -142,6 +142,15 @@ def test_layers_without_a_stacked_form_are_named():
     assert execution.reason == "called for one client after the other: gru (GRU)"
 
 
+def test_a_model_that_is_itself_a_layer_without_a_stacked_form_runs_client_by_client() -> None:
+    class Centred(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) - x.mean()
+
+    execution = StackedModel(Centred(6, 3), torch.randn(2, 6)).execution
+    assert str(execution) == "client by client: Centred is a layer without a stacked form"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_networks_of_the_package_need_no_check(name):
     """They are not looked at when a model is made, so they are here."""

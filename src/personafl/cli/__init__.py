@@ -24,7 +24,7 @@ from personafl.version import __version__
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-RUN_CODE = ("run", "resume", "sweep", "deploy", "info", "doctor")  # commands that import code of the user's own
+RUN_CODE = ("run", "resume", "sweep", "deploy")  # commands for which a recipe's own code is imported; the others look
 
 
 @app.callback(invoke_without_command=True)

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console
+from personafl.cli.terminal import console, find_own_code
 from personafl.config.recipe import SECTIONS
 from personafl.core.algorithm import RECIPE, Algorithm
 from personafl.core.errors import UserError
@@ -236,6 +236,7 @@ def _explain_own(path: str) -> None:
 
     from personafl.data.partition.partitioner import Partitioner
 
+    find_own_code()
     thing = config.imported(path, "info")
     if isinstance(thing, type) and issubclass(thing, Algorithm):
         _explain(path, thing)

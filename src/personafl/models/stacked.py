@@ -139,6 +139,8 @@ class StackedModel(Displayed):
         called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
         self.pads, self.random = not called, bool(called) and self._draws(called, example)
         self._execution = Execution(_MODES[self._way], reason or _without_stacked_form(called, self._folded))
+        if self._way == "stack" and isinstance(self._folded, PerClient):
+            self._execution = Execution(_MODES["whole"], f"{type(module).__name__} is a layer without a stacked form")
         # Norms without statistics use those of the batch, also in evaluation.
         self.looks_at_batches = self.whole or any(
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
