@@ -142,13 +142,13 @@ def test_layers_without_a_stacked_form_are_named():
     assert execution.reason == "called for one client after the other: gru (GRU)"
 
 
-def test_a_model_that_is_itself_a_layer_without_a_stacked_form_runs_client_by_client() -> None:
+def test_a_model_whose_own_parameters_have_no_stacked_form_runs_client_by_client() -> None:
     class Centred(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) - x.mean()
 
     execution = StackedModel(Centred(6, 3), torch.randn(2, 6)).execution
-    assert str(execution) == "client by client: Centred is a layer without a stacked form"
+    assert str(execution) == "client by client: Centred has no stacked form, for its own parameters weight, bias"
 
 
 @pytest.mark.parametrize("name", MODELS)

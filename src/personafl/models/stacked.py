@@ -140,7 +140,9 @@ class StackedModel(Displayed):
         self.pads, self.random = not called, bool(called) and self._draws(called, example)
         self._execution = Execution(_MODES[self._way], reason or _without_stacked_form(called, self._folded))
         if self._way == "stack" and isinstance(self._folded, PerClient):
-            self._execution = Execution(_MODES["whole"], f"{type(module).__name__} is a layer without a stacked form")
+            own = ", ".join(n for n, _ in module.named_parameters(recurse=False))
+            reason = f"{type(module).__name__} has no stacked form" + (f", for its own parameters {own}" if own else "")
+            self._execution = Execution(_MODES["whole"], reason)
         # Norms without statistics use those of the batch, also in evaluation.
         self.looks_at_batches = self.whole or any(
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
