@@ -86,7 +86,7 @@ SETTINGS: list[tuple[str, str, Any, str]] = [
     ("data", "alpha", -1.0, r"data.alpha=-1.0: must be greater than 0"),
     ("data", "alhpa", 0.1, r"data.alhpa=0.1: no such setting of \[data\]; did you mean alpha\?"),
     ("data", "num_clients", 0, r"data.num_clients=0: must be at least 1"),
-    ("data", "test_share", 1.0, r"data.test_share=1.0: must be between 0 and 1"),
+    ("data", "test_share", 1.0, r"data.test_share=1.0: must be in \[0, 1\)"),
     ("data", "corruption_severity", 9, r"data.corruption_severity=9: must be 1 to 5"),
 ]
 IMPORTED = r"package.module:name|not a function|called with nothing"

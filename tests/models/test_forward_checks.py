@@ -151,6 +151,19 @@ def test_a_model_whose_own_parameters_have_no_stacked_form_runs_client_by_client
     assert str(execution) == "client by client: Centred has no stacked form, for its own parameters weight, bias"
 
 
+def test_a_model_with_parameters_beside_its_layers_runs_layer_by_layer() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift, self.fc = nn.Parameter(torch.zeros(6)), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x + self.shift)
+
+    execution = StackedModel(Shifted(), torch.randn(2, 6)).execution
+    assert str(execution) == "layer by layer: Shifted has no stacked form, for its own parameters shift"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_networks_of_the_package_need_no_check(name):
     """They are not looked at when a model is made, so they are here."""

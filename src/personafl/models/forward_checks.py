@@ -206,7 +206,8 @@ class RowChecks:
     def _record(self, recorder: _Recorder, training: bool) -> None:
         module = copy.deepcopy(self.module).train(training)  # a call may leave something in it
         x = torch.empty(recorder.rows, *self.shape, dtype=self.dtype, device="meta")
-        with torch.device("meta"), recorder:
+        # Always with gradients: `no_grad` within the module is otherwise called with other arguments.
+        with torch.enable_grad(), torch.device("meta"), recorder:
             module(x)
 
 

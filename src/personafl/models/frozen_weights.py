@@ -28,8 +28,7 @@ def frozen_weights(module: nn.Module, trained: Collection[str]) -> Params:
 
 def not_persistent(module: nn.Module) -> frozenset[str]:
     """Return the names of buffers that a module computes anew wherever it is built, such as rotary tables."""
-    names = (f"{path}.{n}".lstrip(".") for path, m in module.named_modules() for n in m._non_persistent_buffers_set)
-    return frozenset(names)
+    return frozenset(n for n, _ in module.named_buffers()) - module.state_dict(keep_vars=True).keys()
 
 
 def hash_weights(weights: Mapping[str, Tensor], skip: Collection[str] = ()) -> dict[str, str]:

@@ -142,7 +142,8 @@ class StackedModel(Displayed):
         if self._way == "stack" and isinstance(self._folded, PerClient):
             own = ", ".join(n for n, _ in module.named_parameters(recurse=False))
             reason = f"{type(module).__name__} has no stacked form" + (f", for its own parameters {own}" if own else "")
-            self._execution = Execution(_MODES["whole"], reason)
+            mode = _MODES["alone" if isinstance(self._folded, OneAtATime) else "whole"]
+            self._execution = Execution(mode, reason)
         # Norms without statistics use those of the batch, also in evaluation.
         self.looks_at_batches = self.whole or any(
             isinstance(m, BATCH_NORMS) and not m.track_running_stats for m in self.module.modules()
