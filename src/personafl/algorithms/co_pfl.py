@@ -30,6 +30,9 @@ from personafl.sparse import masks, means
 
 SIDES = ("shared", "personal")
 
+NEARLY_ALL = 0.999
+"""The personal share of a client's trained weights from which it is said to share nothing any more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class COPFL(Algorithm):
@@ -220,7 +223,7 @@ class COPFL(Algorithm):
         one = torch.ones_like(weights)
         sharing = {f"sharing/{n}": m * tree.column(one, m) for n, m in tree.masks(upload).items()}
         personal = tree.values(upload)["aux/personal"]
-        counts = {"aux/clients": one, "aux/personal": personal, "aux/unsharing": (personal >= 1).to(one)}
+        counts = {"aux/clients": one, "aux/personal": personal, "aux/unsharing": (personal >= NEARLY_ALL).to(one)}
         sums = super().summands(tree.without(upload, "aux"), weights, rnd) | means.covered(upload, weights)
         return sums | sharing | counts
 
@@ -254,8 +257,9 @@ class COPFL(Algorithm):
     def notes(self, server: Params) -> dict[str, float]:
         if (clients := int(server["aux/unsharing"])) > 0:
             warnings.warn(
-                f"CO-PFL: at {clients} of this round's clients, all weights that training can move are personal now. "
-                "These clients share nothing any more, so for them the method has become local training. "
+                f"CO-PFL: at {clients} of this round's clients, at least {100 * NEARLY_ALL:g} % of the weights that "
+                "training can move are personal now. These clients share almost nothing any more, so for them the "
+                "method has become local training. "
                 f"A smaller personal_bound (it is {self.personal_bound}) keeps weights shared"
                 + ("; budget=reached applies it to the weights that can move." if self.budget == "all" else "."),
                 stacklevel=2,
