@@ -496,7 +496,7 @@ def interrupted() -> Path:
 
     with contextlib.suppress(InterruptedError):
         words: dict[str, Any] = {"out": home, "quiet": True, "device": "cpu", "checkpoint_every": 1, "watch": cut}
-        run(whole / "recipe.toml", "training.num_rounds=2", **words)
+        run(whole / "recipe.toml", "training.num_rounds=2", "faults.faulty_ratio=0", **words)
     shutil.rmtree(home / "fedper" / "seed-0" / "progress" / "00000000")
     return home
 
