@@ -493,6 +493,38 @@ def test_clients_whose_minibatch_uses_a_parameter_do_not_move_it_for_others(rule
     assert torch.equal(together["more.weight"][2], model.initial["more.weight"])
 
 
+def _with_penalty(task: Task, local: ClientState, batch: Batch) -> Tensor:
+    """Depends on all parameters of every client, also where it is zero."""
+    return task.loss(local.params, batch) + 0.1 * tree.flat(local.params["more.bias"]).square().sum(1)
+
+
+def _with_mixture(task: Task, local: ClientState, batch: Batch) -> Tensor:
+    """Gives the model weights that are computed from those that train."""
+    return task.loss({n: 0.5 * t + 0.1 for n, t in local.params.items()}, batch)
+
+
+@pytest.mark.parametrize("loss", [_with_penalty, _with_mixture])
+@pytest.mark.parametrize("rule", [SGD(0.9, 0.5), Adam(weight_decay=0.5)])
+def test_all_that_a_loss_does_with_a_parameter_counts(loss: Callable[..., Tensor], rule: SGD | Adam) -> None:
+    """A loss may use a parameter outside of the model, and may give the model weights that it computes."""
+    torch.manual_seed(0)
+    model = StackedModel(_UsedByLargeMinibatches(), FED.source.x[:2]).to(torch.device("cpu"), torch.float64)
+    task = Task(model, metrics.cross_entropy, metrics.accuracy)
+    turn = Turn(whole(model.info.parameters), epochs=2, optimizer=rule, lr=0.1, loss=loss)
+
+    def train(ids: list[int]) -> Params:
+        begun = ClientState(tree.stack(model.initial, len(ids)), {})
+        data = FED.examples("train", torch.tensor(ids))
+        return run_local_work(task, begun, [turn], data, worlds.training(batch_size=5), RND)[0].params
+
+    together = train([0, 1, 4])
+    for place, client in enumerate((0, 1, 4)):
+        for n, t in train([client]).items():
+            torch.testing.assert_close(together[n][place], t[0], rtol=1e-12, atol=1e-12)
+    moved = not torch.equal(together["more.bias"][2], model.initial["more.bias"])
+    assert moved == (loss is _with_penalty)
+
+
 def test_a_pull_moves_a_parameter_the_loss_does_not_depend_on() -> None:
     torch.manual_seed(0)
     model = StackedModel(_PartlyTrained(), FED.source.x[:2]).to(torch.device("cpu"), torch.float64)

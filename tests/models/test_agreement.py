@@ -285,3 +285,24 @@ def test_channels_without_a_batch_are_no_examples() -> None:
 def test_outputs_that_are_no_row_for_each_example_are_refused(forward: Callable[..., Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         StackedModel(Of(forward, o=nn.Linear(6, 2)), torch.randn(2, 6))
+
+
+class Experts(nn.Module):
+    """Each row goes to the expert with the largest gate; an expert without rows is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 3), nn.ModuleList(nn.Linear(6, 2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, out = self.gate(x).argmax(1), x.new_zeros(len(x), 2)
+        for i, expert in enumerate(self.experts):
+            if (rows := best == i).any():
+                out[rows] = expert(x[rows])
+        return out
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_expert_may_have_rows_of_one_client_only(seed: int) -> None:
+    torch.manual_seed(seed)
+    assert StackedModel(Experts(), torch.randn(2, 6)).execution.mode == "layer by layer"

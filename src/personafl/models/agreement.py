@@ -75,7 +75,11 @@ def sample(module: nn.Module, initial: Params, learnt: Collection[str], example:
     trained = torch.stack([out for out, _ in both])
     if padded.shape[1:] != trained.shape[2:]:
         raise UserError(f"{type(module).__name__} gives another shape for another number of examples")
-    grads = {n: torch.stack([found[n] for _, found in both]) for n in both[0][1]}
+    grads = {  # of one client alone, a parameter may have none: zero in a stack
+        n: torch.stack([own.get(n, torch.zeros_like(params[n][c])) for c, (_, own) in enumerate(both)])
+        for n in learnt
+        if any(n in own for _, own in both)
+    }
     return Sample(params, learnt, x, evaluations, trained, grads, padded, slope)
 
 

@@ -6,7 +6,7 @@ the context of the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -85,8 +85,8 @@ class Context:
     one_by_one: bool = False  # on a GPU: a stack of one is left to PyTorch's own layers
     tape: list[Taped] | None = None  # linear layers as they run, where their gradients are taken by hand
     threads: int = 0  # for batched products, where all else runs on one; 0: as PyTorch has it
-    have_gradients: dict[int, list[bool]] | None = None
-    """Which clients a backward pass gives a gradient, for stacked tensors by their address; None: nobody asks."""
+    noted: dict[_ClientRows, list[bool]] | None = None
+    """Which clients a backward pass gives a gradient, by the split of a stacked tensor; None: nobody asks."""
 
     def coarse(self, x: Tensor) -> bool:
         """Whether a linear layer takes this in bf16: sequences; where an example is one row, rounding weights costs
@@ -104,17 +104,50 @@ class _ClientRows(Function):
     @staticmethod
     def forward(ctx: Any, context: Context, stacked: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.context, ctx.address, ctx.shape = context, stacked.data_ptr(), stacked.shape
+        ctx.context, ctx.shape, ctx.stacked_clients = context, stacked.shape, len(stacked)
         return stacked.unbind()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, Tensor]:
-        some = next(g for g in grads if g is not None)
-        noted = ctx.context.have_gradients
-        if noted is not None:
-            before = noted.get(ctx.address, [False] * len(grads))
-            noted[ctx.address] = [b or g is not None for b, g in zip(before, grads, strict=True)]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, Tensor | None]:
+        some = next((g for g in grads if g is not None), None)
+        if ctx.context.noted is not None:
+            before = ctx.context.noted.get(ctx, [False] * len(grads))
+            ctx.context.noted[ctx] = [b or g is not None for b, g in zip(before, grads, strict=True)]
+        if some is None:
+            return None, None
         return None, torch.stack([some.new_zeros(ctx.shape[1:]) if g is None else g for g in grads])
+
+
+def clients_without_gradient(loss: Tensor, leaves: Params, noted: Mapping[Any, Sequence[bool]]) -> dict[str, list[int]]:
+    """Find the clients whose part of a tensor a loss does not depend on, where it depends on that of others.
+
+    Args:
+        loss: What was differentiated.
+        leaves: The stacked tensors it was differentiated by.
+        noted: What the backward pass noted in `Context.noted`.
+
+    Returns:
+        The places of these clients in the stack, by the names of such tensors.
+    """
+    if all(all(clients) for clients in noted.values()):
+        return {}
+    names = {id(t): n for n, t in leaves.items()}
+    have: dict[str, list[bool]] = {}
+    todo: list[tuple[Any, tuple[bool, ...] | None]] = [(loss.grad_fn, None)]  # nodes, and for which clients they count
+    seen: set[tuple[Any, Any]] = set()
+    while todo:
+        node, of = todo.pop()
+        if node is None or (node, of) in seen:
+            continue
+        seen.add((node, of))
+        if (name := names.get(id(getattr(node, "variable", None)))) is not None:
+            count = len(leaves[name])
+            before = have.get(name, [False] * count)
+            have[name] = [b or h for b, h in zip(before, of or [True] * count, strict=True)]
+        elif size := getattr(node, "stacked_clients", 0):
+            of = tuple(noted.get(node, [False] * size))
+        todo += [(before, of) for before, _ in node.next_functions]
+    return {n: [c for c, h in enumerate(row) if not h] for n, row in have.items() if not all(row)}
 
 
 def client_rows(context: Context, stacked: Tensor) -> Sequence[Tensor]:

@@ -72,6 +72,7 @@ from personafl.models.layers import (
     Stacked,
     StackedConv,
     Taped,
+    clients_without_gradient,
     gradients,
     tracks,
 )
@@ -283,14 +284,13 @@ class StackedModel(Displayed):
             The gradients of the tensors that the loss depends on; and, where it depends on a tensor for some clients
             only, the others. Their part of the gradient is zero, and alone they would have none.
         """
-        noted = self._context.have_gradients = {}
+        noted = self._context.noted = {}
         try:
             computed = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         finally:
-            self._context.have_gradients = None
+            self._context.noted = None
         grads = {n: g for n, g in zip(leaves, computed, strict=True) if g is not None}
-        partly = {n: noted[t.data_ptr()] for n, t in leaves.items() if n in grads and t.data_ptr() in noted}
-        return grads, {n: [c for c, has in enumerate(row) if not has] for n, row in partly.items() if not all(row)}
+        return grads, clients_without_gradient(loss, leaves, noted)
 
     def _taped(
         self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None
