@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import logging
+import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from personafl import FedAvg, StackedModel, UserError
@@ -187,7 +194,7 @@ def averaging(m: Any, x: Tensor) -> Tensor:
     return m.b(h - m.average)
 
 
-def logging(m: Any, x: Tensor) -> Tensor:
+def writing_to_a_log(m: Any, x: Tensor) -> Tensor:
     m.log["calls"] += 1
     return m.b(m.a(x))
 
@@ -207,7 +214,7 @@ def collecting(m: Any, x: Tensor) -> Tensor:
     [
         (counting, "calls"),
         (averaging, "average"),
-        (logging, "log"),
+        (writing_to_a_log, "log"),
         (remembering_the_largest, "average"),
         (collecting, "seen"),
     ],
@@ -215,6 +222,90 @@ def collecting(m: Any, x: Tensor) -> Tensor:
 def test_a_module_that_remembers_its_calls_is_refused(how, name):
     with pytest.raises(UserError, match=rf"Own: attribute '{name}' changes from one call of the forward pass"):
         StackedModel(Own(how), EXAMPLE)
+
+
+CALLS, LOG = {"n": 0}, logging.getLogger("calls")
+
+
+class Once:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self) -> int:
+        self.n += 1
+        return self.n
+
+
+def added_to(values: Any) -> Callable[[], int]:
+    def add() -> int:
+        values.append(0)
+        return len(values)
+
+    return add
+
+
+def with_global_variable() -> int:
+    CALLS["n"] += 1
+    return CALLS["n"]
+
+
+def increased(numbers: np.ndarray[Any, Any]) -> Callable[[], int]:
+    def increase() -> int:
+        numbers[0] += 1
+        return int(numbers[0])
+
+    return increase
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Once,
+        lambda: with_global_variable,
+        lambda: added_to([]),
+        lambda: added_to(deque()),
+        lambda: added_to(bytearray()),
+        lambda: increased(np.zeros(1)),
+        lambda: itertools.count().__next__,
+        lambda: functools.partial(random.Random(0).randrange, 10**9),
+        lambda: functools.partial(np.random.default_rng(0).integers, 10**9),
+        lambda: functools.partial(torch.randint, 10**9, (1,), generator=torch.Generator()),
+    ],
+)
+def test_whatever_counts_calls_is_refused(make: Callable[[], Callable[[], Any]]) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.tick = nn.Linear(6, 3), make()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) * (1.0 if int(self.tick()) != 100 else 2.0)
+
+    with pytest.raises(UserError, match="changes from one call of the forward pass to the next"):
+        StackedModel(Counting(), EXAMPLE)
+
+
+def test_attributes_of_a_class_are_looked_at() -> None:
+    class Counting(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            type(self).calls += 1
+            return super().forward(x) * (1.0 if self.calls < 100 else 2.0)
+
+    with pytest.raises(UserError, match="attribute 'calls' of class Counting changes"):
+        StackedModel(Counting(6, 3), EXAMPLE)
+
+
+def test_a_module_may_log_and_call_functions_of_libraries() -> None:
+    class Logging(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            LOG.warning("called with %d rows", len(x))
+            return F.relu(super().forward(x))
+
+    StackedModel(Logging(6, 3), EXAMPLE)
 
 
 def storing(m: Any, x: Tensor) -> Tensor:

@@ -8,10 +8,16 @@ call to the next, since calls of a stack are not steps of a client.
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
+import random
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -27,6 +33,8 @@ _GRADIENT_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retai
 
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 _LIBRARIES = ("torch.nn.", "personafl.models.")
+_DATA = ("builtins", "collections", "itertools", "numpy", "random", "torch")
+"""Where the types of data are defined."""
 
 
 def is_library_code(module: nn.Module) -> bool:
@@ -142,6 +150,9 @@ def _outline(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | type(None)) else type(value).__name__
 
 
+_RECORDING = threading.Lock()
+
+
 class RowChecks:
     """Whether the rows of several clients may go through a module in one call, for any number of rows.
 
@@ -155,7 +166,6 @@ class RowChecks:
         self.module = copy.deepcopy(module).to("meta")
         self.references: dict[bool, _Recorder] = {}
         self.checked: set[tuple[bool, int]] = set()
-        self.lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowChecks:
         return self  # nothing in it depends on weights
@@ -180,7 +190,7 @@ class RowChecks:
         """Refuse a number of rows for which the forward pass does something else than for a few rows."""
         if (training, rows) in self.checked:
             return
-        with self.lock:
+        with _RECORDING:
             reason = self._deviation(rows, training)
         if reason:
             raise UserError(
@@ -227,8 +237,8 @@ def refuse_state(module: nn.Module, example: Tensor) -> None:
             for name, value in now.items():
                 if name not in before or not _equal(before[name], value):
                     raise UserError(
-                        f"{type(module).__name__}: attribute {name!r} changes from one call of the forward pass to the "
-                        "next; all clients of a stack would share it. Keep counters and averages outside of the "
+                        f"{type(module).__name__}: {name} changes from one call of the forward pass to the next; all "
+                        "clients of a stack would share it. Keep counters, averages and random streams outside of the "
                         "module; attributes may hold what the last call computed"
                     )
 
@@ -242,34 +252,84 @@ def _call(module: nn.Module, x: Tensor) -> dict[str, Any]:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes of a module and its layers that are neither parameters, buffers nor layers."""
-    plain = vars(nn.Module())
+    """What a module and its layers hold that are neither parameters, buffers nor layers, described and copied.
+
+    Attributes of their classes are among it, and the global variables that the functions of these classes use.
+    """
+    plain, seen = vars(nn.Module()), set[int]()
     for prefix, m in module.named_modules():
         for name, value in vars(m).items():
             if name not in plain:
-                yield f"{prefix}.{name}".lstrip("."), _snapshot(value)
+                yield f"attribute {f'{prefix}.{name}'.lstrip('.')!r}", _snapshot(value, seen)
+        for kind in type(m).__mro__:
+            if kind is object or kind.__module__.startswith(("torch.", *_LIBRARIES)) or id(kind) in seen:
+                continue
+            seen.add(id(kind))
+            for name, value in vars(kind).items():
+                if isinstance(value, FunctionType):
+                    yield f"a variable of {kind.__name__}.{name}", _variables(value, seen)
+                elif not name.startswith("__") and not hasattr(value, "__get__"):
+                    yield f"attribute {name!r} of class {kind.__name__}", _snapshot(value, seen)
 
 
-def _snapshot(value: Any, depth: int = 4) -> Any:
-    """A copy of what can be compared later: numbers, texts, tensors, and containers and objects of them."""
+def _variables(function: FunctionType, seen: set[int]) -> list[Any]:
+    """Copy the variables outside of a function that it uses: those of functions around it, and global ones.
+
+    Of global variables, only data and what the function's own module defines are looked at: no loggers and the like.
+    """
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    used = (function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__)
+    own = (v for v in used if _defined_in(v) in (function.__module__, *_DATA))
+    return [_snapshot(v, seen) for v in (*cells, *own)]
+
+
+def _defined_in(value: Any) -> str:
+    """The module that defines a function, or the first part of the name of that which defines the type of a value."""
+    if isinstance(value, FunctionType | type):
+        return value.__module__
+    whole = type(value).__module__
+    return first if (first := whole.partition(".")[0]) in _DATA else whole
+
+
+def _snapshot(value: Any, seen: set[int]) -> Any:
+    """A copy of what can be compared later: numbers, texts, arrays, random streams, and what is made of them."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
-        return value
-    if depth == 0 or isinstance(value, nn.Module | type) or callable(value):
+    if isinstance(value, bool | int | float | complex | str | bytes | bytearray | type(None)):
+        return bytes(value) if isinstance(value, bytearray) else value
+    if isinstance(value, np.ndarray | np.generic):
+        return value.copy()
+    if isinstance(value, nn.Module | type | ModuleType) or id(value) in seen:
         return type(value)
+    seen.add(id(value))
+    if isinstance(value, FunctionType):
+        return _variables(value, seen)
+    if isinstance(value, functools.partial):
+        return _snapshot([value.func, value.args, value.keywords], seen)
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return _snapshot(value.bit_generator.state, seen)
+    if isinstance(value, itertools.count):
+        return repr(value)
     if isinstance(value, dict):
-        return {k: _snapshot(v, depth - 1) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_snapshot(v, depth - 1) for v in value]
-    if hasattr(value, "__dict__"):
-        return {k: _snapshot(v, depth - 1) for k, v in vars(value).items()}
-    return type(value)
+        return {k: _snapshot(v, seen) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [_snapshot(v, seen) for v in value]
+    if (owner := getattr(value, "__self__", None)) is not None and not isinstance(owner, ModuleType):
+        return _snapshot(owner, seen)  # of a method
+    slots = [n for kind in type(value).__mro__ for n in vars(kind).get("__slots__", ()) if hasattr(value, n)]
+    held = {n: getattr(value, n) for n in slots} | getattr(value, "__dict__", {})
+    return {n: _snapshot(v, seen) for n, v in held.items()} if held else type(value)
 
 
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and bool(torch.allclose(a, b, equal_nan=True))
+    if isinstance(a, np.ndarray | np.generic) and isinstance(b, np.ndarray | np.generic):
+        return a.shape == b.shape and bool(np.array_equal(a, b) or np.all((a == b) | ((a != a) & (b != b))))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
     if isinstance(a, Sequence) and not isinstance(a, str | bytes) and isinstance(b, Sequence):
