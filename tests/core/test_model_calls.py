@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Mapping
 
 import pytest
@@ -254,6 +255,65 @@ def test_losses_differ_by_their_code_and_what_they_hold() -> None:
     assert identity(functools.partial(maml, names=BODY)) != identity(functools.partial(maml, names=LAST))
     assert identity(made(torch.zeros(2))) == identity(made(torch.ones(2))) != identity(made(torch.ones(3)))
     assert identity(made(made(1))) == identity(made(made(1))) != identity(made(made(2)))
+
+
+def trained(loss: Loss, fixed: Params, moves: tuple[str, ...] = NAMES) -> Params:
+    """Three clients after a minibatch or several of this loss, in which they see these tensors."""
+    task = Task(MODEL, metrics.cross_entropy, metrics.accuracy)
+    local = ClientState(tree.stack(MODEL.initial, 3), fixed)
+    turns = [Turn(whole(moves), loss=loss, epochs=1)]
+    return run_local_work(
+        task, local, turns, FED.examples("train", IDS[:3]), worlds.training(), Round(Stage(1), 0.1)
+    )[0].params  # fmt: skip
+
+
+def test_counting_leaves_what_a_loss_writes_to_as_it_was() -> None:
+    """Clients of 28, 22 and 16 examples take 6, 5 and 4 steps in minibatches of 5."""
+
+    def made() -> Loss:
+        def counting(task: Task, local: ClientState, batch: Batch) -> Tensor:
+            return task.loss(local.params, batch) * local.fixed["steps"].add_(1)
+
+        return counting
+
+    found = []
+    for _ in range(2):  # it is run for its cost the first time
+        steps = torch.zeros(3, dtype=torch.float64)
+        found.append(trained(made(), {"steps": steps}))
+        assert steps.tolist() == [6, 5, 4]
+    for n, t in found[0].items():
+        assert torch.equal(t, found[1][n])
+
+
+def test_counting_leaves_the_global_generator_as_it_was() -> None:
+    def drawing(task: Task, local: ClientState, batch: Batch) -> Tensor:
+        return task.loss(local.params, batch) * torch.rand(())
+
+    found = []
+    with torch.random.fork_rng():
+        for _ in range(2):  # it is run for its cost the first time
+            torch.manual_seed(0)
+            found.append(trained(drawing, {}))
+    for n, t in found[0].items():
+        assert torch.equal(t, found[1][n])
+
+
+def test_a_loss_that_fails_does_so_as_in_training() -> None:
+    def failing(task: Task, local: ClientState, batch: Batch) -> Tensor:
+        return task.loss(local.params, batch) @ torch.zeros(2, 7, dtype=torch.float64)
+
+    ends = []
+    for count_calls in (True, False):
+        turn = Turn(whole(NAMES), loss=failing, epochs=1, count_calls=count_calls)
+        task = Task(MODEL, metrics.cross_entropy, metrics.accuracy)
+        local = ClientState(tree.stack(MODEL.initial, 1), {})
+        with pytest.raises(RuntimeError) as error:
+            run_local_work(
+                task, local, [turn], FED.examples("train", IDS[:1]), worlds.training(), Round(Stage(1), 0.1)
+            )  # fmt: skip
+        ends.append((str(error.value), error.value.__context__, traceback.extract_tb(error.tb)[-1].name))
+    assert ends[0] == ends[1]
+    assert ends[0][2] == "failing"
 
 
 class Meta(Algorithm):

@@ -509,19 +509,38 @@ class _Session:
         moving: Collection[str],
         run: Callable[[Model, ClientState], int],
     ) -> tuple[ModelCall, ...]:
-        """The calls of the model when a loss is run for the first client of a stack; looked up if it was run before."""
+        """The calls of the model when a loss is run for the first client of a stack; looked up if it was run before.
+
+        It is run on copies, and leaves PyTorch's own generator as it was: training begins as if it had not been run.
+        """
         model, local = self.task.model, self.local
         known = (model_calls.identity(part) for part in (loss, model.info, self.task.criterion))
         key = (*known, tuple(local.params), tuple(local.fixed), key)
-        if (calls := _OBSERVED.get(key)) is None:
-            first = _rows(replace(local, params=local.params | tree.copied(self._statistics(local))), slice(1))
-            leaves = {n: first.params[n].detach().requires_grad_() for n in moving}
-            first = replace(first, params=first.params | leaves)
-            calls = model_calls.observe(model, first.fixed | first.params, lambda noting: run(noting, first))
-            if len(_OBSERVED) >= MOST_OBSERVED:
-                _OBSERVED.clear()
-            _OBSERVED[key] = calls
+        if (calls := _OBSERVED.get(key)) is not None:
+            return calls
+        error: Exception | None = None
+        with rng.torch_generator(self.data.rows.device):
+            first = self._copy_of_first(moving)
+            try:
+                calls = model_calls.observe(model, first.fixed | first.params, lambda noting: run(noting, first))
+            except Exception as e:  # what notes the calls is to stand in no traceback
+                error = e
+            if error is not None:
+                run(model, self._copy_of_first(moving))
+                raise error
+        assert calls is not None
+        if len(_OBSERVED) >= MOST_OBSERVED:
+            _OBSERVED.clear()
+        _OBSERVED[key] = calls
         return calls
+
+    def _copy_of_first(self, moving: Collection[str]) -> ClientState:
+        """The first client of the stack in memory of its own, with leaves of autograd for what moves."""
+        first = _rows(self.local, slice(1))
+        params, fixed = tree.copied(first.params), tree.copied(first.fixed)
+        ids, keys = (None if t is None else t.clone() for t in (first.ids, first.keys))
+        leaves = {n: params[n].detach().requires_grad_() for n in moving}
+        return ClientState(params | leaves, fixed, ids=ids, keys=keys)
 
 
 def _of_stack(plan: batches.Plan) -> list[Step]:
