@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import traceback
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -255,6 +259,125 @@ def test_losses_differ_by_their_code_and_what_they_hold() -> None:
     assert identity(functools.partial(maml, names=BODY)) != identity(functools.partial(maml, names=LAST))
     assert identity(made(torch.zeros(2))) == identity(made(torch.ones(2))) != identity(made(torch.ones(3)))
     assert identity(made(made(1))) == identity(made(made(1))) != identity(made(made(2)))
+
+
+class Holder:
+    """An owner of a loss that is no method of a federation."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.times = times
+
+    def loss(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
+        return torch.stack([task.loss(local.params, batch) for _ in range(self.times)]).mean(0)
+
+
+TIMES = 1
+
+
+def as_often_as_a_global_says(task: Task, local: ClientState, batch: Batch) -> Tensor:
+    return torch.stack([task.loss(local.params, batch) for _ in range(TIMES)]).mean(0)
+
+
+def as_a_helper_does(task: Task, local: ClientState, batch: Batch) -> Tensor:
+    return as_often_as_a_global_says(task, local, batch)
+
+
+@pytest.mark.parametrize("loss", [as_often_as_a_global_says, as_a_helper_does])
+def test_a_global_number_that_changes_is_counted_anew(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flops(loss) == [FORWARD + BACKWARD] * 2
+    monkeypatch.setitem(globals(), "TIMES", 4)
+    assert flops(loss) == [4 * (FORWARD + BACKWARD)] * 2
+    monkeypatch.setitem(globals(), "TIMES", 1)
+    assert flops(loss) == [FORWARD + BACKWARD] * 2
+
+
+def test_an_attribute_of_a_loss_s_owner_that_changes_is_counted_anew() -> None:
+    holder = Holder()
+    assert flops(holder.loss) == [FORWARD + BACKWARD] * 2
+    holder.times = 4
+    assert flops(holder.loss) == [4 * (FORWARD + BACKWARD)] * 2
+    assert flops(lambda task, local, batch: holder.loss(task, local, batch)) == [4 * (FORWARD + BACKWARD)] * 2
+
+
+def test_a_default_that_has_to_be_named_tells_losses_apart() -> None:
+    def made(times: int) -> Loss:
+        def loss(task: Task, local: ClientState, batch: Batch, *, times: int = times) -> Tensor:
+            return torch.stack([task.loss(local.params, batch) for _ in range(times)]).mean(0)
+
+        return loss
+
+    assert [flops(made(k))[0] for k in (1, 3)] == [FORWARD + BACKWARD, 3 * (FORWARD + BACKWARD)]
+
+
+def test_a_function_that_calls_itself_has_an_identity() -> None:
+    def made() -> Callable[[int], int]:
+        def factorial(n: int) -> int:
+            return n * factorial(n - 1) if n else 1
+
+        return factorial
+
+    assert identity(made()) == identity(made())
+
+
+def test_client_states_and_rounds_are_compared_by_what_they_hold() -> None:
+    def state(width: int) -> ClientState:
+        return ClientState({"w": torch.rand(2, width)}, {"step": torch.zeros(2)})
+
+    assert identity(state(3)) == identity(state(3)) != identity(state(4))
+    first, again, second = (Round(Stage(number), 0.1) for number in (1, 1, 2))
+    assert identity(first) == identity(again) != identity(second)
+    assert identity(replace(first, lr=0.2)) != identity(first)
+
+
+def test_an_object_that_is_gone_equals_nothing() -> None:
+    holder = Holder()
+    before, alive = identity(holder.loss), weakref.ref(holder)
+    assert before == identity(holder.loss) != identity(Holder().loss)
+    del holder
+    gc.collect()
+    assert alive() is None
+    assert before != identity(Holder().loss)
+
+
+class Seen:
+    """What the losses of the next two methods leave behind."""
+
+    states: ClassVar[list[weakref.ref[ClientState]]] = []
+    counted = 0  # how often a loss was run for its cost
+
+
+class Captures(Algorithm):
+    """Its loss is made anew in every round and holds the clients' state."""
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        Seen.states.append(weakref.ref(local))
+
+        def loss(task: Task, seen: ClientState, batch: Batch) -> Tensor:
+            Seen.counted += not isinstance(task.model, StackedModel)
+            return len(local.params) * task.loss(seen.params, batch)
+
+        return [self.usual_turn(whole(self.info.parameters), loss=loss)]
+
+
+class HoldsRound(Algorithm):
+    """Its loss is made anew in every round and holds the round, of which the number may change what it runs."""
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        return [self.usual_turn(whole(self.info.parameters), loss=functools.partial(self._loss, rnd))]
+
+    def _loss(self, rnd: Round, task: Task, local: ClientState, batch: Batch) -> Tensor:
+        Seen.counted += not isinstance(task.model, StackedModel)
+        return rnd.number * task.loss(local.params, batch)
+
+
+@pytest.mark.parametrize(("method", "runs"), [(Captures(), 1), (HoldsRound(), 6)])
+def test_a_loss_made_anew_is_run_for_its_cost_only_where_it_may_differ(method: Algorithm, runs: int) -> None:
+    Seen.states.clear()
+    Seen.counted = 0
+    worlds.simulation(method, num_rounds=6, join_ratio=1.0).run()
+    gc.collect()
+    assert Seen.counted == runs
+    assert not [ref for ref in Seen.states if ref() is not None]  # no state of clients is kept alive
 
 
 def trained(loss: Loss, fixed: Params, moves: tuple[str, ...] = NAMES) -> Params:

@@ -8,18 +8,24 @@ function's gradient passes through another one, which notes where gradients of g
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from personafl.core import tree
+from personafl.core.algorithm import Algorithm
 from personafl.core.model_around import ModelAround
-from personafl.core.types import Model, Params
+from personafl.core.types import Model, ModelInfo, Params
 
 INPUT, FEATURES, OUTPUT = "<input>", "<features>", "<output>"
 
@@ -149,27 +155,85 @@ class _NotingModel(ModelAround):
 
 
 def identity(thing: object) -> Hashable:
-    """What tells a loss from another one that may call the model in another way.
+    """What tells a loss from another one that may call the model in another way; it keeps no tensor and no owner alive.
 
-    Functions made anew in every round are equal if their code and what they hold is. Of tensors only shapes count.
+    Functions made anew in every round are equal if their code and what they use is: what their closures and defaults
+    hold, functions of their own module, and numbers, strings and the like among global variables. Dataclasses are
+    compared by their fields, tensors by shape and dtype. Methods of a federation cannot change and equal themselves
+    alone. Any other object does, too, as long as the numbers, strings and containers among its attributes stay as they
+    are. So a loss that holds the round's number, as in a `Round`, differs from that of the next round; and one that
+    counts how often it was called differs from itself.
     """
+    return _identity(thing, {})
+
+
+def _identity(thing: object, seen: dict[int, tuple[int, object]]) -> Hashable:
+    """The same; what was `seen` before is named by its place, as a function may refer to itself."""
+    if isinstance(thing, Tensor):
+        return thing.shape, thing.dtype
+    if isinstance(thing, _VALUES):
+        return type(thing), thing
+    if isinstance(thing, _CONSTANT):
+        return _Same(thing)
+    if id(thing) in seen:
+        return seen[id(thing)][0]
+    seen[id(thing)] = len(seen), thing  # which lives until all is done: no other object gets its id
     match thing:
         case functools.partial():
-            return identity(thing.func), identity(thing.args), identity(thing.keywords)
-        case None | bool() | int() | float() | str():
-            return type(thing), thing
-        case Tensor():
-            return tuple(thing.shape), thing.dtype
+            return tuple(_identity(part, seen) for part in (thing.func, thing.args, thing.keywords))
         case tuple() | list():
-            return tuple(identity(part) for part in thing)
+            return type(thing), *[_identity(part, seen) for part in thing]
+        case set() | frozenset():
+            return type(thing), frozenset(_identity(part, seen) for part in thing)
         case dict():
-            return tuple((n, identity(part)) for n, part in thing.items())
-    if (owner := getattr(thing, "__self__", None)) is not None and hasattr(thing, "__func__"):
-        return identity(thing.__func__), _Same(owner)
-    if (code := getattr(thing, "__code__", None)) is not None:
-        cells = tuple(_content(cell) for cell in getattr(thing, "__closure__", None) or ())
-        return code, identity(cells), identity(getattr(thing, "__defaults__", None))
-    return _Same(thing)
+            return type(thing), *[(_identity(n, seen), _identity(part, seen)) for n, part in thing.items()]
+        case types.MethodType():
+            return _identity(thing.__func__, seen), _identity(thing.__self__, seen)
+        case types.FunctionType():
+            own = [_content(cell) for cell in thing.__closure__ or ()], thing.__defaults__, thing.__kwdefaults__
+            named = [thing.__globals__.get(name, None) for name in _names(thing.__code__)]
+            others = [
+                _identity(t, seen)
+                if isinstance(t, types.FunctionType) and t.__globals__ is thing.__globals__
+                else _at_a_glance(t)
+                for t in named
+            ]
+            return thing.__code__, *[_identity(part, seen) for part in own], *others, _attributes(thing)
+        case type() | types.ModuleType():
+            return _Same(thing)
+    if dataclasses.is_dataclass(thing):
+        fields = {f.name: getattr(thing, f.name, None) for f in dataclasses.fields(thing)}
+        return type(thing), *[_identity(part, seen) for part in fields.values()], _attributes(thing, fields)
+    return _Same(thing), _attributes(thing)
+
+
+_VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, np.generic)
+_CONSTANT = (Algorithm, ModelInfo)
+_MOST = 64  # parts of a container that are looked at
+
+
+def _attributes(thing: object, known: Collection[str] = ()) -> tuple[Hashable, ...]:
+    """An object's attributes, at a glance, but for those that are known."""
+    own = getattr(thing, "__dict__", {})
+    return tuple([(name, _at_a_glance(part)) for name, part in own.items() if name not in known])
+
+
+def _at_a_glance(thing: object, deep: bool = True) -> Hashable:
+    """A number or a string, or how many things a container has and the first of these; of any other thing, its type."""
+    if isinstance(thing, _VALUES):
+        return type(thing), thing
+    if deep and isinstance(thing, (tuple, list, set, frozenset, dict)):
+        parts = thing.items() if isinstance(thing, dict) else ((None, part) for part in thing)
+        some = itertools.islice(parts, _MOST)
+        return type(thing), len(thing), *[(_at_a_glance(n), _at_a_glance(part, False)) for n, part in some]
+    return (type(thing),)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """The names of global variables and of attributes in a function and in the functions within it."""
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
+    return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
 def _content(cell: Any) -> object:
@@ -179,14 +243,20 @@ def _content(cell: Any) -> object:
         return None
 
 
-@dataclass(frozen=True, eq=False)
 class _Same:
-    """An object that equals itself alone."""
+    """An object that equals itself alone, and nothing once it is gone."""
 
-    thing: object
+    __slots__ = ("hash", "thing")
+
+    def __init__(self, thing: object) -> None:
+        self.hash = id(thing)
+        try:
+            self.thing: Callable[[], object] = weakref.ref(thing)
+        except TypeError:  # what cannot be referred to weakly equals nothing
+            self.thing = lambda: None
 
     def __hash__(self) -> int:
-        return id(self.thing)
+        return self.hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.thing is self.thing
+        return isinstance(other, _Same) and (mine := self.thing()) is not None and mine is other.thing()
