@@ -7,7 +7,14 @@ import io
 import pytest
 from rich.table import Table
 
-from personafl.core.plain_text import Console, from_spreadsheet_cell, harmless, spreadsheet_cell, spreadsheet_row
+from personafl.core.plain_text import (
+    Console,
+    from_spreadsheet_cell,
+    harmless,
+    list_names,
+    spreadsheet_cell,
+    spreadsheet_row,
+)
 
 SPELT = [
     ("\x1b[31mred", r"\x1b[31mred"),
@@ -69,3 +76,9 @@ def test_other_cells_stay(value: object) -> None:
 
 def test_names_of_columns_are_cells_too() -> None:
     assert spreadsheet_row({"=x": -1.5, "name": "=y"}) == {"'=x": -1.5, "name": "'=y"}
+
+
+@pytest.mark.parametrize(("count", "end"), [(1, "c0"), (20, "c19"), (21, "c19 and 1 more"), (99, "c19 and 79 more")])
+def test_a_list_of_twenty_names_at_most_counts_the_others(count: int, end: str) -> None:
+    line = list_names([f"c{i}" for i in range(count)], 20)
+    assert line.startswith("c0") and line.endswith(end) and line.count(",") == min(count, 20) - 1

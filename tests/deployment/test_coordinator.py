@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from personafl.core import tree, wire
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
-from personafl.deployment import coordinator
 from personafl.deployment import coordinator as module
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.messages import Failure, Reply, Request
@@ -525,12 +524,6 @@ def test_who_is_back_after_a_restart_is_one_line(tmp_path: Path, caplog: pytest.
         "back: c0, c2",
         "client c3 is there, number 3",
     ]
-
-
-@pytest.mark.parametrize(("count", "end"), [(1, "c0"), (20, "c19"), (21, "c19 and 1 more"), (99, "c19 and 79 more")])
-def test_a_line_names_twenty_clients_at_most(count: int, end: str) -> None:
-    line = coordinator._listed([f"c{i}" for i in range(count)])
-    assert line.startswith("c0") and line.endswith(end) and line.count(",") == min(count, 20) - 1
 
 
 # Text labels

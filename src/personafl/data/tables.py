@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
+from personafl.core.plain_text import list_names
 from personafl.data.client_data import ClientData
 from personafl.data.dataset import Array
 from personafl.data.missing import HELP, Missing
@@ -255,16 +256,11 @@ def _check_columns(tables: Sequence[Table]) -> None:
     first = tables[0]
     for t in tables[1:]:
         if lacking := next((n for n in first.columns if n not in t.columns), None):
-            raise UserError(f"{t.path}: no column {lacking!r}, which {first.path} has; it has {_listed(t.columns)}")
+            there = list_names(t.columns, MOST_LISTED)
+            raise UserError(f"{t.path}: no column {lacking!r}, which {first.path} has; it has {there}")
         if extra := next((n for n in t.columns if n not in first.columns), None):
-            raise UserError(f"{t.path}: column {extra!r} is not in {first.path}; it has {_listed(first.columns)}")
-
-
-def _listed(columns: Iterable[str]) -> str:
-    """Names of columns for a message, of which a table may have very many."""
-    names = list(columns)
-    more = len(names) - MOST_LISTED
-    return ", ".join(names[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+            there = list_names(first.columns, MOST_LISTED)
+            raise UserError(f"{t.path}: column {extra!r} is not in {first.path}; it has {there}")
 
 
 def _label_columns(tables: Sequence[Table], asked: Sequence[str]) -> list[str]:
@@ -272,7 +268,8 @@ def _label_columns(tables: Sequence[Table], asked: Sequence[str]) -> list[str]:
     there = list(first.columns)
     for n in asked:
         if n not in first.columns:
-            raise UserError(f"{first.path}: no column {n!r}, which data.label names; it has {_listed(there)}")
+            columns = list_names(there, MOST_LISTED)
+            raise UserError(f"{first.path}: no column {n!r}, which data.label names; it has {columns}")
     if asked:
         return list(asked)
     usual = next((n for wanted in LABELS for n in there if n.lower() == wanted), None)

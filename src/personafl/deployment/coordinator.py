@@ -27,6 +27,7 @@ from personafl.core.aggregation import add, next_server, summed
 from personafl.core.errors import UserError
 from personafl.core.hook_checks import check_initial_server
 from personafl.core.lock import locked
+from personafl.core.plain_text import list_names
 from personafl.core.schedule import ended_after, missed
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.data import normalize
@@ -278,7 +279,7 @@ class Coordinator:
         self.world = dataclasses.replace(world, init=parts.model.initial_hash())
         self._build()
         self._save()
-        log.info("%d clients are there: %s", len(members), _listed([m.name for m in members]))
+        log.info("%d clients are there: %s", len(members), list_names([m.name for m in members], NAMED))
         return True
 
     def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, Described]:
@@ -367,7 +368,7 @@ class Coordinator:
                     self._lost(member)
                 back[member.number] = node, member
         if names := [m.name for m in self._admitted(back)]:
-            log.info("back: %s", _listed(names))
+            log.info("back: %s", list_names(names, NAMED))
         while strangers:  # a number is given for good, so to none that cannot be used
             node_of = {name: node for node, name in self.met.items()}
             begin = len(self.roster.members)
@@ -869,12 +870,6 @@ class _Notes:
             "diverged": self.diverged,
         }
         return {k: v for k, v in found.items() if v}
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names for a line of the log, which is not to be endless."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _row(payload: Payload) -> Payload:
