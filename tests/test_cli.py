@@ -422,9 +422,9 @@ def test_a_run_says_how_clients_ran_through_the_model_and_why(call, tmp_path: Pa
     why = "layer by layer: outputs in evaluation differ from those of each client alone"
     assert said.code == 0, said
     assert said.err.count(f"note: ByClient runs {why}. This is slower than a stack of all clients\n") == 1
-    assert f"Execution of the model: {why}." in said.out
+    assert f"The model runs {why}." in said.out
     here = tmp_path / "here"
-    assert all(f"Execution of the model: {why}." in (here / n).read_text() for n in ("table.md", "report.html"))
+    assert all(f"The model runs {why}." in (here / n).read_text() for n in ("table.md", "report.html"))
     for label in ("local", "fedavg"):
         summary = json.loads((here / label / "seed-0" / "summary.json").read_text())
         assert summary["environment"]["execution"] == why

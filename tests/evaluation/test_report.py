@@ -173,8 +173,11 @@ def test_the_execution_of_the_model_is_told_below_the_table() -> None:
     alone = "layer by layer: its forward pass uses register_hook"
     one, other = (summary(n, 0, 0.9, 0.5, environment={"execution": alone}) for n in ("ditto", "local"))
     stacked = summary("local", 1, 0.9, 0.5, environment={"execution": "stacked"})
-    assert report.remarks([one, other]) == [f"Execution of the model: {alone}."]
-    assert report.remarks([one, stacked]) == [f"Execution of the model: ditto {alone}; local stacked."]
+    assert report.remarks([one, other]) == [f"The model runs {alone}."]
+    assert report.remarks([one, stacked]) == [
+        f"The model of ditto runs {alone}.",
+        "The model of local runs stacked.",
+    ]
     assert report.remarks([summary("ditto", 0, 0.9, 0.5)]) == []
 
 

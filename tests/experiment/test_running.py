@@ -277,7 +277,7 @@ def test_a_run_says_how_its_model_is_executed(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "own/fedavg/seed-0/summary.json").read_text())
     assert summary["environment"]["execution"].startswith(reason)
     for text in (result.table(), *((tmp_path / "own" / name).read_text() for name in ("table.md", "report.html"))):
-        assert f"Execution of the model: {reason}" in text
+        assert f"The model runs {reason}" in text
     stacked = personafl.run("demo", *settings)
     assert stacked["fedavg"].summary["environment"]["execution"] == "stacked"
 

@@ -146,7 +146,7 @@ def test_layers_without_a_stacked_form_are_named():
 
     execution = StackedModel(Net(), torch.randn(2, 5, 6)).execution
     assert execution.mode == "stacked"
-    assert execution.reason == "called for one client after the other: gru (GRU)"
+    assert str(execution) == "stacked, except gru (GRU), which runs one client at a time"
 
 
 def test_a_model_whose_own_parameters_have_no_stacked_form_runs_client_by_client() -> None:

@@ -1130,7 +1130,7 @@ def test_layers_with_a_parametrization_run_within_a_stack():
     torch.manual_seed(0)
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))
     model = StackedModel(nn.Sequential(normed, nn.ReLU(), nn.Linear(5, 3)), torch.rand(2, 6))
-    assert str(model.execution) == "stacked: called for one client after the other: 0 (ParametrizedLinear)"
+    assert str(model.execution) == "stacked, except 0 (ParametrizedLinear), which runs one client at a time"
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

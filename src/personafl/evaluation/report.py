@@ -258,13 +258,14 @@ def remarks(summaries: Sequence[Summary], spread: str | None = None) -> list[str
 
 def _executions(summaries: Sequence[Summary]) -> list[str]:
     """How clients went through the model: stacked, layer by layer or client by client, and why."""
-    modes = {
-        label: s.get("environment", {}).get("execution") for label, seeds in groups(summaries).items() for s in seeds
-    }
-    named = {label: mode for label, mode in modes.items() if mode}
-    if len(set(named.values())) <= 1:
-        return [f"Execution of the model: {mode}." for mode in set(named.values())]
-    return [f"Execution of the model: {'; '.join(f'{label} {mode}' for label, mode in named.items())}."]
+    labels: dict[str, list[str]] = {}
+    for label, seeds in groups(summaries).items():
+        for mode in dict.fromkeys(s.get("environment", {}).get("execution") for s in seeds):
+            if mode:
+                labels.setdefault(mode, []).append(label)
+    if len(labels) == 1:
+        return [f"The model runs {mode}." for mode in labels]
+    return [f"The model of {', '.join(names)} runs {mode}." for mode, names in labels.items()]
 
 
 _CORRUPTED = {"": "", "shift_": ", at full shift", "whole_": ", every model on the whole test set"}

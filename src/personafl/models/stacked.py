@@ -89,15 +89,20 @@ _MODES: dict[_Way, Mode] = {"stack": "stacked", "alone": "layer by layer", "whol
 class Execution:
     """How the clients of a stack go through a model, and why not faster.
 
-    stacked: All clients in one call of the module.
+    stacked: All clients in one call of the module. Layers without a stacked form, named in `exceptions`, are called
+        for each client.
     layer by layer: One call for each client, through the layers of a stack.
     client by client: One call for each client of the module as it was given.
     """
 
     mode: Mode
     reason: str = ""
+    exceptions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.mode == "stacked" and self.exceptions:
+            run = "which runs" if len(self.exceptions) == 1 else "which run"
+            return f"stacked, except {' and '.join(self.exceptions)}, {run} one client at a time"
         return f"{self.mode}: {self.reason}" if self.reason else self.mode
 
 
@@ -139,7 +144,7 @@ class StackedModel(Displayed):
         self.stacks = not any(type(m) in CONVS or isinstance(m, nn.RNNBase) for m in self.module.modules())  # on a CPU
         called = [m for m in self._folded.modules() if isinstance(m, PerClient)]
         self.pads, self.random = not called, bool(called) and self._draws(called, example)
-        self._execution = Execution(_MODES[self._way], reason or _without_stacked_form(called, self._folded))
+        self._execution = Execution(_MODES[self._way], reason, _without_stacked_form(called, self._folded))
         if self._way == "stack" and isinstance(self._folded, PerClient):
             own = ", ".join(n for n, _ in module.named_parameters(recurse=False))
             reason = f"{type(module).__name__} has no stacked form" + (f", for its own parameters {own}" if own else "")
@@ -199,8 +204,9 @@ class StackedModel(Displayed):
         """How clients go through the model on the device where it lies, and why not faster."""
         if not self._context.one_by_one or self._execution.mode != "stacked":
             return self._execution
-        reason = self._execution.reason or "on a GPU its convolutions are faster for one client at a time"
-        return Execution("layer by layer", reason)
+        if layers := self._execution.exceptions:
+            return Execution("layer by layer", f"there is no stacked form of {' and '.join(layers)}")
+        return Execution("layer by layer", "on a GPU its convolutions are faster for one client at a time")
 
     @property
     def one_by_one(self) -> bool:
@@ -571,11 +577,10 @@ class StackedModel(Displayed):
         return "whole", reason
 
 
-def _without_stacked_form(called: Collection[PerClient], folded: nn.Module) -> str:
-    """Name the layers of a stack that are called for one client after the other."""
+def _without_stacked_form(called: Collection[PerClient], folded: nn.Module) -> tuple[str, ...]:
+    """Name the layers of a stack that are called once for each client."""
     names = {m: n for n, m in folded.named_modules()}
-    parts = [f"{names[m]} ({type(m.original).__name__})" for m in called if m is not folded]
-    return f"called for one client after the other: {', '.join(parts)}" if parts else ""
+    return tuple(f"{names[m]} ({type(m.original).__name__})" for m in called if m is not folded)
 
 
 def _kind(params: Params) -> torch.dtype:
