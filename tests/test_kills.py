@@ -88,7 +88,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_go_on(number: signal.
     _, said = running.communicate()
     assert running.returncode == 128 + number
     assert said.endswith(f"stopped; go on with: personafl resume {tmp_path / 'a'}\n")
-    assert "stopping behind this round; once more ends it at once" in said
+    assert "Stopping after this round. Press Ctrl-C again to quit now." in said
     assert_nothing_is_lost(tmp_path / "a" / "ditto" / "seed-0")
 
 

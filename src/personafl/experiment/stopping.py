@@ -57,7 +57,7 @@ class StopRequest:
         repeated, self.signal = bool(self.signal), self.signal if number == HANGUP and self.signal else number
         if self._told and not repeated:
             with suppress(OSError):  # the terminal may be gone
-                print("stopping behind this round; once more ends it at once", file=sys.stderr, flush=True)
+                print("Stopping after this round. Press Ctrl-C again to quit now.", file=sys.stderr, flush=True)
         if number == HANGUP:
             _leave_terminal()
 

@@ -32,7 +32,7 @@ def check_data(federation: Federation, training: Training, evaluation: Evaluatio
 
 def check_same_weights(model: StackedModel, world: SingleProcess) -> None:
     """Refuse processes whose models begin with other weights than the first one's: every one of them would train its
-    own model, and their mean would be nobody's."""
+    own model, and averaging them would be meaningless."""
     if world.size == 1:
         return
     first, *others = world.gather(model.weight_hashes())
