@@ -45,7 +45,7 @@ class COPFL(Algorithm):
     personal_bound: float = setting(0.5, "the largest share of them that may be personal (gamma)")
     budget: str = setting(
         "reached",
-        "positions that can turn personal and that shares refer to: those that have had a gradient, or all as printed",
+        "which positions p and gamma are shares of",
         ("reached", "all"),
     )
     selection: str = setting("global", "rank positions over the whole model or per tensor", ("global", "tensor"))

@@ -49,7 +49,7 @@ class Data(Section):
     )
     test_share: float = setting(
         0.25,
-        "share of a client's samples that is for testing; 0 with official_test=global: all are tested on that part",
+        "share of each client's samples held out for testing; 0 needs official_test=global",
     )
     validation_share: float = setting(0.0, "share of a client's samples that is for validation")
     unseen_ratio: float = setting(0.0, "share of the clients that join only after training")
@@ -57,7 +57,7 @@ class Data(Section):
     corruption_severity: int = setting(5, "of this corruption, 1 to 5")
     normalize: Any = setting(AUTO, "of what models see: standardize, half, none, or [mean, std] by channel or column")
     normalize_targets: Literal["auto"] | bool = setting(
-        AUTO, "whether training sees targets with mean 0 and deviation 1; auto: those of regression"
+        AUTO, "whether to standardise targets for training; auto: only for regression"
     )
     label: tuple[str, ...] = setting((), "label columns of tables; none: label, y, target or the last")
     missing: Missing = setting("refuse", "what becomes of missing values in data of one's own")
