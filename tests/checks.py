@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +39,20 @@ def assert_near(found: Tensor, wanted: Tensor, share: float) -> None:
     """All numbers are finite, and none is off by more than this share of the largest."""
     assert found.isfinite().all()
     assert (found.double() - wanted).abs().max() <= share * wanted.abs().max()
+
+
+def two_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], *, graph: bool = False) -> list[Tensor]:
+    """The gradient of a loss of the outputs, then that of a sum over this gradient: a second derivative.
+
+    With `graph`, the second one can be differentiated as well.
+    """
+
+    def weighed(t: Tensor) -> Tensor:
+        return (torch.arange(t.numel(), dtype=torch.float64, device=t.device).cos().view(t.shape).to(t.dtype) * t).sum()
+
+    first = torch.autograd.grad(weighed(function(*inputs).square()), inputs, create_graph=True)
+    total = torch.stack([weighed(g) for g in first]).sum()
+    return [*(g.detach() for g in first), *torch.autograd.grad(total, inputs, create_graph=graph)]
 
 
 def played(algorithm: Algorithm, kind: str = "mlp", **options: object) -> Simulation:

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from personafl import StackedModel
 from personafl.models import attention
 from personafl.sim.execution_plan import products
-from tests.checks import assert_near
+from tests.checks import assert_near, two_gradients
 
 own = pytest.importorskip("personafl.models.attention_kernels", reason="needs Triton", exc_type=ImportError)
 norms = pytest.importorskip("personafl.models.norm_kernels", reason="needs Triton", exc_type=ImportError)
@@ -50,6 +51,20 @@ def test_attention_in_one_launch_is_attention(
     (wanted_back,) = torch.autograd.grad(wanted, exact, grad.double())
     assert_near(out.detach(), wanted.detach(), share)
     assert_near(back, wanted_back, share)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(3, 1, 1, 16), (2, 5, 2, 4), (2, 17, 3, 20), (4, 64, 2, 33)])
+def test_attention_has_second_derivatives(shape: tuple[int, ...], causal: bool) -> None:
+    examples, length, heads, width = shape
+    torch.manual_seed(0)
+    packed = torch.randn(examples, length, 3 * heads * width, device=CUDA, requires_grad=True)
+    with products("float32", CUDA):
+        found = two_gradients(lambda t: own.short_attention(t, heads, causal=causal, how="float32"), [packed])
+    with sdpa_kernel(SDPBackend.MATH):  # the only one of PyTorch's that has second derivatives
+        wanted = two_gradients(lambda t: seen_by(t, heads, causal), [packed.detach().double().requires_grad_()])
+    for mine, other in zip(found, wanted, strict=True):
+        assert_near(mine, other, 1e-4)
 
 
 def test_attention_with_large_scores_stays_finite() -> None:

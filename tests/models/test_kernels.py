@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from personafl import Evaluation, FedAvg, Machine, Simulation, StackedModel
 from personafl.core import rng
+from personafl.core.errors import UserError
+from personafl.core.types import Arithmetic
 from personafl.models import MODELS
 from personafl.sim.execution_plan import products
 from tests import worlds
+from tests.checks import assert_near, two_gradients
 
 kernels = pytest.importorskip("personafl.models.kernels", reason="needs Triton", exc_type=ImportError)
 pytestmark = pytest.mark.gpu
@@ -189,6 +192,65 @@ def test_dropout_draws_as_a_cpu_does() -> None:
     assert torch.equal(out.detach().cpu(), torch.where(kept, x / (1 - 0.3), 0))
     (grad,) = torch.autograd.grad(out, given, torch.ones_like(out))
     assert torch.equal(grad.cpu(), torch.where(kept, torch.ones_like(x) / (1 - 0.3), 0))
+
+
+# Small ones: an output that is rounded to the other side of zero has another gradient.
+FEW = [
+    (3, 2, 3, 16, 3, 9, 7, 1, kernels.RELU, True),
+    (2, 2, 16, 20, 3, 6, 6, 1, kernels.PLAIN, False),
+    (2, 3, 4, 5, 3, 6, 6, 1, kernels.PLAIN, True),
+    (1, 5, 8, 8, 5, 8, 8, 2, kernels.POOL, True),
+    (2, 10, 3, 5, 3, 7, 6, 0, kernels.POOL, False),
+]
+
+
+@pytest.mark.parametrize("of_images", [True, False])
+@pytest.mark.parametrize("shape", FEW, ids=str)
+def test_a_convolution_in_float32_has_second_derivatives(shape: tuple[int, ...], of_images: bool) -> None:
+    """Also where the images need no gradient, as those of a first layer."""
+    stream = torch.Generator("cuda").manual_seed(0)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, device="cuda", generator=stream)
+
+    images, weight, bias, _ = drawn(shape, draw)
+    given = [images] * of_images + [weight] + ([] if bias is None else [bias])
+
+    def parts(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, *rest = tensors if of_images else (images.to(tensors[0].dtype), *tensors)
+        return x, rest[0], rest[1] if len(rest) > 1 else None
+
+    def fused(*tensors: Tensor) -> Tensor:
+        return kernels.convolution(*parts(tensors), shape[7], shape[8], "float32", torch.float32)
+
+    def plain(*tensors: Tensor) -> Tensor:
+        return alone(*parts(tensors), shape[7], shape[8])
+
+    with products("float32"):  # PyTorch's own would be tf32
+        found = two_gradients(fused, [t.requires_grad_() for t in given])
+    wanted = two_gradients(plain, [t.detach().double().requires_grad_() for t in given])
+    for mine, other in zip(found, wanted, strict=True):
+        assert_near(mine, other, 1e-4)
+
+
+@pytest.mark.parametrize("how", ["tf32", "bf16"])
+def test_a_convolution_that_rounds_its_inputs_refuses_second_derivatives(how: Arithmetic) -> None:
+    x, weight = torch.randn(4, 16, 8, 8, device="cuda"), torch.randn(2, 16, 16, 3, 3, device="cuda", requires_grad=True)
+    out = kernels.convolution(x, weight, None, 1, kernels.RELU, how, torch.float32)
+    with pytest.raises(UserError, match=f"precision='{how}': convolutions have no second derivatives"):
+        torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    (grad,) = torch.autograd.grad(kernels.convolution(x, weight, None, 1, 0, how, torch.float32).sum(), weight)
+    assert grad.isfinite().all()
+
+
+def test_dropout_has_second_derivatives() -> None:
+    keys = rng.key(0, "noise", torch.arange(5))
+    x = torch.rand(5, 3000) + 0.5
+    kept = rng.uniform(keys, 3000, torch.float32) >= 0.3
+    found = two_gradients(lambda t: kernels.dropout(t, keys.cuda(), 0.3), [x.cuda().requires_grad_()])
+    wanted = two_gradients(lambda t: torch.where(kept, t / 0.7, 0), [x.double().requires_grad_()])
+    for mine, other in zip(found, wanted, strict=True):
+        assert_near(mine.cpu(), other, 1e-5)
 
 
 def test_only_what_the_kernels_have_goes_to_them() -> None:

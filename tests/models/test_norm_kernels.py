@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from tests.checks import assert_near
+from tests.checks import assert_near, two_gradients
 
 norms = pytest.importorskip("personafl.models.norm_kernels", reason="needs Triton", exc_type=ImportError)
 pytestmark = pytest.mark.gpu
@@ -39,6 +40,22 @@ def test_a_norm_in_one_pass_is_each_clients_layer_norm(shape: tuple[int, int, in
     assert_near(out.detach(), wanted.detach(), 1e-5)
     for mine, other in zip(found, torch.autograd.grad(wanted, exact, grad.double()), strict=True):
         assert_near(mine, other, 2e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8), (2, 5, 4), (3, 30, 20)])
+def test_a_layer_norm_has_second_derivatives(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    rows, scale, shift = (torch.randn(s, device=CUDA) for s in (shape, shape[::2], shape[::2]))
+    given = [3 * rows + 5, scale, shift]
+
+    def plain(rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        each = zip(rows, scale, shift, strict=True)
+        return torch.stack([F.layer_norm(r, shape[2:], w, b, 1e-5) for r, w, b in each])
+
+    found = two_gradients(lambda *t: norms.layer_norm(*t, 1e-5), [t.requires_grad_() for t in given])
+    wanted = two_gradients(plain, [t.detach().double().requires_grad_() for t in given])
+    for mine, other in zip(found, wanted, strict=True):
+        assert_near(mine, other, 1e-4)
 
 
 # images, channels, height and width
@@ -107,6 +124,34 @@ def test_relu_and_what_is_added_are_part_of_a_batch_norm(
         assert_near(mine, other, 10 * share)
     for moved, exactly in zip(running, exact_running, strict=True):
         assert_near(moved, exactly, share)
+
+
+@pytest.mark.parametrize(("relu", "beside"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("shape", [(10, 3, 7, 5), (2, 20, 3, 3), (8, 130, 1, 1)])
+def test_a_batch_norm_has_second_derivatives(shape: tuple[int, ...], relu: bool, beside: bool) -> None:
+    """So have ReLU and what is added; running statistics move once, however often the norm is computed."""
+    torch.manual_seed(0)
+    weight, bias = (torch.randn(shape[1], device=CUDA) for _ in range(2))
+    images = [torch.randn(shape, device=CUDA).contiguous(memory_format=torch.channels_last) for _ in range(1 + beside)]
+    given = [weight, bias, *images]
+    running = [torch.randn(shape[1], device=CUDA), torch.rand(shape[1], device=CUDA)]
+    exact_running = [t.double() for t in running]
+
+    def fused(weight: Tensor, bias: Tensor, x: Tensor, added: Tensor | None = None) -> Tensor:
+        return norms.batch_norm(x, weight, bias, *running, 0.3, 1e-5, added=added, relu=relu)
+
+    def plain(weight: Tensor, bias: Tensor, x: Tensor, added: Tensor | None = None) -> Tensor:
+        mean, var = exact_running
+        out = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=0.3, eps=1e-5)
+        out = out if added is None else out + added
+        return out.relu() if relu else out
+
+    found = two_gradients(fused, [t.requires_grad_() for t in given])
+    wanted = two_gradients(plain, [t.detach().double().requires_grad_() for t in given])
+    for mine, other in zip(found, wanted, strict=True):
+        assert_near(mine, other, 1e-4)
+    for moved, exactly in zip(running, exact_running, strict=True):
+        assert_near(moved, exactly, 1e-5)
 
 
 def test_what_is_no_number_is_none_behind_relu() -> None:

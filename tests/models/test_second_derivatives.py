@@ -1,24 +1,33 @@
-"""Second-order MAML against a loop over clients in plain PyTorch, where a loss differentiates its own gradient."""
+"""Second-order MAML against a loop over clients in plain PyTorch, where a loss differentiates its own gradient.
+
+Then the backward passes of single functions.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
+import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from personafl import Federation, Source, StackedModel
 from personafl.authoring import Algorithm, whole
+from personafl.core.errors import UserError
 from personafl.models import recurrent
 from personafl.models.attention import attend
 from tests import reference, worlds
+from tests.checks import two_gradients
 
 SIZES = (9, 4, 14)  # training rows of the clients, after a quarter has gone: 7, 3, 11
 INNER = 0.3
@@ -159,3 +168,177 @@ def test_attention_has_second_derivatives(causal):
 
     assert torch.autograd.gradcheck(call, (*inputs, mask))
     assert torch.autograd.gradgradcheck(call, (*inputs, mask))
+
+
+# The GPU's fused functions. Their modules are imported here without Triton, whose kernels are never called: a backward
+# pass that must itself be differentiable consists of PyTorch's own functions. `-m gpu` compares the kernels as well.
+
+
+def imported(name: str) -> ModuleType:
+    """A module of `personafl.models` by itself, with something else in Triton's place."""
+    spec = importlib.util.find_spec(f"personafl.models.{name}")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    instead = {"triton": mock.MagicMock(), "triton.language": mock.MagicMock(), spec.name: module}
+    with mock.patch.dict(sys.modules, instead):
+        spec.loader.exec_module(module)
+    return module
+
+
+kernels, norms, attention = (imported(name) for name in ("kernels", "norm_kernels", "attention_kernels"))
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def assert_same_gradients(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+
+
+def layer_of(mode: int, pad: int, biased: bool, how: str = "float32") -> Any:
+    return kernels._Layer(4, 5, 3, pad, mode, biased, how)
+
+
+def convolution(mode: int, pad: int, biased: bool) -> Any:
+    """The fused function, with another forward pass that saves the same."""
+
+    class Convolution(kernels.Convolution):  # type: ignore[name-defined,misc]
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: object) -> Tensor:
+            layer = layer_of(mode, pad, biased)
+            ctx.save_for_backward(x, None, weight, None, None, x, weight, bias)
+            ctx.rest = (layer, None, x.dtype)
+            return kernels._plain_convolution(layer, x, weight, bias).detach()
+
+    return lambda x, w, b=None: Convolution.apply(x, w, b, pad, mode, "float32", x.dtype)  # type: ignore[no-untyped-call]
+
+
+def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, pad: int, mode: int) -> Tensor:
+    """All clients' convolutions as the groups of one."""
+    clients, outputs = weight.shape[:2]
+    images = x.view(clients, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+    shift = None if bias is None else bias.flatten()
+    out = F.conv2d(images, weight.flatten(0, 1), shift, padding=pad, groups=clients)
+    out = out.unflatten(1, (clients, outputs)).transpose(0, 1).flatten(0, 1)
+    out = out.relu() if mode else out
+    return F.max_pool2d(out, 2) if mode == kernels.POOL else out
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("pad", [0, 1])
+@pytest.mark.parametrize("mode", [kernels.PLAIN, kernels.RELU, kernels.POOL])
+def test_a_convolution_is_each_clients_own(mode: int, pad: int, biased: bool) -> None:
+    torch.manual_seed(0)
+    inputs = [draw(6, 4, 7, 6), draw(2, 5, 4, 3, 3), *[draw(2, 5)] * biased]
+    found = kernels._plain_convolution(layer_of(mode, pad, biased), *inputs, *[None] * (not biased))
+    wanted = grouped(inputs[0], inputs[1], inputs[2] if biased else None, pad, mode)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(
+        two_gradients(convolution(mode, pad, biased), inputs, graph=True),
+        two_gradients(lambda x, w, b=None: grouped(x, w, b, pad, mode), inputs),
+    )
+
+
+@pytest.mark.parametrize("how", ["tf32", "bf16"])
+def test_a_convolution_that_rounds_its_inputs_refuses_second_derivatives(how: str) -> None:
+    class Saved:
+        saved_tensors = (torch.zeros(1), None, torch.zeros(1), None, None)
+        rest = (layer_of(kernels.PLAIN, 0, False, how), (1, 1), torch.float32)
+
+    with pytest.raises(UserError, match=f"precision='{how}': convolutions have no second derivatives"):
+        kernels.Convolution.backward(Saved(), torch.zeros(1))
+
+
+def test_dropout_drops_the_same_on_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = torch.arange(6).view(2, 3) % 2 == 0
+    monkeypatch.setattr(kernels, "_dropped", lambda x, keys, p: torch.where(kept, x / (1 - p), 0))
+    x = draw(2, 3)
+    found = two_gradients(lambda t: kernels.dropout(t, torch.zeros(2), 0.75), [x])
+    assert_same_gradients(found, two_gradients(lambda t: torch.where(kept, 4 * t, 0), [x]))
+
+
+def batch_norm(then: int) -> Any:
+    class BatchNorm(norms.BatchNorm):  # type: ignore[name-defined,misc]
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, *rest: object) -> Tensor:
+            out = norms._plain_batch_norm(x, weight, bias, eps=1e-5, relu=then == norms._RELU).detach()
+            out = out if added is None else (out + added).relu()
+            ctx.save_for_backward(x, weight, bias, x, *([out] if then == norms._ADDED else []))
+            ctx.then, ctx.eps = then, 1e-5
+            return out
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None = None) -> Tensor:
+        out: Tensor = BatchNorm.apply(x, added, weight, bias, None, None, 0.1, 1e-5, then)  # type: ignore[no-untyped-call]
+        return out
+
+    return call
+
+
+def normed(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    far = x - x.mean(axes, keepdim=True)
+    return far / (far.square().mean(axes, keepdim=True) + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize("then", [norms._PLAIN, norms._RELU, norms._ADDED])
+def test_a_batch_norm_is_by_the_statistics_of_its_batch(then: int) -> None:
+    torch.manual_seed(0)
+    inputs = [draw(4, 3, 5, 2), draw(3), draw(3), *[draw(4, 3, 5, 2)] * (then == norms._ADDED)]
+
+    def by_hand(x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None = None) -> Tensor:
+        out = normed(x, (0, 2, 3)) * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
+        out = out if added is None else out + added
+        return out.relu() if then else out
+
+    found = norms._plain_batch_norm(*inputs[:3], eps=1e-5, relu=then == norms._RELU)
+    if then != norms._ADDED:
+        torch.testing.assert_close(found, by_hand(*inputs), rtol=1e-12, atol=1e-12)
+    assert_same_gradients(two_gradients(batch_norm(then), inputs, graph=True), two_gradients(by_hand, inputs))
+
+
+def test_a_layer_norm_has_each_clients_scale_and_shift() -> None:
+    class LayerNorm(norms.LayerNorm):  # type: ignore[name-defined,misc]
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+            ctx.save_for_backward(x, weight, bias)
+            ctx.eps = eps
+            return norms._plain_layer_norm(x, weight, bias, eps=eps).detach()
+
+    def by_hand(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return normed(x, (2,)) * weight.unsqueeze(1) + bias.unsqueeze(1)
+
+    torch.manual_seed(0)
+    inputs = [draw(2, 5, 4), draw(2, 4), draw(2, 4)]
+    torch.testing.assert_close(norms._plain_layer_norm(*inputs, eps=1e-5), by_hand(*inputs), rtol=1e-12, atol=1e-12)
+    found = two_gradients(lambda *t: LayerNorm.apply(*t, 1e-5), inputs, graph=True)  # type: ignore[no-untyped-call]
+    assert_same_gradients(found, two_gradients(by_hand, inputs))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_is_that_of_every_head(causal: bool) -> None:
+    class ShortAttention(attention.ShortAttention):  # type: ignore[name-defined,misc]
+        @staticmethod
+        def forward(ctx: Any, packed: Tensor, heads: int, causal: bool, how: str) -> Tensor:
+            ctx.save_for_backward(packed)
+            ctx.rest = heads, causal, how
+            return attention._plain_attention(packed, heads=heads, causal=causal).detach()
+
+    def by_hand(packed: Tensor) -> Tensor:
+        """Queries of both heads of 3, then keys, then values; a query may see itself and what came before."""
+        heads = []
+        for first in (0, 3):
+            q, k, v = (packed[..., at + first : at + first + 3] for at in (0, 6, 12))
+            scores = (q @ k.mT / 3**0.5).exp()
+            scores = scores.tril() if causal else scores
+            heads.append(scores / scores.sum(-1, keepdim=True) @ v)
+        return torch.cat(heads, -1)
+
+    torch.manual_seed(0)
+    packed = draw(2, 5, 18)
+    found = attention._plain_attention(packed, heads=2, causal=causal)
+    torch.testing.assert_close(found, by_hand(packed), rtol=1e-12, atol=1e-12)
+    assert_same_gradients(
+        two_gradients(lambda t: ShortAttention.apply(t, 2, causal, "float32"), [packed], graph=True),  # type: ignore[no-untyped-call]
+        two_gradients(by_hand, [packed]),
+    )
