@@ -294,6 +294,21 @@ def test_behind_a_warm_up_delta_is_that_of_the_method() -> None:
     assert any(delta for _, delta in php[3:])
 
 
+def test_in_a_warm_up_the_downloaded_model_is_the_one_received() -> None:
+    """Everybody is there. FedRep's clients have heads of their own from the first round after the warm-up on."""
+    fedrep, fedavg = (
+        checks.played(
+            FedPeWSFixed(base=base, warmup_share=0.5),
+            evaluation=LATE, lr=0.3, join_ratio=1.0, local_epochs=4, num_rounds=6,
+        ).rows
+        for base in (FedRep(inherit=Inherit(weight=0.0), weights="uniform"), FedAvg(weights="uniform"))
+    )  # fmt: skip
+    before = [[(r["before"]["mean"], r["delta"]) for r in rows if "before" in r] for rows in (fedrep, fedavg)]
+    assert len(before[0]) == 6
+    assert before[0][:3] == before[1][:3]
+    assert any(delta for _, delta in before[0][1:3])
+
+
 def test_whose_session_failed_has_trained_nothing() -> None:
     """The other five clients have; for the first, what it came with is compared with itself."""
     fed = worlds.federation()
