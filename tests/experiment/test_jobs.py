@@ -86,12 +86,23 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def test_processes_have_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignores_hangup() -> bool:
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_processes_have_the_environment_of_now_and_ignore_a_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system sends SIGHUP to all processes of a terminal; those at work hear of it from this one alone."""
     names = ["PERSONAFL_TOLD", "PYTHONSAFEPATH", "PYTHONPATH"]
     monkeypatch.setenv("PERSONAFL_TOLD", "now")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    found = dict(side_by_side([partial(variable, name) for name in names], 2))
-    assert found == {0: "now", 1: None, 2: os.environ.get("PYTHONPATH")}
+    calls: list[partial[object]] = [partial(variable, name) for name in names]
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it may be ignored here, as under nohup
+    try:
+        found = dict(side_by_side([*calls, partial(ignores_hangup)], 2))
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert found == {0: "now", 1: None, 2: os.environ.get("PYTHONPATH"), 3: True}
 
 
 @pytest.mark.slow
