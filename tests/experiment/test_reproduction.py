@@ -18,6 +18,7 @@ from personafl.evaluation.settings import Evaluation
 from personafl.experiment import measures, pages, reproduction, targets
 from personafl.experiment.comparison import Comparison, Item, Verdict, interval
 from personafl.experiment.pages import Page, Table, reproduced
+from personafl.experiment.reproduction import Reproduction
 from personafl.experiment.shared_runs import SharedRun, merged, plan
 from personafl.experiment.targets import Claim, Setting, Target
 
@@ -244,6 +245,18 @@ def test_a_target_of_our_own_has_measured_numbers_alone(tmp_path: Path) -> None:
     cell = found.comparison.cell("CIFAR-10, Dir(0.3)", "dense", "w/o shift")
     assert "Measured: seed 0." in page and "Published" not in page and "– /" not in page
     assert f"| Dense | {cell.mean:.2f} |" in page
+
+
+def test_no_cell_of_the_table_of_numbers_is_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of settings and labels are a target's own; a negative number stays one."""
+    monkeypatch.setattr(Reproduction, "page", Page("T", []))
+    setting, label = '=HYPERLINK("http://x")', "+ditto"
+    methods = [{"name": "ditto", "label": label}]
+    asked = target(settings=(Setting(setting),), methods={label: "Ditto"}, published=(), recipe={"algorithms": methods})
+    Reproduction(asked, (0,), {(setting, label): [told(-0.25, 0.5)]}, tmp_path / "r").write()
+    head, first, _ = csv.reader((tmp_path / "r" / "comparison.csv").read_text().splitlines())
+    row = dict(zip(head, first, strict=True))
+    assert (row["setting"], row["method"], row["measured"]) == (f"'{setting}", f"'{label}", "-25.0")
 
 
 def test_a_picture_may_be_of_streams_that_change() -> None:

@@ -171,6 +171,17 @@ def test_readings_of_one_method_are_compared_without_a_grid(tmp_path: Path) -> N
     assert (tmp_path / "s" / "sweep.png").stat().st_size > 1000
 
 
+def test_no_cell_of_the_table_of_trials_is_a_formula(tmp_path: Path) -> None:
+    """A label may begin with a plus, and so the name of its column; a negative number stays one."""
+    summary = {"accuracy": {"personal": {"mean": -0.5}}, "shift": None, "metric": {"name": "r2", "better": "higher"}}
+    points = ({"+mine.rule": "=1+1"}, {"+mine.rule": "-2.5"})
+    found = [Trial("+mine", i, point, (summary,)) for i, point in enumerate(points)]
+    trials.write(Sweep({"+mine": found}), tmp_path)
+    head, *rows = csv.reader((tmp_path / "trials.csv").read_text().splitlines())
+    assert head[:4] == ["label", "trial", "'+mine.rule", "score"]
+    assert [r[:4] for r in rows] == [["'+mine", "0", "'=1+1", "-0.5"], ["'+mine", "1", "-2.5", "-0.5"]]
+
+
 @pytest.mark.parametrize(
     ("words", "options", "told"),
     [
