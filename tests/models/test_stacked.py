@@ -26,6 +26,7 @@ from personafl.core.criteria import CRITERION_GRADIENTS, cross_entropy
 from personafl.core.types import Batch, Task
 from personafl.models import CNN, MLP, MODELS, StackedModel, agreement, layers, stacked
 from tests import worlds
+from tests.references import REFERENCES
 
 CLIENTS, SIZE = 3, 4
 KEYS = rng.key(0, "noise", 1, torch.tensor([3, 5, 9]))
@@ -1066,13 +1067,13 @@ def test_a_product_turned_round_is_the_same_product(clients: int, turned: bool) 
 class ViT(nn.Module):
     """Patches, a class token and learned positions: parameters of its own beside its layers."""
 
-    def __init__(self):
+    def __init__(self, norm=nn.BatchNorm1d):
         super().__init__()
         self.patches = nn.Conv2d(1, 8, 4, stride=4)
         self.token = nn.Parameter(torch.full((1, 1, 8), 0.1))
         self.positions = nn.Parameter(torch.arange(40.0).view(1, 5, 8) / 40)
         self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.norm = nn.BatchNorm1d(8)
+        self.norm = norm(8)
         self.head = nn.Linear(8, 3)
 
     def forward(self, x):
@@ -1124,6 +1125,22 @@ def test_methods_that_look_at_features_train_a_vision_transformer(vit, name):
         servers.append(sim.server)
     for n in servers[0]:
         torch.testing.assert_close(servers[0][n], servers[1][n], rtol=1e-9, atol=1e-9)
+
+
+def test_moon_trains_a_vision_transformer_as_a_loop_over_clients_does():
+    """In the second round every client has a previous model, so that features are compared with two others."""
+    torch.manual_seed(0)
+    module = ViT(nn.LayerNorm)
+    settings = {"num_rounds": 2, "join_ratio": 1.0, "batch_size": 6}
+    slow = REFERENCES["moon"](copy.deepcopy(module), worlds.federation("cnn"), worlds.training(**settings))
+    for number in range(2):
+        slow.play(number)
+    model = StackedModel(module, torch.rand(2, 1, 8, 8))
+    assert model.execution.mode == "layer by layer"
+    sim = worlds.simulation(ALGORITHMS["moon"](), "cnn", model=model, **settings)
+    sim.run()
+    for n, t in slow.w.items():
+        torch.testing.assert_close(sim.server[n], t, rtol=1e-9, atol=1e-9)
 
 
 def test_layers_with_a_parametrization_run_within_a_stack():
