@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 import personafl
@@ -16,7 +19,7 @@ from personafl import UserError
 from personafl.core.errors import Note
 from personafl.deployment.world import Form, World, build_parts
 from personafl.experiment import checkpoint
-from personafl.models import StackedModel
+from personafl.models import StackedModel, frozen_weights
 from personafl.models.frozen_weights import hash_weights
 from personafl.sim.checks import check_same_weights
 from personafl.sim.ranks import SingleProcess
@@ -82,7 +85,7 @@ def test_frozen_weights_of_any_type_come_back(tmp_path: Path, dtype: torch.dtype
 
 def test_large_frozen_weights_are_compared_by_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Buffers of 16 numbers are saved, the weight of 64 * 16 numbers is not.
-    monkeypatch.setattr(checkpoint, "SAVED_FROZEN", 64 * 8)
+    monkeypatch.setattr(frozen_weights, "SAVED_FROZEN", 64 * 8)
     with pytest.warns(Note, match=r"weights that no client trains \(frozen.weight\) are not saved"):
         made = personafl.run(SMALL, model=Backbone(0), out=tmp_path / "run")
     with pytest.raises(UserError, match=r"other frozen weights than that of this run: frozen.weight differ"):
@@ -93,7 +96,7 @@ def test_large_frozen_weights_are_compared_by_hash(tmp_path: Path, monkeypatch: 
 
 
 def test_tables_a_module_computes_itself_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SAVED_FROZEN", 0)
+    monkeypatch.setattr(frozen_weights, "SAVED_FROZEN", 0)
     with pytest.warns(Note, match="not saved"):
         personafl.run(SMALL, "algorithms=fedavg", model=Backbone(0), out=tmp_path / "run")
     module = Backbone(0)
@@ -183,6 +186,56 @@ def test_ranks_with_other_frozen_weights_are_refused() -> None:
         assert message.startswith("rank 1 has built the model with other weights than rank 0: scale differ")
 
 
+class Tables(nn.Module):
+    """Constants in types that a run does not compute in, as NumPy and saved files have them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        self.head = nn.Linear(64, 10)
+        for kind in (torch.float64, torch.float16, torch.bfloat16):
+            table = torch.rand(64, generator=draw, dtype=torch.float64).to(kind)
+            self.register_buffer(f"table_{str(kind).removeprefix('torch.')}", table)
+        self.register_buffer("offset", torch.rand(9, generator=draw, dtype=torch.float64))
+        self.register_buffer("turn", torch.polar(torch.ones(64), torch.rand(64, generator=draw)).to(torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.flatten(1) * self.table_float64.to(x.dtype) * self.table_float16.to(x.dtype)
+        return self.head(z * self.table_bfloat16.to(x.dtype) * self.turn.imag.to(x.dtype) + self.offset.sum().to(x))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_constants_are_saved_as_they_were_given(tmp_path: Path, precision: str) -> None:
+    recipe = SMALL | {"training": SMALL["training"] | {"precision": precision}}
+    out, first = tmp_path / "run", Tables(0)
+    made = personafl.run(recipe, "algorithms=fedavg", model=first, out=out)
+    with safe_open(out / "fedavg" / "seed-0" / "checkpoint" / "frozen.safetensors", "pt") as file:
+        for n, t in first.named_buffers():
+            value = torch.view_as_real(t) if t.is_complex() else t
+            assert file.get_tensor(n).dtype == value.dtype and torch.equal(file.get_tensor(n), value)
+    read = personafl.Result.load(out, model=Tables(1))
+    assert torch.equal(answers(read), answers(made))
+    read.save(tmp_path / "again")  # what was read is written again, and read again
+    assert torch.equal(answers(personafl.Result.load(tmp_path / "again", model=Tables(2))), answers(made))
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_complex_constants_are_read_wherever_they_lie_in_memory(tmp_path: Path, length: int) -> None:
+    """PyTorch ends the process when it converts complex numbers of 16 bytes at an address that 16 does not divide."""
+    model = StackedModel(Rotary(numbers=7), INPUTS[:2])
+    rotation = model.frozen["rotation"].clone()
+    pairs = {
+        "before": torch.rand(length, dtype=torch.float64),  # 16 or 24 bytes, behind a header of one length
+        "rotation": torch.view_as_real(rotation.to(torch.complex128)),
+    }
+    (tmp_path / "checkpoint").mkdir()
+    hashes = {"hashes": json.dumps(model.frozen_hashes)}
+    (tmp_path / "checkpoint" / "frozen.safetensors").write_bytes(safetensors.torch.save(pairs, hashes))
+    model.restore_frozen({"rotation": torch.zeros_like(rotation)})
+    checkpoint.restore_frozen(model, tmp_path)
+    assert torch.equal(model.frozen["rotation"], rotation)
+
+
 def of_this_process() -> nn.Module:
     """A model whose frozen weights are those of the process it is built in."""
     return Backbone(PROCESS[0])
@@ -204,13 +257,13 @@ def test_nodes_of_a_deployment_must_have_the_same_frozen_weights(monkeypatch: py
 class Rotary(nn.Module):
     """Features that are turned by complex numbers, as rotary embeddings are."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: int = 4) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
-        self.register_buffer("rotation", torch.polar(torch.ones(4), torch.arange(4.0)))
+        self.body, self.head = nn.Linear(64, 2 * numbers), nn.Linear(2 * numbers, 10)
+        self.register_buffer("rotation", torch.polar(torch.ones(numbers), torch.arange(float(numbers))))
 
     def forward(self, x: Tensor) -> Tensor:
-        z = torch.view_as_complex(self.body(x.flatten(1)).view(-1, 4, 2))
+        z = torch.view_as_complex(self.body(x.flatten(1)).view(len(x), -1, 2))
         return self.head(torch.view_as_real(z * self.rotation.to(z.dtype)).flatten(1))
 
 
@@ -227,3 +280,44 @@ def test_complex_buffers_keep_their_imaginary_part(tmp_path: Path, precision: st
     expected = alone(client.module.prepared(INPUTS).double())
     assert (client.predict(INPUTS) - expected).abs().max() < 1e-5
     assert torch.equal(answers(personafl.Result.load(tmp_path / "run", model=Rotary())), client.predict(INPUTS))
+
+
+class Adapter(nn.Module):
+    """A trained weight beside a frozen layer called `original`, as parts of a stack call the layers they replace."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.original = nn.Linear(64, 10).requires_grad_(False)
+            self.rest = nn.Module()
+            self.rest.original = nn.Linear(64, 10).requires_grad_(False)
+            self.rest.register_buffer("weight", torch.rand(10, 64))
+            self.norm = nn.BatchNorm1d(64).requires_grad_(False)
+            self.norm.running_mean = torch.randn(64)
+            scaled = nn.Linear(64, 10)
+            nn.utils.parametrizations.weight_norm(scaled)  # its weight is parametrizations.weight.original1
+            self.scaled = scaled.requires_grad_(False)
+            self.weight = nn.Parameter(torch.zeros(10, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm(x.flatten(1))
+        fixed = self.original(z) + self.rest.original(z) + self.scaled(z)
+        return fixed + nn.functional.linear(z, self.rest.weight + self.weight)
+
+
+def test_layers_called_original_keep_their_own_weights() -> None:
+    x = torch.rand(2, 1, 8, 8)
+    first, other = StackedModel(Adapter(0), x), StackedModel(Adapter(1), x)
+    other.restore_frozen(first.frozen)
+    assert other.frozen_hashes == first.frozen_hashes
+    params = {n: t[None] for n, t in first.initial.items()}
+    assert params.keys() == {"weight"}
+    assert torch.equal(other(params, x[None]), first(params, x[None]))
+    assert torch.equal(other.client(first.initial)(x), Adapter(0).eval()(x))
+
+
+def test_sparse_constants_are_compared_by_hash() -> None:
+    sparse = {"graph": torch.eye(4).to_sparse(), "scale": torch.ones(4)}
+    assert frozen_weights.small_weights(sparse).keys() == {"scale"}
+    assert hash_weights(sparse)["graph"] == hash_weights({"graph": torch.eye(4)})["graph"]

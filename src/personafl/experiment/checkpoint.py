@@ -39,6 +39,7 @@ from personafl.core.types import Params
 from personafl.evaluation.run_records import misfit, read_rounds
 from personafl.experiment.environment import environment
 from personafl.models import StackedModel
+from personafl.models.frozen_weights import SAVED_FROZEN, size_in_bytes
 from personafl.sim.accounting import Totals
 from personafl.sim.execution_plan import ExecutionPlan
 from personafl.sim.ranks import SingleProcess
@@ -51,9 +52,6 @@ FINAL, PROGRESS, MANIFEST, ROWS = "checkpoint", "progress", "manifest.json", "me
 STORES = ("clients", "known")
 NORMALIZATIONS = ("normalization.json", "target_normalization.json")  # of inputs, of targets
 BEGINNING = ("initial.safetensors", "frozen.safetensors", *NORMALIZATIONS)  # of a run, in its final folder
-SAVED_FROZEN = 2**26  # bytes of frozen weights that are saved at most, the smallest tensors first; all are hashed
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SAVED_TYPES = (*FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 COST = 1 / 50  # of a run's time that checkpoints may take by default
 
 
@@ -261,28 +259,15 @@ def _save_tensors(path: Path, tensors: Params, more: Mapping[str, str] | None = 
 
 def _save_frozen(path: Path, model: StackedModel) -> None:
     """Write the smaller frozen weights, and a hash of each that a module does not compute anew by itself."""
-    frozen = model.frozen
-    saved = {n: frozen[n].resolve_conj() for n in _small_weights(frozen)}
-    saved = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in saved.items()}  # safetensors has few types
+    saved = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in model.small_frozen.items()}
     _save_tensors(path, saved, {"hashes": json.dumps(model.frozen_hashes)})
-
-
-def _small_weights(frozen: Params) -> list[str]:
-    """The names of frozen weights that are saved."""
-    room, names = SAVED_FROZEN, []
-    for n, t in sorted(frozen.items(), key=lambda item: item[1].nbytes):
-        room -= t.nbytes
-        if room >= 0 and t.layout == torch.strided and (t.is_complex() or t.dtype in SAVED_TYPES):
-            names.append(n)
-    return names
 
 
 def note_unsaved_weights(model: StackedModel) -> None:
     """Tell that some frozen weights will have to be given again when the run is read."""
-    frozen = model.frozen
-    large = [n for n in frozen.keys() - set(_small_weights(frozen)) if n in model.frozen_hashes]
+    large = [n for n in model.frozen_hashes if n not in model.small_frozen]
     if large:
-        size = sum(frozen[n].nbytes for n in large)
+        size = sum(size_in_bytes(model.frozen[n]) for n in large)
         warnings.warn(
             f"{size >> 20} MiB of weights that no client trains ({list_names(sorted(large), 3)}) are not saved in the "
             "run folder, only their hashes: reading or resuming the run needs a model with the same weights",
@@ -561,8 +546,8 @@ def restore_frozen(model: StackedModel, home: Path) -> None:
     values, hashes = _load_frozen(path) if path.exists() else ({}, {})
     here = model.frozen
     for n in values.keys() & here.keys():
-        if here[n].is_complex() and values[n].dtype in FLOATS[2:] and values[n].shape == (*here[n].shape, 2):
-            values[n] = torch.view_as_complex(values[n])
+        if here[n].is_complex() and values[n].is_floating_point() and values[n].shape == (*here[n].shape, 2):
+            values[n] = torch.complex(*values[n].to(here[n].real.dtype).unbind(-1))  # a view may not be aligned
     model.restore_frozen({n: t for n, t in values.items() if n in here and t.shape == here[n].shape})
     now = model.frozen_hashes
     if differ := [n for n in hashes | now if hashes.get(n) != now.get(n)]:

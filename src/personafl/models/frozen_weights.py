@@ -7,12 +7,19 @@ saves the smaller ones and a hash of each.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from personafl.core.types import Params
+from personafl.models.layers import Stacked
+
+SAVED_FROZEN = 2**26  # bytes of frozen weights that are saved at most, the smallest tensors first; all are hashed
+SAVED_TYPES = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
 
 
 def frozen_weights(module: nn.Module, trained: Collection[str]) -> Params:
@@ -24,6 +31,21 @@ def frozen_weights(module: nn.Module, trained: Collection[str]) -> Params:
     return {
         n: t.detach() for n, t in tensors.items() if n not in trained and n.rpartition(".")[2] != "num_batches_tracked"
     }
+
+
+def small_weights(frozen: Params) -> Params:
+    """Return copies of the frozen weights that a run saves, in main memory and of the type they have now."""
+    room, copies = SAVED_FROZEN, {}
+    for n, t in sorted(frozen.items(), key=lambda item: size_in_bytes(item[1])):
+        room -= size_in_bytes(t)
+        if room >= 0 and t.layout == torch.strided and t.dtype in SAVED_TYPES:
+            copies[n] = t.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
+    return copies
+
+
+def size_in_bytes(t: Tensor) -> int:
+    """Return how many bytes a tensor has, or would have if it were not sparse."""
+    return t.numel() * t.element_size()
 
 
 def not_persistent(module: nn.Module) -> frozenset[str]:
@@ -49,27 +71,36 @@ def convert_module(module: nn.Module, dtype: torch.dtype, device: torch.device |
 
     PyTorch would drop their imaginary parts, as of rotary embeddings.
     """
-    rotations = [(m, n, b) for m in module.modules() for n, b in m._buffers.items() if b is not None and b.is_complex()]
+    rotations = [
+        (m, n, b)
+        for m in module.modules()
+        for n, b in m.named_buffers(recurse=False, remove_duplicate=False)
+        if b.is_complex()
+    ]
     for m, n, _ in rotations:
-        m._buffers[n] = None
+        setattr(m, n, None)
     module.to(device, dtype)
     for m, n, b in rotations:
-        m._buffers[n] = b.to(device, dtype.to_complex())
+        setattr(m, n, b.to(device, dtype.to_complex()))
     return module
 
 
 def restore_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Write these values into the tensors of a module that have their names, or had them before it was folded.
-
-    A folded module has its layers inside others, as `original`.
-    """
-    values = {_without_originals(n): t for n, t in weights.items()}
+    """Write these values into the tensors of a module that have their names, or had them before it was folded."""
     with torch.no_grad():
-        for n, t in (*module.named_parameters(), *module.named_buffers()):
-            value = values.get(_without_originals(n))
-            if value is not None and not torch.equal(t, value.to(t)):  # which may be a view that cannot be written to
-                t.copy_(value)
+        for n, t in unfolded_tensors(module):
+            if n in weights and not torch.equal(t, weights[n].to(t)):  # which may be a view that cannot be written to
+                t.copy_(weights[n])
 
 
-def _without_originals(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part != "original")
+def unfolded_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield a module's parameters and buffers by the names they had before layers of a stack took its layers' places.
+
+    A tensor with several names comes once for each.
+    """
+    bare = module.original if isinstance(module, Stacked) else module
+    for tensors in (bare.named_parameters, bare.named_buffers):
+        for n, t in tensors(recurse=False, remove_duplicate=False):
+            yield f"{prefix}{n}", t
+    for n, child in bare.named_children():
+        yield from unfolded_tensors(child, f"{prefix}{n}.")

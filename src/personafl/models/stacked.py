@@ -62,6 +62,8 @@ from personafl.models.frozen_weights import (
     hash_weights,
     not_persistent,
     restore_weights,
+    small_weights,
+    unfolded_tensors,
 )
 from personafl.models.layers import (
     BATCH_NORMS,
@@ -129,6 +131,7 @@ class StackedModel(Displayed):
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
         self.frozen_hashes = hash_weights(self.frozen, skip=not_persistent(self.module))
+        self.small_frozen = small_weights(self.frozen)  # as they were given, whatever type a run computes in
         self._context = Context()
         self._twins: list[StackedModel] = []
         self._fused: FusedForward | None = None
@@ -183,8 +186,9 @@ class StackedModel(Displayed):
         for module in (self.module, self._folded):
             restore_weights(module, weights)
         self._twins.clear()
-        skip = not_persistent(self.module)
-        self.frozen_hashes |= hash_weights({n: t for n, t in self.frozen.items() if n in weights}, skip)
+        restored = {n: t for n, t in self.frozen.items() if n in weights}
+        self.frozen_hashes |= hash_weights(restored, skip=not_persistent(self.module))
+        self.small_frozen |= small_weights(restored)
 
     def weight_hashes(self) -> dict[str, str]:
         """A hash of every tensor the model begins with, frozen ones included."""
@@ -425,7 +429,8 @@ class StackedModel(Displayed):
 
     def copy(self) -> StackedModel:
         """Another one, to be moved elsewhere."""
-        return copy.deepcopy(self, activations(self.module) | activations(self._folded))
+        shared: dict[int, Any] = {id(t): t for t in self.small_frozen.values()}  # nobody writes to these
+        return copy.deepcopy(self, activations(self.module) | activations(self._folded) | shared)
 
     @contextmanager
     def borrowed(self) -> Iterator[StackedModel]:
@@ -433,7 +438,8 @@ class StackedModel(Displayed):
         try:
             twin = self._twins.pop()
         except IndexError:
-            tensors = (*self.initial.values(), *_tensors(self.module), *_tensors(self._folded))
+            values = (*self.initial.values(), *self.small_frozen.values())
+            tensors = (*values, *_tensors(self.module), *_tensors(self._folded))
             shared: dict[int, Any] = {id(t): t for t in tensors}
             twin = copy.deepcopy(self, activations(self.module) | activations(self._folded) | shared)
         try:
@@ -643,7 +649,7 @@ def _changed(before: Params, module: nn.Module) -> str | None:
     """The first buffer that is no longer what it was: state that clients would share unawares."""
     for n, b in module.named_buffers():
         if not n.endswith("num_batches_tracked") and not torch.equal(b, before[n]):
-            return n.replace("original.", "")
+            return next(name for name, t in unfolded_tensors(module) if t is b)
     return None
 
 
