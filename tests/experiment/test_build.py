@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import personafl
-from personafl.core.errors import Note
+from personafl.core.errors import Note, UserError
 from personafl.core.normalization import Normalization
 from personafl.experiment import build, parts
 
@@ -159,7 +160,15 @@ def test_classes_that_look_like_numbers_or_never_occur_are_told() -> None:
     def told(y: torch.Tensor) -> None:
         build.resolved(personafl.config.load(None, given={"data": (x, y, torch.arange(60) // 20)}), (0,))
 
-    with pytest.warns(Note, match=r"own has 7001 classes and 60 examples; training.task=regression takes its labels"):
-        told(torch.arange(60) * 100 + 1100)
+    with pytest.warns(Note, match=r"own has 701 classes and 60 examples; training.task=regression takes its labels"):
+        told(torch.arange(60) * 10 + 110)
+    prices = torch.arange(60) * 100 + 1100
+    with pytest.raises(UserError, match=r"own has 60 examples and whole numbers up to 7000 as targets"):
+        told(prices)
+    data = (torch.zeros(60, 3), prices, torch.arange(60) // 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        asked = personafl.config.load(None, ["training.task=classification"], given={"data": data})
+        assert build.resolved(asked, (0,))[1][0].source.classes == 7001
     with pytest.warns(Note, match=r"1 of the 4 classes of own have no example, such as 0"):
         told(torch.arange(60) % 3 + 1)

@@ -94,8 +94,14 @@ def _note_task(data: Source) -> None:
 
 
 def _note_classes(data: Source) -> None:
-    """Say where classes look like numbers to predict, or some never occur."""
+    """Refuse numbers that would be far more classes than examples, and say where some classes never occur."""
     there = len(torch.unique(data.y))
+    if data.classes > max(1000, len(data.y)):
+        raise UserError(
+            f"{data.name} has {len(data.y)} examples and whole numbers up to {data.classes - 1} as targets. "
+            "training.task=regression predicts them as numbers; training.task=classification takes them for "
+            f"{data.classes} classes"
+        )
     if data.classes > max(50, len(data.y) // 2):
         warnings.warn(
             f"{data.name} has {data.classes} classes and {len(data.y)} examples; training.task=regression takes its "
