@@ -538,6 +538,14 @@ def test_a_pull_moves_a_parameter_the_loss_does_not_depend_on() -> None:
     torch.testing.assert_close(ended["unused.weight"], begun.params["unused.weight"] + 0.05)
 
 
+def test_a_loss_that_trains_nothing_is_refused() -> None:
+    def detached(task: Task, local: ClientState, batch: Batch) -> Tensor:
+        return task.loss(local.params, batch).detach()
+
+    with pytest.raises(UserError, match=r"loss .*detached depends on nothing that trains \(.*\): it is detached"):
+        go([Turn(whole(NAMES), epochs=1, loss=detached)])
+
+
 def test_a_loss_that_is_a_mean_over_clients_is_refused() -> None:
     def over_all(task: Task, local: ClientState, batch: Batch) -> Tensor:
         return task.loss(local.params, batch).mean()

@@ -28,6 +28,7 @@ from personafl.core.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, cap
 from personafl.core.errors import UserError
 from personafl.core.model_around import ModelAround
 from personafl.core.model_calls import ModelCall
+from personafl.core.plain_text import list_names
 from personafl.core.torch_internals import foreach
 from personafl.core.types import (
     Batch,
@@ -480,6 +481,7 @@ class _Session:
             task = _with_added(Task(model, self.task.criterion, self.task.metric), local, turn.added)
             loss = turn.loss(task, local, batch)
             if isinstance(loss, Tensor):  # else it is refused when it is trained
+                _require_graph(loss, turn.loss, names)
                 torch.autograd.grad(loss.sum(), [local.params[n] for n in names], allow_unused=True)
             return batch.x.shape[1]
 
@@ -715,6 +717,7 @@ class _Steps:
         if not self.leaves:
             self._look()
         loss = _each(self.part.loss(self.seen_task, self.seen, batch), self.active, self.part.loss)
+        _require_graph(loss, self.part.loss, self.leaves)
         grads, self.untouched = self.task.model.differentiate(loss.sum(), self.leaves)
         if batch.x.is_cuda:
             grads = {n: _laid_as(g, self.leaves[n]) for n, g in grads.items()}
@@ -747,11 +750,24 @@ def _each(loss: object, count: int, of: Loss) -> Tensor:
     if isinstance(loss, Tensor) and loss.shape == (count,):
         return loss
     made = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-    name = getattr(of, "__qualname__", None) or getattr(getattr(of, "func", of), "__qualname__", repr(of))
     raise UserError(
-        f"the loss {name} must give one number for each client, shape ({count},), and gave {made}; "
+        f"the loss {_name_of(of)} must give one number for each client, shape ({count},), and gave {made}; "
         "use batch.mean(...) for the mean over a client's examples, and nothing over clients"
     )
+
+
+def _require_graph(loss: Tensor, of: Loss, names: Collection[str]) -> None:
+    """Refuse a loss that no gradient can be taken of."""
+    if not loss.requires_grad:
+        raise UserError(
+            f"the loss {_name_of(of)} depends on nothing that trains ({list_names(names)}): it is detached, or "
+            "computed under torch.no_grad()"
+        )
+
+
+def _name_of(loss: Loss) -> str:
+    """Return what a loss is called in messages."""
+    return str(getattr(loss, "__qualname__", None) or getattr(getattr(loss, "func", loss), "__qualname__", repr(loss)))
 
 
 def floating(params: Params) -> torch.dtype:
