@@ -115,9 +115,11 @@ def _check_divergence(result: Result) -> None:
         return
     if first():
         labels = ", ".join(dict.fromkeys(s["label"] for s in stopped))
+        lr, usual = stopped[0]["lr"], result.recipe.training.lr
+        key = "training.lr" if lr == usual else f"{stopped[0]['label']}.lr"
         errors.print(
-            f"personafl: {labels}: training stopped early, since every client diverged. Lower training.lr (it was "
-            f"{stopped[0]['lr']:g}), set training.grad_clip, or see that inputs and targets are normalised "
+            f"personafl: {labels}: training stopped early, since every client diverged. Lower {key} (it was "
+            f"{lr:g}), set training.grad_clip, or see that inputs and targets are normalised "
             "(data.normalize, data.normalize_targets).",
             soft_wrap=True,
         )
