@@ -238,6 +238,29 @@ def test_faults_are_those_of_one_rank(algorithm: Algorithm, faults: Faults) -> N
         assert_same_run(sim, alone)
 
 
+def test_where_everybody_diverges_all_ranks_end_with_an_evaluation() -> None:
+    """After three of eight rounds, none of which was due to be evaluated: the evaluation at the end takes all ranks.
+
+    The second minibatch of a client is the one whose loss is not finite, so everybody has two epochs.
+    """
+    fed = worlds.federation()
+    fed = dataclasses.replace(fed, source=dataclasses.replace(fed.source, x=fed.source.x.double() * 1e200))
+    evaluation = Evaluation(eval_every=8, shift="none")
+    options = {"fed": fed, "num_rounds": 8, "join_ratio": 1.0, "local_epochs": 2, "evaluation": evaluation}
+    alone = simulated(Ditto(), **options)
+    assert [r.get("stopped") for r in alone.rows] == [None, None, "diverged"]
+    assert ["personal" in r for r in alone.rows] == [False, False, True]
+
+    def work(world: SingleProcess) -> Simulation:
+        sim = simulated(Ditto(), world, **options)
+        sim.collect()
+        return sim
+
+    for sim in together(2, work):
+        assert sim.state.diverged == alone.state.diverged == set(range(6))
+        assert_same_run(sim, alone)
+
+
 def test_newcomers_are_those_of_one_rank() -> None:
     fed = dataclasses.replace(FEDERATION, num_clients=4, unseen=2)
     alone = simulated(Ditto(), fed=fed).newcomers()
