@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -95,10 +96,10 @@ def test_processes_have_the_environment_of_now_and_ignore_a_closed_terminal(monk
     names = ["PERSONAFL_TOLD", "PYTHONSAFEPATH", "PYTHONPATH"]
     monkeypatch.setenv("PERSONAFL_TOLD", "now")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    calls: list[partial[object]] = [partial(variable, name) for name in names]
+    calls: list[Callable[[], object]] = [*(partial(variable, name) for name in names), ignores_hangup]
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it may be ignored here, as under nohup
     try:
-        found = dict(side_by_side([*calls, partial(ignores_hangup)], 2))
+        found = dict(side_by_side(calls, 2))
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -26,7 +26,7 @@ from personafl.core.criteria import CRITERION_GRADIENTS, cross_entropy
 from personafl.core.types import Batch, Task
 from personafl.models import CNN, MLP, MODELS, StackedModel, agreement, layers, stacked
 from tests import worlds
-from tests.references import REFERENCES
+from tests.references.correcting import MOON
 
 CLIENTS, SIZE = 3, 4
 KEYS = rng.key(0, "noise", 1, torch.tensor([3, 5, 9]))
@@ -1132,7 +1132,7 @@ def test_moon_trains_a_vision_transformer_as_a_loop_over_clients_does():
     torch.manual_seed(0)
     module = ViT(nn.LayerNorm)
     settings = {"num_rounds": 2, "join_ratio": 1.0, "batch_size": 6}
-    slow = REFERENCES["moon"](copy.deepcopy(module), worlds.federation("cnn"), worlds.training(**settings))
+    slow = MOON(copy.deepcopy(module), worlds.federation("cnn"), worlds.training(**settings))
     for number in range(2):
         slow.play(number)
     model = StackedModel(module, torch.rand(2, 1, 8, 8))
