@@ -57,9 +57,9 @@ class ClientModule(nn.Module):
         for attribute, n in self.others.items():
             self.tensors.register_buffer(attribute, deployed[n][0].clone())
         one = next(self.networks.parameters())
-        self.scaling = None if normalization is None else _module_of_buffers(*normalization.affine(one.dtype, one.device))
+        self.scaling = None if normalization is None else _affine(*normalization.affine(one.dtype, one.device))
         units = target_normalization
-        self.target_scaling = None if units is None else _module_of_buffers(*units.inverse_affine(one.dtype, one.device))
+        self.target_scaling = None if units is None else _affine(*units.inverse_affine(one.dtype, one.device))
         self.eval()
 
     @property
@@ -146,7 +146,7 @@ class _Networks:
         return out.unsqueeze(0)
 
 
-def _module_of_buffers(scale: Tensor, shift: Tensor) -> nn.Module:
+def _affine(scale: Tensor, shift: Tensor) -> nn.Module:
     held = nn.Module()
     held.register_buffer("scale", scale.clone())
     held.register_buffer("shift", shift.clone())
