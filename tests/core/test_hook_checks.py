@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from personafl import FedAvg, Simulation, UserError
 from personafl.core import admission
 from personafl.core.aggregation import next_server, summed
 from personafl.core.algorithm import ClientState, GradientPass, LocalWork, whole
-from personafl.core.types import Params, Payload, Round, Stage
+from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.deployment.world import build_parts
 from personafl.sim import dry_run
 from tests import worlds
@@ -59,6 +60,10 @@ def without(params: Params, name: str) -> Params:
 WRONG = [
     ({"private": lambda names: {"head.wieght"}}, rf"Mine.private: head.wieght matches no tensor of the model. {HAS}"),
     ({"private": lambda names: "head.weight"}, r"Mine.private must return a set of names; it returned 'head.weight'"),
+    (
+        {"private": lambda names: ["head.weight"]},
+        r"Mine.private must return a set of names; it returned \['head.weight'",
+    ),
     ({"stays_on_client": lambda names: {"fc"}}, rf"Mine.stays_on_client: fc matches no tensor of the model. {HAS}"),
     ({"travels": lambda names: names | {"fc"}}, rf"Mine.travels: fc matches no tensor of the model. {HAS}"),
     ({"turns": moving("fc")}, r"Mine.turns moves fc, which clients do not have. They have layers.0.weight, "),
@@ -175,3 +180,50 @@ def test_what_a_method_adds_behind_a_prefix_may_come_and_go() -> None:
 
     assert "aux/odd" in played(Counts(), rounds=2).server
     assert "aux/odd" not in played(Counts(), rounds=3).server
+
+
+class Best(FedAvg):
+    """FedAvg whose server keeps numbers of its own: one by this rule, from what it was and the round."""
+
+    begin: float = math.nan
+    step: Callable[[Tensor, Round], Tensor] = staticmethod(lambda best, rnd: best)
+
+    def init_server(self, params: Params) -> Params:
+        best = torch.full((2,), self.begin, dtype=torch.float64)
+        return {**super().init_server(params), "aux/best": best}
+
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        return super().download(without(server, "aux/best"), known, rnd)
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        new = super().aggregate(without(server, "aux/best"), sums, rnd)
+        return {**new, "aux/best": type(self).step(server["aux/best"], rnd)}
+
+
+@pytest.mark.parametrize("optimistic", [False, True])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_of_the_server_s_own_may_stay_infinite_or_nan(
+    number: float, optimistic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a best score so far, a placeholder or the logarithm of zero; on a GPU, stages are looked at behind them."""
+    monkeypatch.setattr(Simulation, "_may_hope", lambda self: optimistic)
+    stages = []
+    stage = Simulation._stage
+    monkeypatch.setattr(Simulation, "_stage", lambda self: stages.append(self.played) or stage(self))
+    sim, plain = played(type("Mine", (Best,), {"begin": number})(), 3), played(FedAvg(), 3)
+    assert not any("kept_model" in row for row in sim.rows)
+    assert all(torch.equal(sim.server[n], t) for n, t in plain.server.items())
+    assert torch.equal(sim.server["aux/best"].nan_to_num(7), torch.full((2,), number).double().nan_to_num(7))
+    assert len(stages) == 6  # of three rounds twice: none was played again
+
+
+@pytest.mark.parametrize("optimistic", [False, True])
+def test_numbers_of_the_server_s_own_that_were_finite_stay_so(
+    optimistic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score that is infinite before round 1, then 1, then infinite again: the third is an error."""
+    monkeypatch.setattr(Simulation, "_may_hope", lambda self: optimistic)
+    step = staticmethod(lambda best, rnd: torch.full_like(best, math.inf if rnd.number == 1 else 1.0))
+    method = type("Mine", (Best,), {"begin": math.inf, "step": step})()
+    with pytest.raises(UserError, match=r"Mine.aggregate gave numbers that are not finite in round 2, for aux/best, "):
+        played(method, 3)

@@ -7,7 +7,7 @@ A name without a slash is a tensor of the model. All else that a method keeps, s
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def check_method(algorithm: Algorithm) -> None:
     """Refuse a bound method whose sets of names contain some that the model does not have."""
     for hook in ("private", "stays_on_client", "travels"):
         names = getattr(algorithm, hook)()
-        if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(n, str) for n in names):
+        if not isinstance(names, Set) or not all(isinstance(n, str) for n in names):
             raise UserError(f"{algorithm.called}.{hook} must return a set of names; it returned {names!r:.80}")
         _check_names(algorithm, hook, names)
 
@@ -90,12 +90,28 @@ def check_finite_sums(algorithm: Algorithm, upload: Payload, sums: Params, rnd: 
 def check_finite_server(algorithm: Algorithm, server: Params, sums: Params, new: Params, rnd: Round) -> bool:
     """Return whether a new server state is finite; refuse one that is not although all it was made of is.
 
-    Where training diverges, sums or the state grow until they overflow. That is no error of the method.
+    Where training diverges, sums or the state grow until they overflow. That is no error of the method. Tensors that
+    are not of the model (`aux/best`) and were not finite before may stay so: infinity and NaN can be meant.
     """
-    broken = _not_finite(new)
-    if broken and all(map(_moderate, (*server.values(), *sums.values()))):
+    known = placeholders(server)
+    broken = [n for n in _not_finite(new) if n not in known]
+    given = [*(t for n, t in server.items() if n not in known), *sums.values()]
+    if broken and all(map(_moderate, given)):
         raise UserError(_complaint(algorithm, "aggregate", broken, rnd, "sums"))
     return not broken
+
+
+def placeholders(server: Params) -> frozenset[str]:
+    """Return the names of tensors of the server's own, not of the model, that are not finite."""
+    return frozenset(_not_finite({n: t for n, t in server.items() if "/" in n}))
+
+
+def numbers_to_check(server: Params, new: Params, known: Collection[str]) -> list[Tensor]:
+    """Return the new state's tensors, with zeros for placeholders that were not finite before; without waiting.
+
+    `known` has the names of all tensors of `server` that may be placeholders.
+    """
+    return [torch.where(server[n].isfinite().all(), t, 0) if n in known and n in server else t for n, t in new.items()]
 
 
 def _complaint(algorithm: Algorithm, hooks: str, broken: list[str], rnd: Round, given: str) -> str:

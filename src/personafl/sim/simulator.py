@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from personafl.core import admission, cost, rng, sampling, tree, wire
+from personafl.core import admission, cost, hook_checks, rng, sampling, tree, wire
 from personafl.core.admission import Hopes, Schema, Update
 from personafl.core.aggregation import add, aggregated, next_server, summed
 from personafl.core.algorithm import Algorithm, choose
@@ -25,7 +25,6 @@ from personafl.core.cuda_graphs import GraphCache
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
-from personafl.core.hook_checks import check_initial_server
 from personafl.core.local import Outcome, client_round
 from personafl.core.schedule import ended_after
 from personafl.core.store import HOST, Store, row_bytes
@@ -117,7 +116,7 @@ class Simulation(Displayed):
         self.algorithm = assembled(algorithm, Setup(model.info, training, federation.num_clients, examples))
         self.training = self.algorithm.setup.training
         self.faulty = self.faults.faulty(self.training.seed, federation.num_clients)  # [clients] bool
-        server = check_initial_server(self.algorithm, self.algorithm.init_server(self.model.initial))
+        server = hook_checks.check_initial_server(self.algorithm, self.algorithm.init_server(self.model.initial))
         self.state = RunState(server, self.training.num_rounds)
         self.schedule = self.algorithm.schedule()
         self._open_stores()
@@ -138,6 +137,7 @@ class Simulation(Displayed):
         self._last_data: tuple[Federation, Examples, Tensor] | None = None  # trained on, and how many, on the device
         self._all_clients: Tensor | None = None
         self._hopes: Hopes | None = None  # of a stage whose numbers are looked at behind it
+        self._placeholders: frozenset[str] | None = None  # of the server's state, since a stage was last looked at
         self._former: list[tuple[Store, Tensor, Params]] = []  # rows of stores before the stage
 
     def __getstate__(self) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class Simulation(Displayed):
             former, self._hopes, self._former = self._former, None, []
             for store, ids, rows in reversed(former):
                 store.scatter(ids, rows)
-            self.state = before
+            self.state, self._placeholders = before, None
             return self._stage()
         finally:
             self._hopes, self._former = None, []
@@ -475,7 +475,7 @@ class Simulation(Displayed):
     def resume(self, state: RunState) -> None:
         """Go on from the state another simulation of the same parts was in; stores are brought there by the caller."""
         self.end_after(state.rounds)
-        self.state = state
+        self.state, self._placeholders = state, None
 
     def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, arrived: LateResults | None, rnd: Round) -> str:
         """The server's new state, from what came from each chunk; why it stayed as it was, or nothing."""
@@ -500,8 +500,11 @@ class Simulation(Displayed):
                 with self.clock("waiting"):
                     sums = self.ranks.sum(sums)
             if self._hopes is not None and sums:
-                self.state.server = aggregated(self.algorithm, self.server, sums, rnd)
-                self._hopes.add(self.server.values())
+                server = self.server
+                if self._placeholders is None:
+                    self._placeholders = hook_checks.placeholders(server)
+                self.state.server = aggregated(self.algorithm, server, sums, rnd)
+                self._hopes.add(hook_checks.numbers_to_check(server, self.server, self._placeholders))
                 self._hopes.reduce()
                 return ""
             self.state.server, why = next_server(self.algorithm, self.server, sums, rnd)
