@@ -19,6 +19,8 @@ import personafl
 from personafl import cli, config, experiment
 from personafl.config.recipe import SECTIONS
 from personafl.data.corruptions import PARAMETERS, STANDARD
+from personafl.models import StackedModel
+from personafl.models.stacked import Execution
 
 QUICK = [
     "training.num_rounds=4",
@@ -412,6 +414,15 @@ def test_doctor_says_how_clients_run_through_a_model_and_why(call, tmp_path: Pat
         assert ("slower than a stack" in said.out) == (execution != "stacked")
     said = call("doctor", "small-cn")
     assert said.code == 2 and "doctor small-cn: no such recipe or model; did you mean small-cnn?" in said.err
+
+
+def test_doctor_calls_no_faster_way_slow(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, convolutions are faster for one client at a time."""
+    reason = "on a GPU its convolutions are faster for one client at a time"
+    monkeypatch.setattr(StackedModel, "execution", Execution("layer by layer", reason))
+    said = call("doctor", "small-cnn")
+    assert said.code == 0 and re.search(f"^execution +layer by layer: {reason}$", said.out, re.M)
+    assert "slower than a stack" not in said.out + said.err
 
 
 @pytest.mark.filterwarnings("always::personafl.core.errors.Note")

@@ -102,5 +102,5 @@ def _tell_execution(name: str | None, changes: list[str]) -> None:
     console.print(f"{'model':16} {recipe.model.named} on {fed.source.name}")
     console.print(f"{'execution':16} {execution}")
     console.print(f"{'':16} {MEANING[execution.mode]}")
-    if execution.mode != "stacked":
+    if sim.model.slower_than_stack:
         console.print(f"{'':16} This is slower than a stack of all clients; the results are right.")

@@ -149,7 +149,7 @@ def resolved(
     check_data(feds[seeds[0]], recipe.training, recipe.evaluation)
     data = feds[seeds[0]].source
     network = model(recipe, data)
-    if network.execution.mode != "stacked":
+    if network.slower_than_stack:
         message = (
             f"{type(network.module).__name__} runs {network.execution}. This is slower than a stack of all clients"
         )

@@ -213,6 +213,11 @@ class StackedModel(Displayed):
         return Execution("layer by layer", "on a GPU its convolutions are faster for one client at a time")
 
     @property
+    def slower_than_stack(self) -> bool:
+        """Whether clients go through the model one at a time although a stack, were it right, would be faster."""
+        return self._execution.mode != "stacked"
+
+    @property
     def one_by_one(self) -> bool:
         """Whether clients gain nothing from a stack where the model lies, and run one at a time."""
         return self._context.one_by_one
