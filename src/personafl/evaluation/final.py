@@ -73,7 +73,6 @@ AXES = {
 """All arrays that a file may have, by their first axis: clients, samples, or neither."""
 MOST_OF_ROW = 2**16  # bytes of an array for each client or sample, besides 64 for every client
 MOST_OF_LIST = 2**27  # bytes of an array that goes by neither
-MOST_BYTES = 2**31  # of all arrays
 TOLD = {"name": "names", "corruption": "client_corruption"}  # columns of text, and the arrays they come from
 
 
@@ -337,6 +336,4 @@ def load(path: Path, names: Sequence[str] = ()) -> Arrays:
             most = MOST_OF_LIST if axis not in axes else (MOST_OF_ROW + 64 * counts[0]) * max(1, *counts)
             if size and (shape[:1] != expected or size > most):
                 raise UserError(f"{path}: not a file of evaluations: {part}{n} has shape {str(shape)[:60]}")
-    if sum(size for _, size in shapes.values()) > MOST_BYTES:
-        raise UserError(f"{path}: not a file of evaluations: it is larger than {MOST_BYTES >> 30} GiB in memory")
     return read_npz(path, [n for n in shapes if not names or n in names])
