@@ -154,6 +154,14 @@ def test_a_stop_is_asked_by_signals_and_handlers_are_put_back(number: signal.Sig
     assert signal.getsignal(number) is before
 
 
+def test_a_stop_is_asked_where_there_is_no_hangup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows."""
+    monkeypatch.delattr(signal, "SIGHUP")
+    with Stop() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert waited(lambda: stop)
+
+
 def test_a_hangup_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -186,8 +186,9 @@ class Stop:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under `nohup` it is ignored
+        hangup = getattr(signal, "SIGHUP", None)  # Windows does not know it
+        for number in (signal.SIGTERM, signal.SIGINT, *([hangup] if hangup else [])):
+            if number != hangup or signal.getsignal(number) != signal.SIG_IGN:  # under `nohup` it is ignored
                 self._before[number] = signal.signal(number, self._ask)
         return self
 
