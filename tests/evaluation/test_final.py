@@ -166,8 +166,8 @@ def test_arrays_that_do_not_fit_the_clients_are_refused(tmp_path: Path, changes:
 def test_evaluations_of_many_clients_are_read_however_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """2 ** 20 samples, 30 draws and 9 degrees of shift are 270 numbers of 8 bytes for each sample: 2.1 GiB."""
     samples = 2**20
-    shapes = {"ids": (2**10,), "edges": (2**10 + 1,), "rows": (samples,), "scores": (samples,)}
-    shapes["shift_scores"] = (samples, 30, 9)
+    shapes: dict[str, tuple[int, ...]] = {"ids": (2**10,), "edges": (2**10 + 1,), "rows": (samples,)}
+    shapes |= {"scores": (samples,), "shift_scores": (samples, 30, 9)}
     monkeypatch.setattr(final, "npz_shapes", lambda path: {n: (s, 8 * math.prod(s)) for n, s in shapes.items()})
     monkeypatch.setattr(final, "read_npz", lambda path, names: dict.fromkeys(names))
     assert final.load(tmp_path / "a.npz").keys() == shapes.keys()
