@@ -5,6 +5,7 @@ PERSONAFL_TEST_MISALIGNED=56 lets all that tests read from safetensors files beg
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests are about the CPU unless those marked `gpu` are asked for; so are the processes they start."""
     if config.getoption("markexpr") in ("", "not slow and not gpu", "slow"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # In the background of a shell, or under nohup, these are ignored, and what runs rightly does not hear them then.
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     # Here and not in pyproject.toml, which would import the package before coverage looks at it.
     config.addinivalue_line("filterwarnings", "ignore::personafl.core.errors.Note")
 
