@@ -161,7 +161,7 @@ class COPFL(Algorithm):
         statistics = tree.select(local.params, self.info.buffers)
         return replace(local, params=local.params | model | choose(_any(self._shared(local)), statistics, aside))
 
-    def _reached(self, local: ClientState) -> Params:
+    def _reached_positions(self, local: ClientState) -> Params:
         """Where clients have had a gradient by now. A rehearsal trains nothing and counts all positions."""
         before, now = (tree.under(local.fixed, prefix) for prefix in ("reached", "moments-shared/reached"))
         return {n: m | now[n] if n in now else torch.ones_like(m) for n, m in before.items()}
@@ -170,7 +170,11 @@ class COPFL(Algorithm):
         """PWPM: the masks from now on, grown by the shared positions that moved most."""
         mask, begin = tree.under(local.fixed, "mask"), tree.under(local.fixed, "begin")
         moved = {n: (begin[n] - local.params[n]).abs() for n in mask}
-        counted = self._reached(local) if self.budget == "reached" else {n: torch.ones_like(m) for n, m in mask.items()}
+        counted = (
+            self._reached_positions(local)
+            if self.budget == "reached"
+            else {n: torch.ones_like(m) for n, m in mask.items()}
+        )
         if self.selection == "tensor":
             return {n: m | self._grown(moved[n], m, counted[n]) for n, m in mask.items()}
         joint = (torch.cat([tree.flat(t[n]) for n in mask], 1) for t in (moved, mask, counted))  # [C, d]
@@ -189,7 +193,7 @@ class COPFL(Algorithm):
         return masks.top_k(moved.masked_fill(mask, -torch.inf), room)
 
     def upload(self, local: ClientState, rnd: Round) -> Payload:
-        mask, reached = self._selected(local), self._reached(local)
+        mask, reached = self._selected(local), self._reached_positions(local)
         shared = {n: Masked(local.params[n], ~m) for n, m in mask.items()}
         personal, all_reached = (
             torch.stack([masks.active(t[n]) for n in mask]).sum(0).double()
@@ -200,7 +204,7 @@ class COPFL(Algorithm):
     def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         mask = self._selected(local)
         new = tree.prefixed({n: local.params[n] for n in mask}, "own") | tree.prefixed(mask, "mask")
-        new |= tree.prefixed(self._reached(local), "reached")
+        new |= tree.prefixed(self._reached_positions(local), "reached")
         new["aux/seen"] = torch.ones_like(kept["aux/seen"])
         return kept | tree.select(local.params, self.stays_on_client()) | new | self._moments(kept, local, mask)
 

@@ -230,12 +230,12 @@ class CapturedTurn:
 
     def _advance(self, step: Step) -> None:
         """One step of the clients still at work, and on to the next."""
-        batch, *others = (self._fetched(plan, step) for plan in self.plans)
+        batch, *others = (self._fetch(plan, step) for plan in self.plans)
         batch = replace(batch, others=tuple(others)) if others else batch
         self.loss[: step.clients] += self.update(batch, step.clients)
         self.at += 1
 
-    def _fetched(self, plan: Tensor, step: Step) -> Batch:
+    def _fetch(self, plan: Tensor, step: Step) -> Batch:
         """The next minibatch of a plan."""
         now = plan[: step.clients].index_select(1, self.at).squeeze(1)
         return batches.gather(self.data, now[:, : step.size], now[:, -2], step.full, now[:, -1], self.dtype)

@@ -486,7 +486,7 @@ class _Session:
             return batch.x.shape[1]
 
         key = (turn.added, len(plan.others), plan.rows.shape[2], tuple(names))
-        return self._observed(turn.loss, key, names, run)
+        return self._observe_calls(turn.loss, key, names, run)
 
     def _of_data_pass(self, turn: DataPass) -> float:
         """FLOP of one example in a pass."""
@@ -501,10 +501,10 @@ class _Session:
             turn.measure(Task(model, self.task.criterion, self.task.metric), local, batch)
             return batch.x.shape[1]
 
-        observed = self._observed(turn.measure, (), (), run)
+        observed = self._observe_calls(turn.measure, (), (), run)
         return float(cost.calls(self.task.model.info, observed, {}, 1)[1])
 
-    def _observed(
+    def _observe_calls(
         self,
         loss: Callable[..., object],
         key: Hashable,

@@ -53,9 +53,9 @@ class Normalization:
             found = self._affine[pixels, dtype, device] = (scale / 255 if pixels else scale, shift)
         return transformed(x, *found)
 
-    def restored(self, outputs: Tensor, axes: int) -> Tensor:
+    def restore(self, outputs: Tensor, axes: int) -> Tensor:
         """Outputs `[..., numbers of a target]` in the targets' own units; `axes` come before an example's numbers."""
-        return rescaled(outputs, *self.inverse_affine(outputs.dtype, outputs.device), axes)
+        return rescale(outputs, *self.inverse_affine(outputs.dtype, outputs.device), axes)
 
     def inverse_affine(self, dtype: torch.dtype, device: torch.device | None = None) -> Affine:
         """Scale and shift that lead back."""
@@ -79,7 +79,7 @@ def transformed(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return x.to(scale.dtype, copy=True).mul_(scale).add_(shift)  # a third of addcmul's time on a CPU
 
 
-def rescaled(outputs: Tensor, scale: Tensor, shift: Tensor, axes: int) -> Tensor:
+def rescale(outputs: Tensor, scale: Tensor, shift: Tensor, axes: int) -> Tensor:
     """Outputs times a scale `[T]`, plus a shift `[T]`; an example's T numbers, behind `axes`, are in any shape."""
     if scale.numel() == 1:
         return outputs * scale + shift

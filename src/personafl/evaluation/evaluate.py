@@ -48,7 +48,7 @@ def scores(predict: Predict, task: TrainedTask, ready: Params, data: Examples, a
     data = dataclasses.replace(data, target_normalization=None)
 
     def per_example(logits: Tensor, batch: Batch) -> Tensor:
-        logits = logits if units is None else units.restored(logits, 2)
+        logits = logits if units is None else units.restore(logits, 2)
         found = task.metric.per_example(logits.flatten(0, 1), batch.y.flatten(0, 1))
         return found.view(*logits.shape[:2], *found.shape[1:]).float()
 

@@ -172,7 +172,7 @@ def _check_scoring(recipe: Recipe, network: StackedModel, data: Source) -> None:
     y = data.y[rows]
     units = data.target_normalization
     normalized = (out, y) if units is None else (out, units(y, y.dtype))
-    own = (out, y) if units is None else (units.restored(out, 1), y)
+    own = (out, y) if units is None else (units.restore(out, 1), y)
     judged = metric(recipe, data.task)
     loss = config.criterion(recipe.training.loss, LOSSES[data.task], "training.loss")
     for what, name, rule, given, several in (

@@ -91,7 +91,7 @@ class Client(Displayed):
 
         outputs = torch.cat([out for part in sim.each(torch.arange(len(blocks)), work) for out in part])
         units = sim.federation.source.target_normalization
-        return (outputs if units is None else units.restored(outputs, 1)).cpu()
+        return (outputs if units is None else units.restore(outputs, 1)).cpu()
 
     @property
     def module(self) -> ClientModule:

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from personafl.core import batches, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.normalization import Normalization, rescaled, transformed
+from personafl.core.normalization import Normalization, rescale, transformed
 from personafl.core.types import ModelInfo, Params
 from personafl.models.stacked import StackedModel
 
@@ -80,7 +80,7 @@ class ClientModule(nn.Module):
         """Outputs `[B, ...]` of the networks in the units of the targets."""
         if self.target_scaling is None:
             return outputs
-        return rescaled(
+        return rescale(
             outputs, self.target_scaling.get_buffer("scale"), self.target_scaling.get_buffer("shift"), axes=1
         )
 
