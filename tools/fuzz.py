@@ -62,12 +62,12 @@ from personafl.core.store import FEWEST, Store
 from personafl.core.types import Masked
 from personafl.core.wire import WireError
 from personafl.data import Federation, Source, custom, formats, partition_file
-from personafl.deployment import coordinator as module
 from personafl.deployment.client_reports import labels_beyond
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.messages import Failure, Reply, Request
 from personafl.deployment.node import Node
 from personafl.deployment.settings import ClientSettings, Deployment
+from personafl.deployment.stage_progress import StageProgress
 from personafl.experiment import checkpoint
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "fuzz_corpus"
@@ -657,11 +657,14 @@ def _heard(server: Coordinator, reply: Reply) -> object:
     talk = server._talk(server.roster.members[0], 0)
     talk.hear(reply, server._bounds(talk.member))
     update, why = server._update(talk, rnd, server._schema(rnd))
-    notes = module._Notes(quarantined=[(0, why)] if why else [], losses=[talk.loss])
-    if update is not None:
-        server._aggregate({0: update}, rnd, notes)
+    progress = StageProgress([0], 1)
+    if update is None:
+        progress.record_failure(0, why, talk, retry_at=0.0)
+    else:
+        progress.record_update(0, update, talk)
+        server._aggregate(progress.cohort_updates(), rnd)
     scores = [s for s in (talk.scores, talk.judged) if s is not None]
-    return json.dumps([notes.told(), [server._stats({0: s}) for s in scores]])
+    return json.dumps([progress.row(), progress.losses(), [server._stats({0: s}) for s in scores]])
 
 
 def requests() -> list[bytes]:

@@ -134,7 +134,8 @@ def test_a_deployment_stops_where_everybody_has_diverged(tmp_path: Path, caplog:
     training = {"lr": 1e30, "join_ratio": 1.0, "num_rounds": 8}
     text = worlds.recipe("fedavg", training=training, evaluation={"eval_every": 8})
     server, _ = worlds.deployed(text, tmp_path)
-    server.run()
+    with pytest.raises(UserError, match=r"stopped after round \d, since every client diverged: lower training\.lr"):
+        server.run()
     sim = worlds.simulated(text)
     worlds.same_state(server, tmp_path, sim)
     assert server.state.rounds == sim.rounds < 8
@@ -223,17 +224,230 @@ def test_a_wait_has_an_end(tmp_path: Path) -> None:
     worlds.same_state(server, tmp_path, worlds.simulated_without(text, {1: [1]}))
 
 
-def test_without_a_quorum_nothing_changes_on_either_side(tmp_path: Path) -> None:
-    """SCAFFOLD's control is the mean of what clients keep, also then."""
+# Stages that wait for enough updates
+
+
+def test_a_stage_without_enough_clients_waits_and_is_played_with_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten minutes in which everybody is away take no round; the wait is said once, with names."""
+    caplog.set_level("INFO", "personafl")
     text = worlds.recipe("scaffold", training={"join_ratio": 1.0})
-    server, transport = worlds.deployed(text, tmp_path, quorum=3)
+    server, transport = worlds.deployed(text, tmp_path)
+    everybody = set(transport.online)
+
+    def leave() -> None:
+        transport.online.clear()
+        worlds.later(server, 600, lambda: transport.online.update(everybody))
+
+    worlds.before_stages(server, {1: leave})
+    server.run()
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
+    wait = (
+        "Stage 1 (round 2, train) needs 2 clients and 0 of its 4 can be used now. Missing: c0, c1, c2, c3. "
+        "The server waits."
+    )
+    assert caplog.messages.count(wait) == 1
+    assert caplog.messages.count("enough clients are there: the run goes on") == 1
+    assert server.state.without_update == 0
+
+
+@pytest.mark.parametrize(
+    ("quorum", "here", "waits"), [(0, 1, True), (0, 2, False), (3, 2, True), (3, 3, False), (1, 1, False)]
+)
+def test_a_quorum_of_zero_is_half_of_the_sampled_clients(quorum: int, here: int, waits: bool, tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 2}, model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path, quorum=quorum)
+    seen: list[str] = []
+
+    def leave() -> None:
+        transport.online = set(range(100, 100 + here))
+        worlds.later(server, 60, lambda: (seen.append(server.waits), transport.online.update(range(100, 104))))
+
+    worlds.before_stages(server, {1: leave})
+    server.run()
+    assert server.results.rows()[1]["clients"] == (4 if waits else here)
+    assert any(f"{here} of its 4 can be used now" in said for said in seen) == waits
+
+
+def test_the_wait_for_a_quorum_ends_the_run_so_that_it_can_be_resumed(tmp_path: Path) -> None:
+    """The next run waits for `start` clients again, and comes to what an undisturbed one would have come to."""
+    text = worlds.recipe("dm-pfl", training={"join_ratio": 1.0})
+    server, transport = worlds.deployed(text, tmp_path, quorum_timeout=300.0)
+    worlds.before_stages(server, {2: transport.online.clear})
+    with pytest.raises(UserError) as e:
+        server.run()
+    said = str(e.value)
+    assert "needs 2 clients and 0 of its 4 can be used now. Missing: c0, c1, c2, c3." in said
+    assert "The server has waited for 300 seconds (deployment.quorum_timeout)" in said
+    assert "personafl deploy start resumes the run" in said
+    assert server.state.played == 2 and not server.state.finished
+
+    again, transport = worlds.deployed(text, tmp_path, quorum_timeout=300.0)
+    transport.online = {100, 101, 102}
+    worlds.later(again, 500, lambda: transport.online.add(103))
+    again.run()
+    worlds.same_run(again, tmp_path, worlds.simulated(text))
+
+
+def test_a_resumed_run_ends_where_too_few_clients_come(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0}, model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path, quorum_timeout=60.0)
+    worlds.before_stages(server, {1: transport.online.clear})
+    with pytest.raises(UserError):
+        server.run()
+    again, transport = worlds.deployed(text, tmp_path, start_timeout=60.0, start=3)
+    transport.online = {100, 102}
+    words = r"2 of 3 clients came within 60 seconds \(deployment\.start and .*\)\. Missing: c1, c3\."
+    with pytest.raises(UserError, match=words):
+        again.run()
+    assert again.state.played == 1
+
+
+def test_clients_that_all_fail_alike_pause_the_run_with_their_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A module that is missing everywhere is no round played, and the run goes on once it is there."""
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0}, model={"name": SMALL})
+    missing = [False]
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        return Reply({"error": "No module named 'wards'"}) if missing[0] else answer(request)
+
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+
+    def remove() -> None:
+        missing[0] = True
+        worlds.later(server, 200, lambda: missing.__setitem__(0, False))
+
+    worlds.before_stages(server, {1: remove})
+    server.run()
+    assert "All 4 clients fail alike: No module named 'wards'. The server waits." in caplog.text
+    assert [row["clients"] for row in server.results.rows()] == [4] * 4
+    assert "kept_model" not in server.results.rows()[1] and server.state.without_update == 0
+    worlds.same_state(server, tmp_path, worlds.simulated(text))
+
+
+def test_a_client_that_fails_is_asked_again_only_where_its_update_is_needed(tmp_path: Path) -> None:
+    """Three of four updates are enough for half; with a quorum of four the last one is asked for again."""
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 2}, model={"name": SMALL})
+    for quorum, asked in ((0, 1), (4, 2)):
+        failures = iter([True])
+
+        def spoil(
+            node: int,
+            request: Request,
+            answer: Callable[[Request], Reply],
+            failures: Any = failures,
+        ) -> Reply | Failure:
+            if node == 101 and position(request) == 1 and next(failures, False):
+                return Failure("no answer within 1 s")
+            return answer(request)
+
+        server, transport = worlds.deployed(text, tmp_path / str(quorum), spoil=spoil, quorum=quorum)
+        server.run()
+        assert sum(n == 101 and position(r) == 1 for n, r, _ in transport.log) == asked
+        assert server.results.rows()[1].get("dropped") == (1 if quorum == 0 else None)
+
+
+def test_stages_without_uploads_go_on_as_their_method_says(tmp_path: Path) -> None:
+    """Fine-tuning of all clients waits for nobody: who is away makes up for it at the end."""
+    text = worlds.recipe("fedavg-ft")
+    server, transport = worlds.deployed(text, tmp_path, quorum=4, quorum_timeout=60.0)
+    last = len(worlds.simulation(text).schedule) - 1
+    everybody = set(transport.online)
+
+    def back() -> None:
+        transport.online.update(everybody)
+
+    worlds.before_stages(server, {last: transport.online.clear, -1: back})
+    server.run()
+    assert server.results.rows()[-1]["clients"] == 0
+    worlds.same_state(server, tmp_path, worlds.simulated(text))
+
+
+def test_a_run_whose_last_rounds_had_no_update_is_not_completed(tmp_path: Path) -> None:
+    """Everybody's training diverges in the last two of four rounds; the model is that of round 2."""
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0}, model={"name": SMALL})
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        return Reply({"diverged": "its loss is not finite"}) if position(request) >= 2 else answer(request)
+
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    words = (
+        r"The last 2 rounds had no update, so the model is that of the round before\. The reason: the training of all"
+    )
+    with pytest.raises(UserError, match=words):
+        server.run()
+    summary = json.loads((server.results.folder / "summary.json").read_text())
+    assert summary["rounds_without_update"] == {"count": 2, "last": 2}
+    assert [row.get("kept_model") for row in server.results.rows()] == [None, None, *["no update was left"] * 2]
+    worlds.same(
+        server.server,
+        dict(
+            worlds.simulated(
+                worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 2}, model={"name": SMALL})
+            ).server
+        ),
+    )
+
+
+def test_a_round_without_update_in_between_is_counted_and_forgiven(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0}, model={"name": SMALL})
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        return Reply({"diverged": "its loss is not finite"}) if position(request) == 1 else answer(request)
+
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    server.run()
+    summary = json.loads((server.results.folder / "summary.json").read_text())
+    assert summary["rounds_without_update"] == {"count": 1, "last": 0}
+
+
+def test_a_run_does_not_end_before_enough_clients_have_the_final_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = worlds.recipe("fedavg", model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path)
+
+    def leave() -> None:
+        transport.online = {103}
+        worlds.later(server, 120, lambda: transport.online.add(100))
+
+    worlds.before_stages(server, {-1: leave})
+    server.run()
+    assert [m.closed for m in server.roster.members] == [True, False, False, True]
+    wait = "All rounds are played. The run ends once 2 clients have the final model; 1 so far. Missing: c0, c1, c2."
+    assert wait in caplog.text
+
+
+def test_the_summary_is_of_the_final_models(tmp_path: Path) -> None:
+    """Its accuracy is that of the models clients were left with, not that of the last row with scores."""
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0}, evaluation={"eval_every": 4, "clients": 2})
+    server, _ = worlds.deployed(text, tmp_path)
+    server.run()
+    summary = json.loads((server.results.folder / "summary.json").read_text())
+    scores = [m.scores["own"] for m in server.roster.members]
+    assert summary["final"]["clients"] == 4
+    assert math.isclose(summary["final"]["personal"]["mean"], sum(scores) / 4)
+    two = [server.roster.members[n].scores["own"] for n in server._evaluated()]
+    assert len(two) == 2 and math.isclose(summary["accuracy"]["personal"]["mean"], sum(two) / 2)
+
+
+def test_a_node_that_is_gone_is_no_longer_listed_as_unused(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path)
+    renamed(transport, 104, 101, "c1")
+    listed: list[bool] = []
     worlds.before_stages(
-        server, {1: lambda: transport.online.difference_update({101, 102}), 2: lambda: transport.online.add(101)}
+        server,
+        {
+            0: lambda: transport.online.add(104),
+            2: lambda: (listed.append("104" in server.unused), transport.online.discard(104)),
+        },
     )
     server.run()
-    rows = server.results.rows()
-    assert [r.get("kept_model") for r in rows] == [None, "2 updates, 3 are needed", None, None]
-    worlds.same_state(server, tmp_path, worlds.simulated_without(text, {1: range(4), 2: [2], 3: [2]}))
+    assert listed == [True] and server.unused == {}
 
 
 # Who comes when
@@ -778,9 +992,7 @@ def test_whatever_a_client_tells_the_others_go_on(
     monkeypatch.setattr(module, "build_parts", worlds.BUILT)
     logging.getLogger("personafl").setLevel(logging.ERROR)
     root = tmp_path_factory.mktemp("told")
-    server = Coordinator(
-        root, Deployment(clients=4, start=3), EVERYTHING(), Replayed(said, field, value), sleep=lambda s: None
-    )
+    server = worlds.coordinator(root, Deployment(clients=4, start=3), EVERYTHING(), Replayed(said, field, value))
     try:
         server.run()
     finally:
@@ -870,15 +1082,3 @@ def test_scores_are_what_a_metric_can_be(own: dict[str, float], validation: bool
     last = server.results.rows()[-1]
     assert last["personal"]["mean"] <= 1 and "validation" not in last
     assert server.roster.members[0].closed == validation  # scores without data for them are left out, others refused
-
-
-def test_a_round_without_its_cohort_tells_nothing_of_the_one_before(tmp_path: Path) -> None:
-    text = worlds.recipe("fedrep", evaluation={"when": "after_local", "eval_every": 1})
-    server, transport = worlds.deployed(text, tmp_path)
-    gone = set(transport.online)
-    worlds.before_stages(
-        server, {2: transport.online.clear, 3: lambda: transport.online.update(gone), -1: lambda: None}
-    )
-    server.run()
-    rows = server.results.rows()
-    assert "before" in rows[1] and "before" not in rows[2] and "before" in rows[3]

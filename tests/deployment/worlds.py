@@ -21,7 +21,7 @@ from personafl.data import DATASETS, Source
 from personafl.deployment import node as node_module
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.local_model import MODEL
-from personafl.deployment.messages import Failure, Reply, Request
+from personafl.deployment.messages import Failure, Reply, Request, Transport
 from personafl.deployment.node import Node
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import ClientSettings, Deployment
@@ -91,13 +91,45 @@ def nodes(root: Path, count: int = 4) -> dict[int, Node]:
     }
 
 
+class SimulatedTime:
+    """Time that passes only while the server sleeps; `events` happen at their seconds."""
+
+    def __init__(self, events: Mapping[float, Callable[[], object]] | None = None) -> None:
+        self.now, self.events = 0.0, dict(events or {})
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for at in sorted(at for at in self.events if at <= self.now):
+            self.events.pop(at)()
+
+    def after(self, seconds: float, event: Callable[[], object]) -> None:
+        """Have something happen so many seconds from now."""
+        self.events[self.now + seconds] = event
+
+
+def coordinator(folder: Path, settings: Deployment, text: str, transport: Transport) -> Coordinator:
+    """A server to which an hour of waiting is an instant."""
+    time = SimulatedTime()
+    return Coordinator(folder, settings, text, transport, sleep=time.sleep, clock=time.clock)
+
+
 def deployed(
     text: str, root: Path, count: int = 4, spoil: Spoil | None = None, **settings: Any
 ) -> tuple[Coordinator, InProcess]:
     """A server and its nodes, ready to run."""
     transport = InProcess(nodes(root, count), spoil)
     made = Deployment(**({"clients": 4} | settings))
-    return Coordinator(root / "server-folder", made, text, transport, sleep=lambda s: None), transport
+    return coordinator(root / "server-folder", made, text, transport), transport
+
+
+def later(server: Coordinator, seconds: float, event: Callable[[], object]) -> None:
+    """Have something happen after the server has slept for so many seconds from now."""
+    time = getattr(server.sleep, "__self__")  # noqa: B009
+    assert isinstance(time, SimulatedTime)
+    time.after(seconds, event)
 
 
 def simulation(text: str) -> Simulation:

@@ -75,3 +75,8 @@ def list_names(names: Collection[str], most: int = 6) -> str:
     """Join names for a message; of many, the first ones and how many there are besides."""
     first = ", ".join(list(names)[:most])
     return first if len(names) <= most else f"{first} and {len(names) - most} more"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and what it counts, such as "1 client" and "2 clients"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

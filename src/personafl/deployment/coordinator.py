@@ -27,7 +27,7 @@ from personafl.core.aggregation import add, next_server, summed
 from personafl.core.errors import UserError
 from personafl.core.hook_checks import check_initial_server
 from personafl.core.lock import locked
-from personafl.core.plain_text import list_names
+from personafl.core.plain_text import count, list_names
 from personafl.core.schedule import ended_after, missed
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.data import normalize
@@ -38,6 +38,7 @@ from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
 from personafl.deployment.settings import NAME, Deployment
+from personafl.deployment.stage_progress import StageProgress, updates_needed
 from personafl.deployment.talk import Talk
 from personafl.deployment.world import (
     MOST_CLASSES,
@@ -59,6 +60,10 @@ Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
 NAMED = 20  # clients whose names a line of the log has
 RETRY = 30.0  # seconds until a node that could not be used is asked again
+DIVERGED = (
+    "lower training.lr, set training.grad_clip, or normalise inputs and targets (data.normalize, "
+    "data.normalize_targets)"
+)
 
 
 @dataclass
@@ -71,6 +76,9 @@ class State:
     evaluation_bytes: int = 0  # sent outside of rounds: for scores, for final models, to newcomers at the end
     rows: int = 0  # that are complete
     metrics: int = 0  # bytes of metrics.jsonl that are theirs
+    without_update: int = 0  # rounds with uploads after which the model was what it had been
+    last_without_update: int = 0  # how many of them there are since the last update
+    reason: str = ""  # why there was none, in the last of them
     pending: Row | None = None  # a row whose scores are to come
     left: dict[str, float] = field(default_factory=dict)
     judged: dict[str, Row] = field(default_factory=dict)  # scores of the last cohort right after training
@@ -89,8 +97,10 @@ class Coordinator:
         transport: Transport,
         *,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self.settings, self.recipe, self.transport, self.sleep = folder, settings, recipe, transport, sleep
+        self.folder, self.settings, self.recipe, self.transport = folder, settings, recipe, transport
+        self.sleep, self.clock = sleep, clock
         read_recipe(recipe)
         self.files = ServerFiles(folder / "server")
         self.results = Results(folder / "results")
@@ -102,6 +112,7 @@ class Coordinator:
         self.met: dict[int, str] = {}  # nodes by name, in this process
         self.unused: dict[str, str] = {}  # nodes that cannot be used, and why
         self.schedule: list[Stage] = []
+        self.waits = ""  # what the server waits for, as `deploy status` shows it
         self._changed: set[int] = set()
 
     # A run
@@ -112,10 +123,13 @@ class Coordinator:
             self._run()
 
     def _run(self) -> None:
-        if not self._restored():
+        resumed = self._restored()
+        if not resumed:
             self.experiment = f"{self.settings.name}-{secrets.token_hex(4)}"
             self._gather()
         with products(self.parts.training.arithmetic, self.parts.device), torch.no_grad():
+            if resumed and self.state.played < len(self.schedule):
+                self._await_start()
             while self.state.played < len(self.schedule):
                 begun = time.perf_counter()
                 self._stage()
@@ -124,6 +138,18 @@ class Coordinator:
             self._close()
         self._save()
         self._finish()
+        if why := self._failure():
+            raise UserError(why)
+
+    def _failure(self) -> str:
+        """Why a run that has come to its end cannot be called completed; nothing where it can."""
+        if any(r.get("stopped") == "diverged" for r in self.results.rows()):
+            return f"Training stopped after round {self.state.rounds}, since every client diverged: {DIVERGED}."
+        without = self.state.last_without_update
+        if not without:
+            return ""
+        rounds = "The last round" if without == 1 else f"The last {without} rounds"
+        return f"{rounds} had no update, so the model is that of the round before. The reason: {self.state.reason}."
 
     def _restored(self) -> bool:
         found = self.files.load()
@@ -172,11 +198,13 @@ class Coordinator:
     def _tell(self) -> None:
         """Leave who takes part, who does not and how far it is where `deploy status` looks."""
         there = len(set(self.met.values()))
+        waits = f"The first round waits for {count(self.settings.at_start, 'client')}; {there} can be used so far."
         told = {
             "unused": self.unused,
-            "waits": "" if self.world else f"waits for {self.settings.at_start} clients, {there} can be used so far",
+            "waits": self.waits if self.world else waits,
             "stage": self.state.played if self.world else 0,
             "stages": len(self.schedule),
+            "rounds_without_update": self.state.without_update if self.world else 0,
         }
         write_roster(self.folder / "server", self.experiment, self.roster, told)
 
@@ -184,7 +212,7 @@ class Coordinator:
 
     def _gather(self) -> None:
         """Wait until enough clients are there, and agree with them on what there is to learn."""
-        until = time.monotonic() + self.settings.start_timeout
+        until = self.clock() + self.settings.start_timeout
         wanted = self.settings.at_start
         log.info("experiment %s waits for %d clients", self.experiment, wanted)
         while True:
@@ -192,16 +220,47 @@ class Coordinator:
             if len(set(self.met.values())) >= wanted and self._agreed(wanted):
                 return
             self._tell()
-            if time.monotonic() > until:
-                raise UserError(f"{len(self.met)} of {wanted} clients came within {self.settings.start_timeout:g} s")
+            if self.clock() > until:
+                raise UserError(self._about_start(len(set(self.met.values()))))
             self.sleep(1.0)
+
+    def _await_start(self) -> None:
+        """Wait until as many clients are there as a first round needs, in a run that is resumed."""
+        until, wanted = self.clock() + self.settings.start_timeout, self.settings.at_start
+        while True:
+            self._meet()
+            here = self._present(range(self.settings.clients))
+            if len(here) >= wanted:
+                self._clear_waiting()
+                return
+            away = [n for n in range(self.settings.clients) if n not in here]
+            why = (
+                f"The run goes on with {self._stage_name()} once {count(wanted, 'client')} can be used; "
+                f"{len(here)} can now. {self._about_missing(away)}"
+            )
+            if why != self.waits:
+                log.warning("%s", why)
+                self.waits = why
+            self._tell()
+            if self.clock() > until:
+                raise UserError(f"{self._about_start(len(here))} {self._about_missing(away)}")
+            self.sleep(1.0)
+
+    def _about_start(self, here: int) -> str:
+        """Why a run does not begin, or go on, after the clients were waited for."""
+        reasons = "".join(f" Node {node} is not used: {why}." for node, why in list(self.unused.items())[:NAMED])
+        return (
+            f"{here} of {count(self.settings.at_start, 'client')} came within {self.settings.start_timeout:g} seconds "
+            f"(deployment.start and deployment.start_timeout).{reasons}"
+        )
 
     def _hello(self) -> dict[int, Row]:
         """Ask nodes that are new who they are: their replies, by node."""
-        now = time.monotonic()
+        now = self.clock()
         self.aside = {n: t for n, t in self.aside.items() if t > now}
         online = self.transport.nodes()
         self.met = {n: name for n, name in self.met.items() if n in online}
+        self.unused = {n: why for n, why in self.unused.items() if int(n) in online}
         new = [n for n in online if n not in self.met and n not in self.aside]
         if not new:
             return {}
@@ -224,7 +283,7 @@ class Coordinator:
             if why:
                 log.warning("node %d is not used: %s", node, why)
                 self.unused[str(node)] = why
-                self.aside[node] = time.monotonic() + RETRY
+                self.aside[node] = self.clock() + RETRY
                 continue
             self.unused.pop(str(node), None)
             self.met = {n: m for n, m in self.met.items() if m != name} | {node: name}
@@ -302,7 +361,7 @@ class Coordinator:
     def _set_aside(self, node: int, member: Member, why: str) -> None:
         log.warning("client %s is not used: %s", member.name, why)
         self.unused[str(node)] = why
-        self.aside[node] = time.monotonic() + RETRY
+        self.aside[node] = self.clock() + RETRY
         self.met.pop(node, None)
 
     def _common_form(self, forms: Sequence[Form]) -> Form:
@@ -408,55 +467,195 @@ class Coordinator:
     # A stage
 
     def _stage(self) -> None:
+        """Play the next stage: ask its clients until enough have played it, then aggregate and write its row."""
         self._meet()
         position = self.state.played
         stage = self.schedule[position]
-        rnd = Round(stage, self.parts.algorithm.rate(stage))
+        rnd = self._round(position)
         ids = sampling.cohort(self.roster, self.parts.training, stage).tolist()
-        cohort = self._there(ids)
+        progress = StageProgress(ids, updates_needed(stage, len(ids), self.settings.quorum))
         scored = self._to_score()
-        talks = {
-            m.number: self._talk(m, position if m.number in cohort else None, score=m.number in scored)
-            for m in self._online({*cohort, *scored})
-        }
-        wanted = self._schema(rnd) if stage.up and cohort else {}
-        notes = _Notes(dropped=[n for n in ids if n not in cohort])
-        for n in notes.dropped:
-            member = self.roster.numbered(n)
-            log.warning("stage %d: client %s is not there", position, n if member is None else member.name)
-        taken = self._played(talks, cohort, rnd, wanted, notes)
-        found = {n: t.scores for n, t in talks.items() if t.scores is not None and n in scored}
+        scores: dict[int, Row] = {}
+        asked = self._await_cohort(progress)
+        while True:
+            self._ask(progress, asked, rnd, scored - scores.keys(), scores)
+            if progress.enough:
+                break
+            asked = self._await_retry(progress)
+        self._clear_waiting()
+        for n in ids:
+            if n not in progress.updates and n not in progress.failures:
+                log.warning("stage %d: client %s is not there", position, self._name(n))
         if self.state.pending is not None:
-            self._complete(self.state.pending, found)
-        kept_model = self._aggregate(taken, rnd, notes) if stage.up and stage.who != "nobody" else ""
-        for n in taken if len(taken) >= self.settings.quorum or not stage.up else ():
-            self._acknowledge(n, position)  # without a quorum no session counts, at either side
+            self._complete(self.state.pending, scores)
+        updates = progress.cohort_updates()
+        kept_model = self._aggregate(updates, rnd) if stage.up and stage.who != "nobody" else ""
+        if stage.up and stage.who != "nobody":
+            self._count_without_update(progress, kept_model)
+        for n in updates:
+            self._acknowledge(n, position)
         self.state.played += 1
         row: Row = {
             "round": stage.number,
             "phase": stage.phase,
-            "clients": len(cohort),
+            "clients": len(updates.keys() | progress.failures.keys()),
             "lr": rnd.lr,
-            "loss": finite_mean(notes.losses),
-            **notes.told(),
+            "loss": finite_mean(progress.losses()),
+            **progress.row(),
             **({"kept_model": kept_model} if kept_model else {}),
             "up_bytes": self.state.totals.up_bytes,
             "down_bytes": self.state.totals.down_bytes,
             "gflop": self.state.totals.flops / 1e9,
             **self.parts.algorithm.notes(self.server),
         }
-        self._then_score(row, position, {n: talks[n] for n in taken})
-        log.info("stage %d (round %d, %s): %d of %d clients", position, stage.number, stage.phase, len(taken), len(ids))
+        self._then_score(row, position, {n: progress.talks[n] for n in updates})
+        played, of = len(updates), len(ids)
+        log.info("stage %d (round %d, %s): %d of %d clients", position, stage.number, stage.phase, played, of)
 
-    def _there(self, ids: Sequence[int]) -> list[int]:
-        """Those of these clients that are there; waited for, if so set."""
-        until = time.monotonic() + (self.settings.wait if self.settings.offline == "wait" else 0.0)
+    def _count_without_update(self, progress: StageProgress, kept_model: str) -> None:
+        """Count a round with uploads after which the model is what it had been."""
+        if not kept_model:
+            self.state.last_without_update, self.state.reason = 0, ""
+            return
+        self.state.without_update += 1
+        self.state.last_without_update += 1
+        everybody = progress.diverged >= set(progress.ids)
+        self.state.reason = f"the training of all its clients diverged; {DIVERGED}" if everybody else kept_model
+
+    def _ask(
+        self, progress: StageProgress, cohort: Sequence[int], rnd: Round, scored: set[int], scores: dict[int, Row]
+    ) -> None:
+        """Exchange with these clients of a stage, and with those that are only scored; note what came of it."""
+        position = self.state.played
+        talks = {
+            m.number: self._talk(m, position if m.number in cohort else None, score=m.number in scored)
+            for m in self._online({*cohort, *scored})
+        }
+        wanted = self._schema(rnd) if rnd.stage.up and cohort else {}
+        self._hold(talks)
+        again = {}
+        for n, talk in talks.items():
+            if talk.lost:  # who has lost what it kept is asked anew, and that talk takes the place of the first
+                self._lost(talk.member)
+                if n in cohort:
+                    again[n] = self._talk(talk.member, position)
+        self._hold(again)
+        talks |= again
+        scores |= {n: t.scores for n, t in talks.items() if t.scores is not None and n in scored}
+        for n in cohort:
+            if n not in talks:  # it has left since
+                continue
+            talk = talks[n]
+            update, why = self._update(talk, rnd, wanted)
+            if update is not None:
+                progress.record_update(n, update, talk)
+                continue
+            if "examples from a client that has" in why:  # its data have changed: it is asked about them again
+                self.met.pop(talk.member.node, None)
+            if why != progress.failures.get(n):
+                log.warning("stage %d: client %s: %s", position, talk.member.name, why)
+            progress.record_failure(n, why, talk, self.clock() + (1.0 if talk.busy else RETRY))
+
+    def _await_cohort(self, progress: StageProgress) -> list[int]:
+        """The clients of a stage that are there, once they are as many as it needs.
+
+        With `offline = "wait"` the others are then waited for, for up to `wait` seconds.
+        """
+        until = self.clock() + self.settings.quorum_timeout
+        while len(here := self._present(progress.ids)) < progress.needed:
+            away = [n for n in progress.ids if n not in here]
+            self._wait(
+                f"{self._stage_name()} needs {count(progress.needed, 'client')} and {len(here)} of its "
+                f"{len(progress.ids)} can be used now. {self._about_missing(away)}",
+                until,
+            )
+        until = self.clock() + (self.settings.wait if self.settings.offline == "wait" else 0.0)
+        while len(here) < len(progress.ids) and self.clock() < until:
+            self._pause()
+            here = self._present(progress.ids)
+        return here
+
+    def _await_retry(self, progress: StageProgress) -> list[int]:
+        """The clients to ask next, in a stage that has too few updates, as soon as there are some."""
+        until = self.clock() + self.settings.quorum_timeout
         while True:
-            here = [m.number for m in self._online(ids)]
-            if len(here) == len(ids) or time.monotonic() >= until:
-                return [n for n in ids if n in here]
-            self.sleep(1.0)
-            self._meet()
+            here = self._present(progress.ids)
+            for n in progress.retry_at.keys() - here:  # it is asked as soon as it is back
+                progress.retry_at[n] = 0.0
+            if asked := progress.to_ask(here, self.clock()):
+                return asked
+            self._wait(
+                f"{self._stage_name()} needs the updates of {count(progress.needed, 'client')} and has "
+                f"{len(progress.updates)}. {self._about_failures(progress)}",
+                until,
+            )
+
+    def _present(self, ids: Iterable[int]) -> list[int]:
+        """Those of these clients that are there and can be used, in their order."""
+        return [m.number for m in self._online(ids)]
+
+    # Waiting
+
+    def _wait(self, why: str, until: float) -> None:
+        """Say what is waited for, sleep and look who has come; end the run where that has taken too long.
+
+        The run is resumed by the next: nothing of a stage counts before enough clients have played it.
+        """
+        if self.clock() >= until:
+            self._save()
+            raise UserError(
+                f"{why} The server has waited for {self.settings.quorum_timeout:g} seconds "
+                "(deployment.quorum_timeout). personafl deploy start resumes the run; deployment.quorum sets how many "
+                "updates a stage needs."
+            )
+        if why != self.waits:
+            log.warning("%s The server waits.", why)
+            self.waits = why
+        self._tell()
+        self._pause()
+
+    def _pause(self) -> None:
+        self.sleep(1.0)
+        self._meet()
+
+    def _clear_waiting(self) -> None:
+        if self.waits:
+            log.info("enough clients are there: the run goes on")
+            self.waits = ""
+
+    def _stage_name(self) -> str:
+        stage = self.schedule[self.state.played]
+        return f"Stage {self.state.played} (round {stage.number + 1}, {stage.phase})"
+
+    def _name(self, number: int) -> str:
+        member = self.roster.numbered(number)
+        return str(number) if member is None else member.name
+
+    def _about_missing(self, ids: Sequence[int]) -> str:
+        """A sentence on clients that cannot be asked."""
+        ids = sorted(ids)
+        names = [self._name(n) for n in ids]
+        refused = {self._refusal(n) for n in ids}
+        if ids and len(refused) == 1 and (why := refused.pop()):
+            who = f"Client {names[0]}" if len(ids) == 1 else f"Each of {list_names(names, NAMED)}"
+            return f"{who} is refused: {why}."
+        return f"Missing: {list_names([self._with_reason(n, self._refusal(n)) for n in ids], NAMED)}."
+
+    def _about_failures(self, progress: StageProgress) -> str:
+        """A sentence on the clients that have no update, and why."""
+        left = [n for n in progress.ids if n not in progress.updates]
+        reasons = {n: progress.failures.get(n) or self._refusal(n) or "is not there" for n in left}
+        if len(left) > 1 and len(set(reasons.values())) == 1 and not progress.updates:
+            return f"All {len(left)} clients fail alike: {reasons[left[0]]}."
+        return f"Without one: {list_names([self._with_reason(n, why) for n, why in reasons.items()], NAMED)}."
+
+    def _refusal(self, number: int) -> str:
+        """Why a client is not used, where that is known."""
+        member = self.roster.numbered(number)
+        return "" if member is None else self.unused.get(str(member.node), "")
+
+    def _with_reason(self, number: int, why: str) -> str:
+        return f"{self._name(number)} ({why})" if why else self._name(number)
 
     def _online(self, ids: Iterable[int]) -> list[Member]:
         """The members of these numbers whose nodes are there, in their order."""
@@ -543,37 +742,6 @@ class Coordinator:
         stage = self.schedule[position]
         return Round(stage, self.parts.algorithm.rate(stage))
 
-    def _played(
-        self, talks: dict[int, Talk], cohort: Sequence[int], rnd: Round, wanted: admission.Schema, notes: _Notes
-    ) -> dict[int, Payload]:
-        """Have a stage played; the updates that are taken, by client in the cohort's order.
-
-        Who has lost what it kept is asked anew, and that talk takes the place of the first.
-        """
-        self._hold(talks)
-        again = {}
-        for n, talk in talks.items():
-            if talk.lost:
-                self._lost(talk.member)
-                if n in cohort:
-                    again[n] = self._talk(talk.member, self.state.played)
-        self._hold(again)
-        talks |= again
-        taken: dict[int, Payload] = {}
-        for n in cohort:
-            talk = talks[n]
-            payload, why = self._update(talk, rnd, wanted)
-            if payload is None:
-                (notes.quarantined if talk.answered else notes.failed).append((n, why))
-                notes.diverged += talk.diverged
-                if "examples from a client that has" in why:  # its data have changed: it is asked about them again
-                    self.met.pop(talk.member.node, None)
-                log.warning("stage %d: client %s: %s", self.state.played, talk.member.name, why)
-                continue
-            taken[n] = payload
-            notes.losses.append(talk.loss)
-        return taken
-
     def _hold(self, talks: Mapping[int, Talk]) -> None:
         """Exchange, and count what it took."""
         replies = self._exchange({t.member.node: t.request() for t in talks.values()})
@@ -612,12 +780,12 @@ class Coordinator:
         self.state.totals.paper_bytes += _paper(rnd.stage, talk.sent, found.payload)
         return (None, why) if why else (found.payload, "")
 
-    def _aggregate(self, taken: Mapping[int, Payload], rnd: Round, notes: _Notes) -> str:
+    def _aggregate(self, taken: Mapping[int, Payload], rnd: Round) -> str:
         """The server's new state; why it stayed as it was, or nothing."""
         algorithm = self.parts.algorithm
-        if len(taken) < self.settings.quorum:
+        if not taken:  # the training of all sampled clients diverged
             self.server = algorithm.without_uploads(self.server, rnd)
-            return "no update was left" if not taken else f"{len(taken)} updates, {self.settings.quorum} are needed"
+            return "no update was left"
         ids = list(taken)
         upload = tree.gathered(_row(p) for p in taken.values())
         if algorithm.needs_uploads():
@@ -731,11 +899,7 @@ class Coordinator:
             ):
                 row["stopped"] = why
                 if why == "diverged":
-                    log.warning(
-                        "training stops after round %d, since every client diverged: lower training.lr, set "
-                        "training.grad_clip, or normalise inputs and targets (data.normalize, data.normalize_targets)",
-                        here,
-                    )
+                    log.warning("training stops after round %d, since every client diverged: %s", here, DIVERGED)
                 self.schedule = ended_after(self.schedule, self.state.rounds, here)
                 self.state.rounds = here
         self.state.metrics = self.results.add(row)
@@ -765,23 +929,46 @@ class Coordinator:
     # The end
 
     def _close(self) -> None:
-        """Give every client that is there its final model, and score it; those still at earlier work are waited for."""
-        until = time.monotonic() + 2 * self.settings.round_timeout
+        """Give every client that is there its final model, and score it.
+
+        Clients that are still at earlier work are waited for; so are others until as many have their model as a stage
+        of all clients needs.
+        """
+        busy_until = self.clock() + 2 * self.settings.round_timeout
+        until = self.clock() + self.settings.quorum_timeout
+        needed = self.settings.quorum or math.ceil(self.settings.clients / 2)
+        retry_at: dict[int, float] = {}
+        self._meet()
         while True:
-            self._meet()
-            left = [m for m in self._online(m.number for m in self.roster.members) if not m.closed]
-            busy = self._closed(left)
-            if not busy or time.monotonic() >= until:
+            open_members = [m for m in self._online(m.number for m in self.roster.members) if not m.closed]
+            asked = [m for m in open_members if retry_at.get(m.number, self.clock()) <= self.clock()]
+            busy = self._closed(asked)
+            retry_at |= {m.number: self.clock() + RETRY for m in asked if not m.closed and m.number not in busy}
+            without = [n for n in range(self.settings.clients) if not self._has_final_model(n)]
+            have = self.settings.clients - len(without)
+            if have >= needed and not (busy and self.clock() < busy_until):
                 break
-            self.sleep(1.0)
+            if have >= needed:
+                self._pause()
+                continue
+            self._wait(
+                f"All rounds are played. The run ends once {count(needed, 'client')} have the final model; "
+                f"{have} so far. {self._about_missing(without)}",
+                until,
+            )
+        self._clear_waiting()
         if self.state.pending is not None:
             scored = set(self._evaluated())
             self._complete(
                 self.state.pending, {m.number: m.scores for m in self.roster.members if m.closed and m.number in scored}
             )
 
-    def _closed(self, members: Sequence[Member]) -> bool:
-        """Ask these clients to end; whether some of them have not heard of it yet."""
+    def _has_final_model(self, number: int) -> bool:
+        member = self.roster.numbered(number)
+        return member is not None and member.closed
+
+    def _closed(self, members: Sequence[Member]) -> set[int]:
+        """Ask these clients to end: the numbers of those that are still at an earlier request."""
         talks = {m.number: self._talk(m, None, close=True) for m in members}
         self._hold(talks)
         again: dict[int, Talk] = {}
@@ -798,7 +985,7 @@ class Coordinator:
             talk.member.closed, talk.member.scores = True, talk.scores
             if talk.told["plays"]:
                 self._acknowledge(n, talk.told["plays"][-1]["position"])
-        return any(t.busy for t in talks.values())
+        return {n for n, t in (talks | again).items() if t.busy}
 
     def _finish(self) -> None:
         missing = [m.name for m in self.roster.members if not m.closed]
@@ -812,7 +999,7 @@ class Coordinator:
         recipe, totals, algorithm = self.parts.recipe, self.state.totals, self.parts.algorithm
         n = self.settings.clients
         rows = self.results.rows()
-        last = next((r for r in reversed(rows) if "personal" in r), {})
+        accuracy, final = self._final_scores(rows)
         new = {m.number: m.scores["own"] for m in self.roster.members[n:] if m.closed}
         cohorts = hashlib.sha256()
         for t in range(self.parts.training.num_rounds):
@@ -828,8 +1015,9 @@ class Coordinator:
             "evaluated_model": algorithm.evaluated(recipe.evaluation.when),
             "lr": self.parts.training.lr,
             "metric": {"name": metric.name, "better": metric.better},
-            "accuracy": {"personal": last.get("personal"), "global": last.get("global")}
-            | ({"unseen": self._over(new)} if new else {}),
+            "accuracy": accuracy | ({"unseen": self._over(new)} if new else {}),
+            "final": final,
+            "rounds_without_update": {"count": self.state.without_update, "last": self.state.last_without_update},
             "communication": {
                 "up_bytes": totals.up_bytes,
                 "down_bytes": totals.down_bytes,
@@ -847,29 +1035,25 @@ class Coordinator:
             {"stopped": {"by": stopped, "on": rounds.stopped_on(rows), "rounds": self.state.rounds}} if stopped else {}
         )
 
+    def _final_scores(self, rows: Sequence[Row]) -> tuple[Row, Row]:
+        """The accuracy of the summary, by the protocol of the recipe, and that of the models clients ended up with.
+
+        Both are the same with `evaluation.when = "after_aggregation"`, except that the first is of the clients that
+        `evaluation.clients` chooses. After local training it is that of the last row with scores.
+        """
+        last = next((r for r in reversed(rows) if "personal" in r), {})
+        closed = [m for m in self.roster.members[: self.settings.clients] if m.closed]
+        final = self._stats({m.number: m.scores for m in closed}) if closed else {}
+        final = {n: final.get(n) for n in ("personal", "global")} | {"clients": len(closed)}
+        after_local = self.parts.recipe.evaluation.when == "after_local"
+        scored = set() if after_local or not self.schedule else set(self._evaluated())
+        chosen = {m.number: m.scores for m in closed if m.number in scored}
+        source = self._stats(chosen) if chosen else last
+        return {n: source.get(n) for n in ("personal", "global")}, final
+
     def _exchange(self, requests: Mapping[int, Request], most: float = math.inf) -> dict[int, Reply | Failure]:
         timeout = min(self.settings.round_timeout, most)
         return self.transport.exchange(requests, timeout) if requests else {}
-
-
-@dataclass
-class _Notes:
-    """What went wrong in a stage, and the losses of those with whom it did not."""
-
-    dropped: list[int] = field(default_factory=list)
-    failed: list[tuple[int, str]] = field(default_factory=list)
-    quarantined: list[tuple[int, str]] = field(default_factory=list)
-    diverged: int = 0
-    losses: list[float] = field(default_factory=list)
-
-    def told(self) -> Row:
-        found: Row = {
-            "dropped": len(self.dropped) + len(self.failed),
-            "failed": [{"client": n, "why": why} for n, why in self.failed],
-            "quarantined": [{"client": n, "why": why} for n, why in self.quarantined],
-            "diverged": self.diverged,
-        }
-        return {k: v for k, v in found.items() if v}
 
 
 def _row(payload: Payload) -> Payload:

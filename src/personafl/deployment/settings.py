@@ -24,8 +24,13 @@ class Deployment(Section):
 
     name: str = setting("federation", "what the federation is called")
     clients: int = setting(3, "clients that take part; those that come beyond them are newcomers")
-    start: int = setting(0, "clients that must have come before the first round; 0: all of them")
-    quorum: int = setting(1, "updates without which a round leaves the model as it is")
+    start: int = setting(0, "clients that must be there before a run begins or is resumed; 0: all of them")
+    quorum: int = setting(
+        0, "updates without which the server waits and does not go on to the next stage; 0: of half the sampled clients"
+    )
+    quorum_timeout: float = setting(
+        3600.0, "seconds that are waited for them; then the run ends, and personafl deploy start resumes it"
+    )
     offline: Literal["skip", "wait"] = setting("skip", "what is done about sampled clients that are not there")
     wait: float = setting(120.0, "seconds a round waits for them at most, where it waits")
     start_timeout: float = setting(3600.0, "seconds that are waited for the first clients")
@@ -39,7 +44,8 @@ class Deployment(Section):
                 ("name", NAME.fullmatch(self.name) is not None, "letters, digits and . _ -, at most 64"),
                 ("clients", 1 <= self.clients <= 10**6, "at least 1 and at most 1000000"),
                 ("start", 0 <= self.start <= self.clients, f"at least 0 and at most clients ({self.clients})"),
-                ("quorum", 1 <= self.quorum <= self.clients, f"at least 1 and at most clients ({self.clients})"),
+                ("quorum", 0 <= self.quorum <= self.clients, f"at least 0 and at most clients ({self.clients})"),
+                ("quorum_timeout", self.quorum_timeout > 0, "greater than 0"),
                 ("wait", self.wait >= 0, "not negative"),
                 ("start_timeout", self.start_timeout > 0, "greater than 0"),
                 ("round_timeout", self.round_timeout > 0, "greater than 0"),
