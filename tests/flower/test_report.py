@@ -16,7 +16,9 @@ from tests.flower.folders import made
 
 SUMMARY = {
     "metric": {"name": "accuracy", "better": "higher"},
-    "accuracy": {"personal": {"mean": 0.75}, "global": {"mean": 0.5}},
+    "accuracy": {"personal": {"mean": 0.75}, "global": {"mean": 0.5}, "unseen": {"mean": 0.25}},
+    "final": {"personal": {"mean": 0.875}, "global": {"mean": 0.5}, "clients": 2},
+    "rounds_without_update": {"count": 0, "last": 0},
     "communication": {"up_bytes": 1000, "down_bytes": 2000},
 }
 ROWS = [{"round": 0, "phase": "train"}, {"round": 1, "phase": "tune", "personal": {"mean": 0.5}}]
@@ -40,8 +42,8 @@ def write(folder: Folder, rows: list[dict[str, Any]] = ROWS, more: str = "") -> 
     (folder.results / "metrics.jsonl").write_text(text + more)
 
 
-def finish(folder: Folder) -> None:
-    (folder.results / "summary.json").write_text(json.dumps(SUMMARY))
+def finish(folder: Folder, **changes: Any) -> None:
+    (folder.results / "summary.json").write_text(json.dumps(SUMMARY | changes))
     (folder.results / "clients.csv").write_text("client,train,own\r\nphone a,12,0.5\r\nphone b,7,\r\n")
 
 
@@ -77,6 +79,27 @@ def test_a_status_says_how_far_the_run_is(folder: Folder) -> None:
     ]
 
 
+def test_a_status_says_what_the_server_waits_for_and_which_rounds_had_no_update(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder)
+    folder.roster.parent.mkdir()
+    told = {"clients": [], "waits": "Stage 3 needs 2 clients", "stage": 3, "stages": 6, "rounds_without_update": 1}
+    folder.roster.write_text(json.dumps(told))
+    lines = report.status_lines(report.status(folder))
+    assert "waits    Stage 3 needs 2 clients" in lines
+    assert lines[-1] == "         1 round had no update and left the model as it was; logs/rounds.log has the reasons"
+    monkeypatch.setattr(control, "runs", lambda folder: [Run("8", "finished:failed", "it waited", 0, 0, 1.0)])
+    assert not any(line.startswith("waits") for line in report.status_lines(report.status(folder)))
+
+
+def test_a_run_whose_last_rounds_had_no_update_is_not_called_completed(folder: Folder) -> None:
+    finish(folder, rounds_without_update={"count": 3, "last": 2})
+    lines = report.collect_lines(report.collect(folder))
+    assert "3 rounds had no update and left the model as it was; logs/rounds.log has the reasons" in lines
+    assert "the run is not completed: its last 2 rounds had no update" in lines
+
+
 def test_a_failed_run_is_told_with_its_reason(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "runs", lambda folder: [Run("7", "finished:failed", "lost", 0, 0, 9.0)])
     assert "run      7, finished:failed: lost, 9 s" in report.status_lines(report.status(folder))
@@ -97,8 +120,10 @@ def test_results_have_bytes_by_both_counts_over_all_runs(folder: Folder) -> None
     # Flower's count: 300 + 800 bytes up, 500 + 1700 down.
     assert [" ".join(line.split()) for line in report.collect_lines(found)] == [
         "run 8 is under way: these are results from before it",
-        "accuracy, personal: 0.7500 (mean over clients)",
-        "accuracy, global: 0.5000 (mean over clients)",
+        "accuracy, personal: 0.8750 (mean over the final models of 2 clients)",
+        "accuracy, global: 0.5000 (mean over the final models of 2 clients)",
+        "accuracy, personal: 0.7500 (mean over clients, as the recipe evaluates)",
+        "accuracy, unseen: 0.2500 (mean over newcomers)",
         "sent, our count: 1,000 bytes up, 2,000 bytes down",
         "sent, Flower's report: 1,100 bytes up, 2,200 bytes down, framing included, over 2 runs",
         "Flower's over ours: 1.100 up, 1.100 down",

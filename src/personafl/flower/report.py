@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from personafl.core.errors import UserError
-from personafl.core.plain_text import harmless
+from personafl.core.plain_text import count, harmless
 from personafl.evaluation.run_records import read_rounds
 from personafl.flower import control
 from personafl.flower.folder import Folder
@@ -25,6 +25,7 @@ def status(folder: Folder) -> dict[str, Any]:
         "server": "running" if up else "not running",
         "nodes": _nodes(folder) if up else [],
         "run": _run(runs[0]) if runs else None,
+        "run_has_ended": bool(runs) and runs[0].finished,
         "position": _position(folder),
         "server_app": _server_app(folder),
     }
@@ -45,8 +46,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     elif found["server"] == "running":
         lines.append("run      none yet; personafl deploy start begins one")
     app = found["server_app"]
-    if app.get("waits"):
-        lines.append(f"rounds   none yet: {app['waits']}")
+    if app.get("waits") and not found["run_has_ended"]:
+        lines.append(harmless(f"waits    {app['waits']}"))
     named = {n["node"]: n["name"] for n in found["nodes"]}
     for node, why in app.get("unused", {}).items():
         lines.append(harmless(f"unused   {named.get(node, f'node {node}')}: {why}"))
@@ -54,7 +55,13 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         scored = f", accuracy {at['personal']:.3f}" if at["personal"] is not None else ""
         done = f"{app['stage']} of {app['stages']} stages are" if app.get("stages") else "a stage is"
         lines.append(f"rounds   {done} done; scores are known up to round {at['round']}, {at['phase']}{scored}")
+    if without := app.get("rounds_without_update"):
+        lines.append(f"         {_without_update(without)}")
     return lines
+
+
+def _without_update(rounds: int) -> str:
+    return f"{count(rounds, 'round')} had no update and left the model as it was; logs/rounds.log has the reasons"
 
 
 def collect(folder: Folder) -> dict[str, Any]:
@@ -92,8 +99,21 @@ def collect_lines(found: dict[str, Any]) -> list[str]:
     """What stands below the table: the means, and bytes by both counts."""
     summary = found["summary"]
     metric = summary.get("metric", {}).get("name", "accuracy")
-    scores = {k: v["mean"] for k, v in summary.get("accuracy", {}).items() if isinstance(v, dict) and "mean" in v}
-    lines = [f"{metric}, {kind}: {_cell(mean)} (mean over clients)" for kind, mean in scores.items()]
+    scores, final = _means(summary.get("accuracy")), _means(summary.get("final"))
+    clients = count(summary["final"].get("clients", 0), "client") if final else ""
+    lines = [
+        f"{metric}, {kind}: {_cell(mean)} (mean over the final models of {clients})" for kind, mean in final.items()
+    ]
+    for kind, mean in scores.items():
+        if mean != final.get(kind):
+            of = "mean over newcomers" if kind == "unseen" else "mean over clients, as the recipe evaluates"
+            lines.append(f"{metric}, {kind}: {_cell(mean)} ({of})")
+    without = summary.get("rounds_without_update", {})
+    if without.get("count"):
+        lines.append(_without_update(without["count"]))
+    if last := without.get("last"):
+        rounds = "round" if last == 1 else f"{last} rounds"
+        lines.append(f"the run is not completed: its last {rounds} had no update")
     if found["under_way"]:
         lines.insert(0, f"run {found['under_way']} is under way: these are results from before it")
     sent = summary.get("communication", {})
@@ -112,6 +132,11 @@ def collect_lines(found: dict[str, Any]) -> list[str]:
     if up and down:
         lines.append(f"Flower's over ours:     {inbound / up:>14.3f} up,       {outbound / down:>14.3f} down")
     return lines
+
+
+def _means(scores: Any) -> dict[str, float]:
+    """The means of a part of the summary."""
+    return {k: v["mean"] for k, v in dict(scores or {}).items() if isinstance(v, dict) and "mean" in v}
 
 
 def _nodes(folder: Folder) -> list[dict[str, str]]:
@@ -139,7 +164,7 @@ def _server_app(folder: Folder) -> dict[str, Any]:
         held = json.loads(folder.roster.read_text(encoding="utf-8"))
         unused = {str(n): str(why) for n, why in dict(held.get("unused", {})).items()}
         return {"waits": str(held.get("waits", "")), "unused": unused} | {
-            n: int(held.get(n, 0)) for n in ("stage", "stages")
+            n: int(held.get(n, 0)) for n in ("stage", "stages", "rounds_without_update")
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
