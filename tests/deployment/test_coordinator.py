@@ -244,7 +244,7 @@ def test_a_stage_without_enough_clients_waits_and_is_played_with_them(
     server.run()
     worlds.same_run(server, tmp_path, worlds.simulated(text))
     wait = (
-        "Stage 1 (round 2, train) needs 2 clients and 0 of its 4 can be used now. Missing: c0, c1, c2, c3. "
+        "Stage 1 (round 1, train) needs 2 clients and 0 of its 4 can be used now. Missing: c0, c1, c2, c3. "
         "The server waits."
     )
     assert caplog.messages.count(wait) == 1

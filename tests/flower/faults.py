@@ -69,7 +69,7 @@ def own_module(loop: Loopback, client: int, what: str) -> dict[str, str]:
 def started(loop: Loopback) -> subprocess.Popen[str]:
     """Start a run, and go on here while it is under way."""
     return subprocess.Popen(
-        [sys.executable, "-m", "personafl", "deploy", "start", str(loop.folder), "--wait"],
+        [*loop.inside("server"), sys.executable, "-m", "personafl", "deploy", "start", str(loop.folder), "--wait"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -142,7 +142,7 @@ def node_killed_between_rounds(box: Path) -> str:
         for i in range(3):
             loop.client(i)
         run = started(loop)
-        loop.until(lambda: (loop.folder / "server" / "state.json").exists() and _played(loop) >= 1, 300)
+        loop.until(lambda: (loop.folder / "server" / "state.json").exists() and played(loop) >= 1, 300)
         kill_all(processes(loop, "client-1"))
         loop.processes.pop("client-1").wait()
         loop.client(1)
@@ -196,14 +196,14 @@ def server_app_killed(box: Path) -> str:
         for i in range(3):
             loop.client(i)
         run = started(loop)
-        loop.until(lambda: (loop.folder / "server" / "state.json").exists() and _played(loop) >= 1, 300)
+        loop.until(lambda: (loop.folder / "server" / "state.json").exists() and played(loop) >= 1, 300)
         pids = find(loop.processes["server"].pid, "flwr-serverapp")
         assert pids
         kill_all(pids)
         code = run.wait(300)
         said = (run.stdout.read() if run.stdout else "").strip().splitlines()[-1]
         assert code == 1, (code, said)
-        _again(loop)
+        again(loop)
         sound(loop)
         return f"{said.removeprefix('personafl: ')}; started again, {same_as_simulated(loop)}"
 
@@ -214,11 +214,11 @@ def superlink_killed(box: Path) -> str:
         for i in range(3):
             loop.client(i)
         run = started(loop)
-        loop.until(lambda: (loop.folder / "server" / "state.json").exists() and _played(loop) >= 1, 300)
+        loop.until(lambda: (loop.folder / "server" / "state.json").exists() and played(loop) >= 1, 300)
         kill_all(find(loop.processes["server"].pid, "flower-superlink"))
         code = run.wait(300)
         loop.until(lambda: loop.log("server").count("ready") >= 2, 180, "the SuperLink once more")
-        _again(loop)
+        again(loop)
         sound(loop)
         return f"the run ended with {code}; the server started the SuperLink again, {same_as_simulated(loop)}"
 
@@ -234,7 +234,7 @@ def slow_node(box: Path) -> str:
         run = started(loop)
         loop.until(lambda: (loop.folder / "server" / "state.json").exists(), 300)
         (loop.data / "client-2" / "slow").touch()
-        loop.until(lambda: _played(loop) >= 2, 300)
+        loop.until(lambda: played(loop) >= 2, 300)
         (loop.data / "client-2" / "slow").unlink()
         assert run.wait(900) == 0, run.stdout.read() if run.stdout else ""
         sound(loop)
@@ -304,7 +304,7 @@ def full_disk_at_a_node(box: Path) -> str:
             for i in range(3):
                 loop.client(i)
             run = started(loop)
-            loop.until(lambda: (loop.folder / "server" / "state.json").exists() and _played(loop) >= 1, 300)
+            loop.until(lambda: (loop.folder / "server" / "state.json").exists() and played(loop) >= 1, 300)
             with contextlib.suppress(OSError), (state / "ballast").open("wb") as file:
                 while True:
                     file.write(bytes(4096))
@@ -327,7 +327,7 @@ def state_lost_at_a_node(box: Path) -> str:
         for i in range(3):
             loop.client(i)
         run = started(loop)
-        loop.until(lambda: (loop.folder / "server" / "state.json").exists() and _played(loop) >= 1, 300)
+        loop.until(lambda: (loop.folder / "server" / "state.json").exists() and played(loop) >= 1, 300)
         shutil.rmtree(loop.home(1) / "state")
         assert run.wait(900) == 0, run.stdout.read() if run.stdout else ""
         sound(loop, lost=1)
@@ -340,7 +340,7 @@ def state_lost_at_a_node(box: Path) -> str:
         return line_about(loop, r"client client-1 lost")
 
 
-def _again(loop: Loopback) -> None:
+def again(loop: Loopback) -> None:
     """Start a run, as soon as the last one is known to have ended."""
     for _ in range(20):
         done = loop.command("start", str(loop.folder), "--wait", check=False)
@@ -354,14 +354,14 @@ def _completed(loop: Loopback, client: int) -> None:
     """Start again where the run ended before a client that was killed, and is refused for a minute, was back."""
     if loop.summary()["without_model"]:
         loop.until(lambda: loop.log(f"client-{client}").count("online at") >= 2, 180, "the client once more")
-        _again(loop)
+        again(loop)
 
 
 def _exited(loop: Loopback, name: str) -> bool:
     return loop.processes[name].poll() is not None
 
 
-def _played(loop: Loopback) -> int:
+def played(loop: Loopback) -> int:
     with contextlib.suppress(ValueError, KeyError, OSError):
         told = json.loads((loop.folder / "server" / "state.json").read_text())
         return int(told["numbers"]["state"]["played"])

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,10 @@ def simulated(text: str) -> Simulation:
     return sim
 
 
-def deploy(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """One of the commands that come to an end."""
+def deploy(*words: str, check: bool = True, inside: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """One of the commands that come to an end, behind what a host of a network needs in front of it."""
     done = subprocess.run(
-        [sys.executable, "-m", "personafl", "deploy", *words], capture_output=True, text=True, check=False
+        [*inside, sys.executable, "-m", "personafl", "deploy", *words], capture_output=True, text=True, check=False
     )
     if check and done.returncode:
         raise AssertionError(f"deploy {' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -105,7 +105,7 @@ class Loopback:
         root.mkdir(parents=True, exist_ok=True)
         (root / "recipe.toml").write_text(text)
         self.port, outer = free_port(), free_port()
-        self.address = f"localhost:{outer}"
+        self.address = f"{self.host()}:{outer}"
         self.command(
             *("init", str(root / "recipe.toml"), str(self.folder), "--clients", str(count)),
             *("--address", self.address, "--port", str(self.port)),
@@ -132,14 +132,22 @@ class Loopback:
             lines[at[0]] = f"{name} = {json.dumps(value)}"
         path.write_text("\n".join(lines) + "\n")
 
+    def host(self) -> str:
+        """The server's address."""
+        return "localhost"
+
+    def inside(self, name: str) -> list[str]:
+        """What stands in front of the commands of a host: `server`, `client-0` and so on."""
+        return []
+
     def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return deploy(*words, check=check)
+        return deploy(*words, check=check, inside=self.inside("server"))
 
     def launch(self, name: str, *words: str, **env: str) -> None:
         """Start one of the commands that stay in the foreground."""
         log = (self.root / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "personafl", "deploy", *words],
+            [*self.inside(name), sys.executable, "-m", "personafl", "deploy", *words],
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -625,7 +625,7 @@ class Coordinator:
 
     def _stage_name(self) -> str:
         stage = self.schedule[self.state.played]
-        return f"Stage {self.state.played} (round {stage.number + 1}, {stage.phase})"
+        return f"Stage {self.state.played} (round {stage.number}, {stage.phase})"
 
     def _name(self, number: int) -> str:
         member = self.roster.numbered(number)
