@@ -22,10 +22,13 @@ from personafl.core import tree, wire
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
 from personafl.deployment import coordinator as module
+from personafl.deployment import node as node_module
+from personafl.deployment import world as world_module
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.messages import Failure, Reply, Request
 from personafl.deployment.node import Node
 from personafl.deployment.settings import Deployment
+from personafl.deployment.world import FORMAT, VERSION
 from tests.deployment import worlds
 from tests.deployment.worlds import InProcess, Spoil
 
@@ -628,7 +631,9 @@ def formed(**changes: Any) -> Callable[[Reply], Reply]:
 
 
 REFUSED: dict[str, tuple[str, Callable[[Reply], Reply], str]] = {
-    "another version": ("hello", told(version="0.0"), "it runs personafl '0.0', this is"),
+    "another format": ("hello", told(version="0.0", format=7), "it has format 7 (personafl '0.0') and this is"),
+    "a format as text": ("hello", told(format="1"), "it has format '1' (personafl"),
+    "no format": ("hello", lambda r: Reply({k: v for k, v in r.told.items() if k != "format"}), "it has format 0"),
     "no name": ("hello", told(client="../x"), "its name is '../x'"),
     "another shape": ("describe", formed(shape=[1, 8, 9]), "shape (1, 8, 9), others have (1, 8, 8)"),
     "another type": ("describe", formed(dtype="uint8"), "dtype 'uint8', others have 'float32'"),
@@ -643,7 +648,7 @@ REFUSED: dict[str, tuple[str, Callable[[Reply], Reply], str]] = {
 
 @pytest.mark.parametrize(
     ("which", "late"),
-    [*((w, False) for w in REFUSED), *((w, True) for w in ("another version", "another shape", "an error"))],
+    [*((w, False) for w in REFUSED), *((w, True) for w in ("another format", "another shape", "an error"))],
 )
 def test_a_client_that_does_not_fit_is_set_aside(
     which: str, late: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -821,14 +826,73 @@ def test_what_a_run_began_with_cannot_be_changed(tmp_path: Path) -> None:
             other.run()
 
 
-def test_another_version_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = worlds.recipe("fedavg", training={"num_rounds": 1})
+def as_by(version: str, patch: pytest.MonkeyPatch) -> None:
+    """Let servers and nodes be of another version of the package."""
+    for where in (module, world_module, node_module):
+        patch.setattr(where, "VERSION", version)
+
+
+def stopped_after_two_stages(text: str, root: Path, version: str) -> Coordinator:
+    """A run by another version of the package, whose server was killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        as_by(version, patch)
+        server, _ = worlds.deployed(text, root)
+        worlds.before_stages(server, {2: killed})
+        with pytest.raises(KeyboardInterrupt):
+            server.run()
+    return server
+
+
+def killed() -> None:
+    raise KeyboardInterrupt
+
+
+def test_another_version_of_the_same_format_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the state that clients keep, and to the numbers of a run of one version."""
+    caplog.set_level(logging.INFO, logger="personafl")
+    text = worlds.recipe("ditto")
+    begun = stopped_after_two_stages(text, tmp_path, "0.0.7")
     server, _ = worlds.deployed(text, tmp_path)
     server.run()
-    monkeypatch.setattr(module, "VERSION", "99")
-    other, _ = worlds.deployed(text, tmp_path)
-    with pytest.raises(UserError, match=r"began with personafl .*, this is 99"):
+    assert server.experiment == begun.experiment and server.state.finished
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
+    assert f"it began with personafl 0.0.7 and goes on with {VERSION}" in caplog.text
+
+
+def test_clients_of_other_versions_of_the_same_format_take_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="personafl")
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        with pytest.MonkeyPatch.context() as patch:
+            if node < 102:
+                as_by("0.0.7", patch)
+            return answer(request)
+
+    text = worlds.recipe("ditto")
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    server.run()
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
+    assert caplog.text.count("runs personafl 0.0.7, this is") == 2
+
+
+def test_an_experiment_of_another_format_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where nothing else of what it wrote can be read."""
+    text = worlds.recipe("ditto")
+    begun = stopped_after_two_stages(text, tmp_path, "0.0.7")
+    path = tmp_path / "server-folder" / "server" / "state.json"
+    held = json.loads(path.read_text())
+    held["numbers"]["world"] |= {"format": FORMAT + 1, "unheard": "of"}
+    path.write_text(json.dumps(held))
+    other, transport = worlds.deployed(text, tmp_path)
+    why = (
+        rf"experiment {begun.experiment} has format {FORMAT + 1} \(personafl '0\.0\.7'\) and this is "
+        rf"personafl \S+ with format {FORMAT}; install versions of the same format"
+    )
+    with pytest.raises(UserError, match=why):
         other.run()
+    assert not transport.log
 
 
 # Clients that send what they should not

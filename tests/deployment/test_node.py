@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from personafl.core import files, wire
 from personafl.core.lock import locked
-from personafl.deployment.messages import Reply, Request
+from personafl.deployment.messages import Kind, Reply, Request
 from personafl.deployment.node import Node
 from personafl.deployment.settings import ClientSettings
+from personafl.deployment.world import FORMAT
 from tests.deployment import worlds
 
 SMALL = "tests.deployment.test_server_files:Small"
@@ -75,6 +76,7 @@ GARBAGE = st.recursive(
 PLACES = [
     *("experiment", "number", "begin", "acknowledged", "world", "plays", "evaluate", "close", "given", "recipe"),
     *("world.recipe", "world.form", "world.init", "world.clients", "world.examples", "world.normalization"),
+    "world.format",
     *("plays.position", "plays.stage", "plays.down", "plays.lr", "plays.judged"),
 ]
 
@@ -122,6 +124,17 @@ def test_other_first_weights_are_refused(asked: dict[str, Request], tmp_path: Pa
     told = request.told | {"world": request.told["world"] | {"init": "0" * 16}}
     reply = started(tmp_path).answer(dataclasses.replace(request, told=told))
     assert reply.told["error"].startswith("the first weights differ: ")
+
+
+def test_work_of_another_format_is_refused(asked: dict[str, Request], tmp_path: Path) -> None:
+    """Before anything is made of it: its fields may be others."""
+    request = asked["work"]
+    world = request.told["world"] | {"format": FORMAT + 1, "version": "9.9", "unheard": "of"}
+    for told in (request.told | {"world": world}, asked["describe"].told | {"format": FORMAT + 1, "version": "9.9"}):
+        kind: Kind = "work" if "world" in told else "describe"
+        error = started(tmp_path).answer(Request(kind, told, request.blobs)).told["error"]
+        assert f"has format {FORMAT + 1} (personafl '9.9') and this is personafl" in error
+        assert f"with format {FORMAT}; install versions of the same format" in error
 
 
 def test_a_full_disk_loses_nothing(asked: dict[str, Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from personafl.core.errors import UserError
-from personafl.deployment.world import Form, World, build_parts, read_recipe
+from personafl.deployment.world import FORMAT, Form, World, build_parts, read_recipe
 from tests.deployment import worlds
 
 FORM = Form((1, 8, 8), "float32", "classification", (), 10, None, None, "mlp")
@@ -24,6 +24,12 @@ def test_a_world_survives_json() -> None:
         world("x", dataclasses.replace(FORM, classes=2, class_names=("a", "b"))), normalization=((0.1,), (0.3,))
     )
     assert World.read(json.loads(json.dumps(made.told()))) == made
+
+
+def test_a_world_without_a_format_is_of_none() -> None:
+    told = world("x").told()
+    assert World.read(told).format == FORMAT
+    assert World.read({k: v for k, v in told.items() if k != "format"}).format == 0
 
 
 @pytest.mark.parametrize("told", [None, 5, [], {}, "world"])

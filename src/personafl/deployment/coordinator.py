@@ -32,7 +32,7 @@ from personafl.core.schedule import ended_after, missed
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.data import normalize
 from personafl.data.client_files import natural_order
-from personafl.deployment.client_reports import MOST_SCORE, Described, answer, labels_beyond, read_moments
+from personafl.deployment.client_reports import MOST_SCORE, Described, answer, labels_beyond, one_line, read_moments
 from personafl.deployment.messages import Failure, Reply, Request, Transport
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
@@ -41,6 +41,7 @@ from personafl.deployment.settings import NAME, Deployment
 from personafl.deployment.stage_progress import StageProgress, updates_needed
 from personafl.deployment.talk import Talk
 from personafl.deployment.world import (
+    FORMAT,
     MOST_CLASSES,
     VERSION,
     Form,
@@ -48,6 +49,8 @@ from personafl.deployment.world import (
     Parts,
     World,
     build_parts,
+    check_format,
+    other_format,
     read_recipe,
 )
 from personafl.evaluation import metrics, rounds
@@ -157,14 +160,11 @@ class Coordinator:
             return False
         numbers, server, self.known = found
         self.experiment = numbers["experiment"]
+        check_format(f"experiment {self.experiment}", numbers["world"])  # before what is written in it is read
         self.world = World.read(numbers["world"])
         if self.world.recipe != self.recipe or self.world.clients != self.settings.clients:
             what = "recipe.toml" if self.world.recipe != self.recipe else "deployment.clients"
             raise UserError(f"{what} is not what experiment {self.experiment} began with; use a new folder for another")
-        if self.world.version != VERSION:
-            raise UserError(
-                f"experiment {self.experiment} began with personafl {self.world.version}, this is {VERSION}"
-            )
         self.roster = Roster.read(self.settings.clients, numbers["members"])
         self._build()
         held = numbers["state"]
@@ -173,6 +173,8 @@ class Coordinator:
         self.schedule = ended_after(self.schedule, self.parts.training.num_rounds, self.state.rounds)
         self.results.cut(self.state.metrics)
         log.info("experiment %s goes on with stage %d", self.experiment, self.state.played)
+        if self.world.version != VERSION:
+            log.info("it began with personafl %s and goes on with %s", self.world.version, VERSION)
         return True
 
     def _build(self) -> None:
@@ -271,8 +273,8 @@ class Coordinator:
             name = str(told.get("client", ""))
             if not why and not NAME.fullmatch(name):
                 why = f"its name is {name!r:.80}"
-            if not why and told.get("version") != VERSION:
-                why = f"it runs personafl {told.get('version')!r:.40}, this is {VERSION}"
+            if not why and (difference := other_format(told)):
+                why = f"it has {difference}"
             member = self.roster.named(name)
             other = next((n for n, m in self.met.items() if m == name), None)
             key = self.transport.key(node)
@@ -285,6 +287,8 @@ class Coordinator:
                 self.unused[str(node)] = why
                 self.aside[node] = self.clock() + RETRY
                 continue
+            if (version := told.get("version")) != VERSION:
+                log.info("client %s runs personafl %s, this is %s", name, one_line(version)[:40], VERSION)
             self.unused.pop(str(node), None)
             self.met = {n: m for n, m in self.met.items() if m != name} | {node: name}
             if member is not None:
@@ -343,7 +347,7 @@ class Coordinator:
 
     def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, Described]:
         """What these clients tell of their data, by number; those that cannot are set aside."""
-        told: Row = {"experiment": self.experiment, "recipe": self.recipe}
+        told: Row = {"experiment": self.experiment, "recipe": self.recipe, "version": VERSION, "format": FORMAT}
         told |= {} if self.world is None else {"form": dataclasses.asdict(self.world.form)}
         asked = {node: Request("describe", told | {"number": number}) for number, (node, _) in clients.items()}
         replies, found = self._exchange(asked), {}

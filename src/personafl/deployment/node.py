@@ -32,7 +32,7 @@ from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, ClientSettings
-from personafl.deployment.world import VERSION, Form, Parts, World, build_parts, read_recipe
+from personafl.deployment.world import FORMAT, VERSION, Form, Parts, World, build_parts, check_format, read_recipe
 from personafl.evaluation.evaluate import deployed, finite, scores
 from personafl.evaluation.together import client_scores
 from personafl.sim.execution_plan import products, threads
@@ -83,9 +83,12 @@ class Node:
         return PrivateState(self.root, told["experiment"], self.settings.id)
 
     def _hello(self, told: Mapping[str, Any]) -> Reply:
-        return Reply({"client": self.settings.id, "version": VERSION, "stages": self._state(told).stages()})
+        """Who this is, which the server judges; what comes of it must be read by servers of every format."""
+        me = {"client": self.settings.id, "version": VERSION, "format": FORMAT}
+        return Reply(me | {"stages": self._state(told).stages()})
 
     def _describe(self, told: Mapping[str, Any]) -> Reply:
+        check_format("the server", {"format": FORMAT, **told})
         data = self._data(read_recipe(told.get("recipe")), requests.number(told))
         if told.get("form") is not None:  # others have agreed on it already
             try:
@@ -112,6 +115,8 @@ class Node:
     # Work
 
     def _work(self, told: Mapping[str, Any], blobs: Sequence[bytes]) -> Reply:
+        if isinstance(told.get("world"), dict):
+            check_format("the experiment", told["world"])
         world = World.read(told.get("world"))
         parts = build_parts(world, self.settings.device)
         if (mine := parts.model.initial_hash()) != world.init:

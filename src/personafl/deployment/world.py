@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,6 +29,14 @@ DTYPES = {
     str(t).removeprefix("torch."): t
     for t in (torch.float32, torch.float64, torch.uint8, torch.int64, torch.int32, torch.int16, torch.bool)
 }
+FORMAT = 1
+"""The format of checkpoints, of clients' private state and of messages, which server and clients must share.
+
+Versions of the package with the same format can be mixed, and an experiment that one of them began goes on with
+another. Raise it with every change after which they could not: another field or meaning in what is stored or sent,
+another `core/wire.py`, another name or shape of a method's state, another draw of splits, cohorts or minibatches for
+a seed.
+"""
 MOST_CLIENTS = 10**6
 MOST_CLASSES = 10_000  # of a deployment: one client's word makes everybody's last layer as large
 MOST_NAME, MOST_NAMES = 256, 2**18  # characters of a label or column, and of all of them
@@ -136,7 +145,7 @@ class World:
     """All that is agreed on; what a client is told with every request."""
 
     experiment: str
-    version: str
+    version: str  # of the package that the experiment began with
     recipe: str  # as TOML
     clients: int
     examples: int  # that all of them train on; 0: not known
@@ -144,6 +153,7 @@ class World:
     normalization: MeanAndStd | None  # of inputs
     target_normalization: MeanAndStd | None = None
     init: str = ""  # hash of the first weights
+    format: int = FORMAT
 
     def told(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -153,11 +163,12 @@ class World:
         """From what JSON made of one."""
         try:
             normalizations = {n: _mean_and_std(told[n]) for n in ("normalization", "target_normalization")}
-            held = {k: v for k, v in told.items() if k != "form"} | normalizations
+            held = {"format": 0} | {k: v for k, v in told.items() if k != "form"} | normalizations
             made = cls(**held, form=Form.read(told["form"]))
             texts = (made.experiment, made.version, made.recipe, made.init)
             counts = type(made.clients) is int and 1 <= made.clients <= MOST_CLIENTS
             counts = counts and type(made.examples) is int and 0 <= made.examples <= MOST_CLIENTS * 2**32
+            counts = counts and type(made.format) is int
             if not counts or not all(isinstance(t, str) for t in texts) or not made._normalizes():
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as e:
@@ -183,6 +194,31 @@ class World:
     def normalize_targets(self) -> Normalization | None:
         found = self.target_normalization
         return None if found is None else Normalization(*found, len(self.form.target))
+
+
+def check_format(whose: str, told: Mapping[str, Any]) -> None:
+    """Refuse what a version of the package with another format has written or sent.
+
+    Args:
+        whose: What is refused, as the beginning of a sentence.
+        told: What it says of itself, with its `format` and the `version` of the package.
+
+    Raises:
+        UserError: The format is not that of this version.
+    """
+    if why := other_format(told):
+        raise UserError(f"{whose} has {why}")
+
+
+def other_format(told: Mapping[str, Any]) -> str:
+    """In what the format that is told differs from that of this version; nothing where it does not."""
+    number, version = told.get("format", 0), told.get("version")
+    if type(number) is int and number == FORMAT:
+        return ""
+    return (
+        f"format {number!r:.40} (personafl {version!r:.40}) and this is personafl {VERSION} with format {FORMAT}; "
+        "install versions of the same format"
+    )
 
 
 @dataclass(frozen=True)
