@@ -1088,9 +1088,9 @@ def test_nothing_of_what_went_wrong_with_data_reaches_the_server(tmp_path: Path)
 
 
 def test_a_new_key_of_the_same_name_is_the_client_and_another_s_is_not(tmp_path: Path) -> None:
-    """A node that registers anew has another number; what it is bound to is the name of its key."""
+    """A node that registers anew has another number; what a name is bound to is that of the key."""
     server, transport = worlds.deployed(worlds.recipe("ditto"), tmp_path)
-    keys = {100: "k0", 101: "k1", 102: "k2", 103: "k3", 200: "k1", 201: "k3"}
+    keys = {100: "c0", 101: "c1", 102: "c2", 103: "c3", 200: "c1", 201: "c3"}
     transport.key = keys.__getitem__  # type: ignore[method-assign, assignment]
 
     def change() -> None:
@@ -1104,7 +1104,40 @@ def test_a_new_key_of_the_same_name_is_the_client_and_another_s_is_not(tmp_path:
     server.run()
     members = server.roster.members
     assert [m.closed for m in members] == [True, True, False, True] and members[1].node == 200
-    assert "bound to another key" in server.unused["201"]
+    assert "its key is keys/c3.pub, so it can only be client c3, and it calls itself c2" in server.unused["201"]
+
+
+def test_a_name_that_nobody_has_had_belongs_to_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first that comes with a name does not get it."""
+    server, transport = worlds.deployed(worlds.recipe("fedavg", training={"num_rounds": 1}), tmp_path, start=3)
+    keys = {100: "c9", 101: "c1", 102: "c2", 103: "c3"}
+    transport.key = keys.__getitem__  # type: ignore[method-assign, assignment]
+    server.run()
+    assert [m.name for m in server.roster.members] == ["c1", "c2", "c3"]
+    why = (
+        "its key is keys/c9.pub, so it can only be client c9, and it calls itself c0; "
+        'set id = "c9" in its client.toml, or deployment.bind = false'
+    )
+    assert server.unused["100"] == why and f"node 100 is not used: {why}" in caplog.text
+    assert "client c0 is refused, since its key is that of client c9 at the server, keys/c9.pub" in caplog.text
+    told = json.loads((tmp_path / "server-folder" / "server" / "roster.json").read_text())
+    assert told["unused"]["100"] == why
+
+
+def test_a_node_whose_key_is_not_known_is_refused(tmp_path: Path) -> None:
+    server, transport = worlds.deployed(worlds.recipe("fedavg", training={"num_rounds": 1}), tmp_path, start=3)
+    keys = {100: "", 101: "c1", 102: "c2", 103: "c3"}
+    transport.key = keys.__getitem__  # type: ignore[method-assign, assignment]
+    server.run()
+    assert server.unused["100"] == "it calls itself c0, and its key is not in the server's keys/; keys/c0.pub has to be"
+
+
+def test_without_binding_any_key_will_do(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"num_rounds": 1})
+    server, transport = worlds.deployed(text, tmp_path, bind=False)
+    transport.key = lambda node: "c9"  # type: ignore[method-assign]
+    server.run()
+    worlds.same_run(server, tmp_path, worlds.simulated(text))
 
 
 def test_who_has_other_data_than_before_is_asked_about_them_again(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from personafl.core.errors import UserError
+from personafl.deployment.settings import OTHER_KEY
 from personafl.flower import client, settings
 from personafl.flower.client import Hearer, RefusedError
 from tests.flower.folders import with_keys
@@ -146,6 +147,16 @@ time.sleep(600)
     assert [line.partition(" (")[0] for line in world.said[:1]] == ["the SuperNode ended by itself"]
     assert [line.startswith("the server refuses this client's key") for line in world.said[1:3]] == [True, True]
     assert world.said[3:] == ["online at localhost:8443", "stopped"]
+
+
+def test_another_client_s_key_ends_the_client(world: World) -> None:
+    """Its app says so, in a process that ends; the SuperNode would go on."""
+    world.node(
+        f"print('SuperNode ID: 1'); print({OTHER_KEY % ('me', 'c-1', 'c-1', 'c-1')!r}, flush=True); time.sleep(600)"
+    )
+    with pytest.raises(RefusedError, match=r"^client me is refused, .* client c-1 at the server, keys/c-1\.pub: use"):
+        world.take_part()
+    assert len(world.starts()) == 1
 
 
 def test_a_key_that_stays_refused_ends_the_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

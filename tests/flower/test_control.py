@@ -179,3 +179,14 @@ def test_flower_s_settings_lead_to_the_loopback_interface(tmp_path: Path, plain:
 def test_a_server_that_does_not_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="its server is not running; personafl deploy server starts it"):
         control.runs(made(tmp_path))
+
+
+def test_nodes_have_keys_unless_the_superlink_was_started_plain(tmp_path: Path) -> None:
+    """Where it cannot be told, they have: a name is rather refused than given to whoever comes first."""
+    folder = with_keys(tmp_path)
+    assert not control.has_keys(folder.root)  # no SuperLink has been started here: a simulation, or a test
+    for plain in (False, True):
+        control.write_settings(folder, plain)
+        assert control.has_keys(folder.root) is not plain
+    (folder.home / "config.toml").write_text("[superlink")
+    assert control.has_keys(folder.root)

@@ -145,3 +145,9 @@ def test_an_answer_counts_once_and_only_for_what_is_outstanding() -> None:
     found = made.exchange({1: HELLO, 2: HELLO}, 60)
     assert found == {1: Reply({"of": "message-1"}, b"blob"), 2: Reply({"of": "message-2"}, b"blob")}
     assert not made.outstanding
+
+
+def test_a_node_is_known_by_the_file_of_its_key() -> None:
+    keyed = FlowerTransport(SlowGrid(), lambda: {"client-0": "1", "client-1": "3"})
+    assert [keyed.key(n) for n in (1, 2, 3)] == ["client-0", "", "client-1"]
+    assert FlowerTransport(SlowGrid()).key(2) == "2"

@@ -266,7 +266,9 @@ class Coordinator:
         new = [n for n in online if n not in self.met and n not in self.aside]
         if not new:
             return {}
-        asked = {n: Request("hello", {"experiment": self.experiment}) for n in new}
+        keys = {n: self.transport.key(n) for n in new}
+        bound = {n: {"key": keys[n]} if self.settings.bind and keys[n] != str(n) else {} for n in new}
+        asked = {n: Request("hello", {"experiment": self.experiment, **bound[n]}) for n in new}
         found = {}
         for node, reply in self._exchange(asked, HELLO).items():
             why, told = answer(reply)
@@ -277,9 +279,8 @@ class Coordinator:
                 why = f"it has {difference}"
             member = self.roster.named(name)
             other = next((n for n, m in self.met.items() if m == name), None)
-            key = self.transport.key(node)
-            if not why and self.settings.bind and member is not None and member.key not in ("", key):
-                why = f"client {name} is bound to another key than that of this node"
+            if not why and self.settings.bind:
+                why = _about_key(node, keys[node], name, member)
             if not why and other is not None and self.settings.bind:
                 why = f"client {name} is here already, as another node"
             if why:
@@ -292,7 +293,7 @@ class Coordinator:
             self.unused.pop(str(node), None)
             self.met = {n: m for n, m in self.met.items() if m != name} | {node: name}
             if member is not None:
-                member.node, member.key = node, key
+                member.node, member.key = node, keys[node]
             found[node] = told
         return found
 
@@ -1058,6 +1059,21 @@ class Coordinator:
     def _exchange(self, requests: Mapping[int, Request], most: float = math.inf) -> dict[int, Reply | Failure]:
         timeout = min(self.settings.round_timeout, most)
         return self.transport.exchange(requests, timeout) if requests else {}
+
+
+def _about_key(node: int, key: str, name: str, member: Member | None) -> str:
+    """Why a node may not be the client it says it is; nothing where it may."""
+    if key == str(node):  # without keys, a name belongs to the node that first had it
+        taken = member is not None and member.key not in ("", key)
+        return f"client {name} is bound to another key than that of this node" if taken else ""
+    if key == name:
+        return ""
+    if not key:
+        return f"it calls itself {name}, and its key is not in the server's keys/; keys/{name}.pub has to be"
+    return (
+        f"its key is keys/{key}.pub, so it can only be client {key}, and it calls itself {name}; set "
+        f'id = "{key}" in its client.toml, or deployment.bind = false'
+    )
 
 
 def _row(payload: Payload) -> Payload:

@@ -46,7 +46,10 @@ class Transport(Protocol):
         ...
 
     def key(self, node: int) -> str:
-        """What a node is known by for good, however often it registers: the name of its key."""
+        """The name of a node's key, which stays however often it registers.
+
+        Empty where its key is not known; the node's number as text where nodes have no keys.
+        """
         ...
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:

@@ -31,7 +31,7 @@ from personafl.deployment.local_data import LocalData
 from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
 from personafl.deployment.private_state import PrivateState
-from personafl.deployment.settings import NAME, ClientSettings
+from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
 from personafl.deployment.world import FORMAT, VERSION, Form, Parts, World, build_parts, check_format, read_recipe
 from personafl.evaluation.evaluate import deployed, finite, scores
 from personafl.evaluation.together import client_scores
@@ -84,6 +84,9 @@ class Node:
 
     def _hello(self, told: Mapping[str, Any]) -> Reply:
         """Who this is, which the server judges; what comes of it must be read by servers of every format."""
+        key = told.get("key")
+        if isinstance(key, str) and NAME.fullmatch(key) and key != self.settings.id:
+            log.error(OTHER_KEY, self.settings.id, key, key, key)
         me = {"client": self.settings.id, "version": VERSION, "format": FORMAT}
         return Reply(me | {"stages": self._state(told).stages()})
 

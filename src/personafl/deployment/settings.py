@@ -13,6 +13,11 @@ from personafl.core.errors import UserError
 from personafl.core.settings import Section, setting
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+OTHER_KEY = (
+    "client %s is refused, since its key is that of client %s at the server, keys/%s.pub: use the key that was made "
+    'for it, or set client.id="%s"'
+)
+"""What a client says that has another client's key; `deploy client` ends with it."""
 S = TypeVar("S", bound=Section)
 
 
@@ -36,7 +41,7 @@ class Deployment(Section):
     start_timeout: float = setting(3600.0, "seconds that are waited for the first clients")
     round_timeout: float = setting(600.0, "seconds after which a client's answer is not waited for any longer")
     labels: tuple[str, ...] = setting((), "names of the classes, in order; empty: clients tell which they have")
-    bind: bool = setting(True, "whether a client must come back with the key it first came with")
+    bind: bool = setting(True, "whether a client's name must be that of its public key: client-3 for keys/client-3.pub")
 
     def check(self) -> None:
         self.hold(

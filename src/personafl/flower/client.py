@@ -10,7 +10,7 @@ from pathlib import Path
 import tomli_w
 
 from personafl.core.errors import UserError
-from personafl.deployment.settings import ClientSettings
+from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
 from personafl.flower import keys
 from personafl.flower.folder import CLIENT, usable
 from personafl.flower.processes import Child, Stop, environment, free_port, option, program
@@ -29,6 +29,8 @@ _NOISE = re.compile(
     r"|Failed to initialize the connection|For more information|could not establish a connection"
     r"|handshake error detected|HTTP Request: |^[\d\-]+ [\d:,]+\s*$|\[RUN \d+, ROUND|Received: |Sent reply|^\s*$"
 )
+
+_OTHER_KEY = re.compile(OTHER_KEY.replace("%s", NAME.pattern))
 
 REFUSED = (
     "the server refuses this client's key: it is not registered there (keys/<client>.pub of the server's folder), or "
@@ -65,6 +67,8 @@ class Hearer:
             self.refused = True
         elif "CERTIFICATE_VERIFY_FAILED" in line:
             self.fatal = self._certificate(line)
+        elif found := _OTHER_KEY.search(line):
+            self.fatal = found[0]
         elif line.startswith("[SSL"):
             self.fatal = self.fatal or f"no encrypted connection to {self._address}: is it the address of the server?"
         elif "Not Found" in line and "/v1/fleet/" in line:
@@ -122,7 +126,7 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
             hearer = Hearer(client.link.address, say, lambda: bool(stop))
             child = Child(_supernode(client, plain), env, client.file.parent, hearer)
             try:
-                while child.ended() is None and not stop:
+                while child.ended() is None and not stop and not hearer.fatal:
                     stop.wait(0.2)
             finally:
                 child.stop()

@@ -53,13 +53,16 @@ def write_settings(folder: Folder, plain: bool) -> None:
     (folder.home / "config.toml").write_text(text, encoding="utf-8")
 
 
-def is_plain(root: Path) -> bool:
-    """Whether the SuperLink of a deployment folder was last started without keys."""
-    try:
-        told = tomllib.loads((Folder(root).home / "config.toml").read_text(encoding="utf-8"))
-        return told["superlink"][LINK].get("insecure") is True
-    except (OSError, ValueError, KeyError, AttributeError):
+def has_keys(root: Path) -> bool:
+    """Whether the nodes of a deployment have keys: not in plain mode, and not where there is no SuperLink of ours."""
+    file = Folder(root).home / "config.toml"
+    if not file.is_file():
         return False
+    try:
+        told = tomllib.loads(file.read_text(encoding="utf-8"))
+        return told["superlink"][LINK].get("insecure") is not True
+    except (OSError, ValueError, KeyError, AttributeError):
+        return True  # rather refuse a client than let it take another's name
 
 
 def is_up(folder: Folder) -> bool:

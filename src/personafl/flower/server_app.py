@@ -16,7 +16,7 @@ from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.settings import Deployment
-from personafl.flower.control import is_plain, registered
+from personafl.flower.control import has_keys, registered
 from personafl.flower.folder import Folder
 from personafl.flower.transport import FlowerTransport
 
@@ -54,10 +54,12 @@ def main(grid: Grid, context: Context) -> None:
 
 def _run(grid: Grid, folder: Path) -> None:
     settings = Deployment.read(folder / "deployment.toml")
-    if is_plain(folder):  # there are no keys that a name could be bound to
+    keyed = has_keys(folder)
+    if not keyed:  # there are none that a name could be bound to
         settings = replace(settings, bind=False)
     try:
         recipe = files.read_text(folder / "recipe.toml")
     except (OSError, ValueError) as e:
         raise UserError(f"{folder / 'recipe.toml'}: cannot be read: {e}") from None
-    Coordinator(folder, settings, recipe, FlowerTransport(grid, lambda: registered(Folder(folder)))).run()
+    transport = FlowerTransport(grid, (lambda: registered(Folder(folder))) if keyed else None)
+    Coordinator(folder, settings, recipe, transport).run()

@@ -30,9 +30,12 @@ class FlowerTransport:
     """A grid, as the coordinator sees it."""
 
     def __init__(
-        self, grid: Grid, keys: Callable[[], Mapping[str, str]] = dict, sleep: Callable[[float], None] = time.sleep
+        self,
+        grid: Grid,
+        keys: Callable[[], Mapping[str, str]] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`keys` gives the names of keys and the node ids they are registered under."""
+        """`keys` gives the names of keys and the node ids they are registered under; None where nodes have none."""
         self.grid, self.keys, self.sleep = grid, keys, sleep
         self.outstanding: dict[int, str] = {}  # message ids by node
 
@@ -40,8 +43,10 @@ class FlowerTransport:
         return sorted(self.grid.get_node_ids())
 
     def key(self, node: int) -> str:
-        """The name of a node's key; its id where there are none."""
-        return next((name for name, number in self.keys().items() if number == str(node)), str(node))
+        """The name of the file in `keys/` that has a node's public key, without `.pub`."""
+        if self.keys is None:
+            return str(node)
+        return next((name for name, number in self.keys().items() if number == str(node)), "")
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
         """Ask each node one thing; who is still at an earlier one is not asked."""
