@@ -6,7 +6,8 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -832,12 +833,12 @@ def as_by(version: str, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(where, "VERSION", version)
 
 
-def stopped_after_two_stages(text: str, root: Path, version: str) -> Coordinator:
-    """A run by another version of the package, whose server was killed."""
+def stopped(text: str, root: Path, version: str, stages: int = 2) -> Coordinator:
+    """A run by a version of the package, whose server was killed."""
     with pytest.MonkeyPatch.context() as patch:
         as_by(version, patch)
         server, _ = worlds.deployed(text, root)
-        worlds.before_stages(server, {2: killed})
+        worlds.before_stages(server, {stages: killed})
         with pytest.raises(KeyboardInterrupt):
             server.run()
     return server
@@ -851,7 +852,7 @@ def test_another_version_of_the_same_format_goes_on(tmp_path: Path, caplog: pyte
     """With the state that clients keep, and to the numbers of a run of one version."""
     caplog.set_level(logging.INFO, logger="personafl")
     text = worlds.recipe("ditto")
-    begun = stopped_after_two_stages(text, tmp_path, "0.0.7")
+    begun = stopped(text, tmp_path, "0.0.7")
     server, _ = worlds.deployed(text, tmp_path)
     server.run()
     assert server.experiment == begun.experiment and server.state.finished
@@ -880,7 +881,7 @@ def test_clients_of_other_versions_of_the_same_format_take_part(
 def test_an_experiment_of_another_format_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where nothing else of what it wrote can be read."""
     text = worlds.recipe("ditto")
-    begun = stopped_after_two_stages(text, tmp_path, "0.0.7")
+    begun = stopped(text, tmp_path, "0.0.7")
     path = tmp_path / "server-folder" / "server" / "state.json"
     held = json.loads(path.read_text())
     held["numbers"]["world"] |= {"format": FORMAT + 1, "unheard": "of"}
@@ -891,6 +892,83 @@ def test_an_experiment_of_another_format_does_not_go_on(tmp_path: Path, monkeypa
         rf"personafl \S+ with format {FORMAT}; install versions of the same format"
     )
     with pytest.raises(UserError, match=why):
+        other.run()
+    assert not transport.log
+
+
+# Other code
+
+
+class Bent(nn.Module):
+    """A network whose code a test changes."""
+
+    activation = staticmethod(torch.relu)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(type(self).activation(self.first(x.flatten(1))))
+        return out
+
+
+@contextmanager
+def other_code() -> Iterator[None]:
+    """Within this, the model has the same weights and gives other outputs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bent, "activation", staticmethod(torch.tanh))
+        patch.setattr(node_module, "build_parts", world_module.build_parts)  # not what is held
+        yield
+
+
+OTHER = "it runs model code that gives other outputs than the server's for the same weights (largest difference "
+
+
+@pytest.mark.parametrize("begin", [0, 2], ids=["from the start", "after a restart"])
+def test_a_client_with_other_model_code_does_not_take_part(
+    begin: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has the server's weights. It is refused at its first work, or as soon as it has another model."""
+    text = worlds.recipe("scaffold", training={"join_ratio": 1.0}, model={"name": f"{HERE}:Bent"})
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        if node != 101 or not server.world or server.state.played < begin:
+            return answer(request)
+        with other_code():
+            return answer(request)
+
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    server.run()
+    absent = {place: [1] for place in range(begin, 4)}
+    worlds.same_state(server, tmp_path, worlds.simulated_without(text, absent))
+    assert [m.closed for m in server.roster.members] == [True, False, True, True]
+    assert f"stage {begin}: client c1: {OTHER}" in caplog.text
+    assert server.unused["101"].startswith(OTHER)  # as deploy status shows it
+
+
+def test_a_late_client_with_other_model_code_is_found_before_it_works(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"num_rounds": 2}, model={"name": f"{HERE}:Bent"})
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        if node != 103:
+            return answer(request)
+        with other_code():
+            return answer(request)
+
+    server, transport = worlds.deployed(text, tmp_path, spoil=spoil, start=3)
+    transport.online.discard(103)
+    worlds.before_stages(server, {0: lambda: transport.online.add(103)})
+    server.run()
+    assert {r.kind for n, r, _ in transport.log if n == 103} == {"hello", "describe"}
+    assert server.unused["103"].startswith(OTHER)
+
+
+def test_a_server_with_other_model_code_does_not_go_on(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"num_rounds": 2}, model={"name": f"{HERE}:Bent"})
+    begun = stopped(text, tmp_path, VERSION, stages=1)
+    other, transport = worlds.deployed(text, tmp_path)
+    with other_code(), pytest.raises(UserError, match=f"The server of experiment {begun.experiment} now runs model "):
         other.run()
     assert not transport.log
 

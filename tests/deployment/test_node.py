@@ -76,7 +76,7 @@ GARBAGE = st.recursive(
 PLACES = [
     *("experiment", "number", "begin", "acknowledged", "world", "plays", "evaluate", "close", "given", "recipe"),
     *("world.recipe", "world.form", "world.init", "world.clients", "world.examples", "world.normalization"),
-    "world.format",
+    *("world.format", "world.outputs"),
     *("plays.position", "plays.stage", "plays.down", "plays.lr", "plays.judged"),
 ]
 

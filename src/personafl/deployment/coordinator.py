@@ -34,6 +34,7 @@ from personafl.data import normalize
 from personafl.data.client_files import natural_order
 from personafl.deployment.client_reports import MOST_SCORE, Described, answer, labels_beyond, one_line, read_moments
 from personafl.deployment.messages import Failure, Reply, Request, Transport
+from personafl.deployment.model_outputs import OTHER_CODE
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
@@ -43,6 +44,7 @@ from personafl.deployment.talk import Talk
 from personafl.deployment.world import (
     FORMAT,
     MOST_CLASSES,
+    OTHER_WEIGHTS,
     VERSION,
     Form,
     MeanAndStd,
@@ -50,6 +52,7 @@ from personafl.deployment.world import (
     World,
     build_parts,
     check_format,
+    check_model,
     other_format,
     read_recipe,
 )
@@ -167,6 +170,7 @@ class Coordinator:
             raise UserError(f"{what} is not what experiment {self.experiment} began with; use a new folder for another")
         self.roster = Roster.read(self.settings.clients, numbers["members"])
         self._build()
+        check_model(self.world, self.parts, f"The server of experiment {self.experiment} now")
         held = numbers["state"]
         self.state = State(**(held | {"totals": Totals(**held["totals"])}))
         self.server = {n: t.to(self.parts.device) for n, t in server.items()}
@@ -340,7 +344,7 @@ class Coordinator:
         check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
         check_calibration(validation, parts.algorithm, parts.recipe.evaluation)
         check_augmentation("what the clients hold", form.shape, parts.training)
-        self.world = dataclasses.replace(world, init=parts.model.initial_hash())
+        self.world = dataclasses.replace(world, init=parts.model.initial_hash(), outputs=parts.outputs)
         self._build()
         self._save()
         log.info("%d clients are there: %s", len(members), list_names([m.name for m in members], NAMED))
@@ -349,7 +353,7 @@ class Coordinator:
     def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, Described]:
         """What these clients tell of their data, by number; those that cannot are set aside."""
         told: Row = {"experiment": self.experiment, "recipe": self.recipe, "version": VERSION, "format": FORMAT}
-        told |= {} if self.world is None else {"form": dataclasses.asdict(self.world.form)}
+        told |= {} if self.world is None else {"form": dataclasses.asdict(self.world.form), "world": self.world.told()}
         asked = {node: Request("describe", told | {"number": number}) for number, (node, _) in clients.items()}
         replies, found = self._exchange(asked), {}
         for number, (node, member) in clients.items():
@@ -555,7 +559,8 @@ class Coordinator:
             if update is not None:
                 progress.record_update(n, update, talk)
                 continue
-            if "examples from a client that has" in why:  # its data have changed: it is asked about them again
+            # Its data or its model have changed: it is asked about them again, and not used until they fit.
+            if any(part in why for part in ("examples from a client that has", OTHER_CODE, OTHER_WEIGHTS)):
                 self.met.pop(talk.member.node, None)
             if why != progress.failures.get(n):
                 log.warning("stage %d: client %s: %s", position, talk.member.name, why)

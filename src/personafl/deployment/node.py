@@ -32,7 +32,17 @@ from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
-from personafl.deployment.world import FORMAT, VERSION, Form, Parts, World, build_parts, check_format, read_recipe
+from personafl.deployment.world import (
+    FORMAT,
+    VERSION,
+    Form,
+    Parts,
+    World,
+    build_parts,
+    check_format,
+    check_model,
+    read_recipe,
+)
 from personafl.evaluation.evaluate import deployed, finite, scores
 from personafl.evaluation.together import client_scores
 from personafl.sim.execution_plan import products, threads
@@ -92,7 +102,11 @@ class Node:
 
     def _describe(self, told: Mapping[str, Any]) -> Reply:
         check_format("the server", {"format": FORMAT, **told})
-        data = self._data(read_recipe(told.get("recipe")), requests.number(told))
+        recipe = read_recipe(told.get("recipe"))
+        if told.get("world") is not None:  # it is here before work, so that another model is found at once
+            world = self._world(told)
+            check_model(world, build_parts(world, self.settings.device), "it")
+        data = self._data(recipe, requests.number(told))
         if told.get("form") is not None:  # others have agreed on it already
             try:
                 data.fitted(Form.read(told["form"]), None)
@@ -115,18 +129,18 @@ class Node:
         except (Exception, SystemExit) as e:  # of a function of one's own, anything
             raise _DataError(f"{type(e).__name__}: {e}") from e
 
+    def _world(self, told: Mapping[str, Any]) -> World:
+        """What is agreed on, as the server sends it."""
+        if isinstance(told.get("world"), dict):
+            check_format("the experiment", told["world"])  # before the rest of it is read
+        return World.read(told.get("world"))
+
     # Work
 
     def _work(self, told: Mapping[str, Any], blobs: Sequence[bytes]) -> Reply:
-        if isinstance(told.get("world"), dict):
-            check_format("the experiment", told["world"])
-        world = World.read(told.get("world"))
+        world = self._world(told)
         parts = build_parts(world, self.settings.device)
-        if (mine := parts.model.initial_hash()) != world.init:
-            raise UserError(
-                f"the first weights differ: {mine} here, {world.init} at the server (model code, frozen "
-                "weights that are not the same everywhere, PyTorch?)"
-            )
+        check_model(world, parts, "it")
         with warnings.catch_warnings():  # the server has said already what there is to say of a schedule
             warnings.simplefilter("ignore")
             schedule = parts.schedule()

@@ -20,6 +20,7 @@ from personafl.core.plain_text import is_text
 from personafl.core.tasks import as_targets
 from personafl.core.types import LOSSES, Params, Setup, Stage, TaskName, TrainedTask, Training
 from personafl.data import Source
+from personafl.deployment.model_outputs import MOST_OUTPUTS, check_outputs, first_outputs
 from personafl.experiment import parts
 from personafl.models import MODELS, StackedModel
 from personafl.slots.assemble import assembled
@@ -37,6 +38,7 @@ another. Raise it with every change after which they could not: another field or
 another `core/wire.py`, another name or shape of a method's state, another draw of splits, cohorts or minibatches for
 a seed.
 """
+OTHER_WEIGHTS = "the first weights differ"
 MOST_CLIENTS = 10**6
 MOST_CLASSES = 10_000  # of a deployment: one client's word makes everybody's last layer as large
 MOST_NAME, MOST_NAMES = 256, 2**18  # characters of a label or column, and of all of them
@@ -154,6 +156,7 @@ class World:
     target_normalization: MeanAndStd | None = None
     init: str = ""  # hash of the first weights
     format: int = FORMAT
+    outputs: tuple[float, ...] = ()  # of the model on the server, by `model_outputs.py`
 
     def told(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -164,11 +167,13 @@ class World:
         try:
             normalizations = {n: _mean_and_std(told[n]) for n in ("normalization", "target_normalization")}
             held = {"format": 0} | {k: v for k, v in told.items() if k != "form"} | normalizations
+            held["outputs"] = tuple(map(float, told.get("outputs", ())))
             made = cls(**held, form=Form.read(told["form"]))
             texts = (made.experiment, made.version, made.recipe, made.init)
             counts = type(made.clients) is int and 1 <= made.clients <= MOST_CLIENTS
             counts = counts and type(made.examples) is int and 0 <= made.examples <= MOST_CLIENTS * 2**32
             counts = counts and type(made.format) is int
+            counts = counts and len(made.outputs) <= MOST_OUTPUTS and all(map(math.isfinite, made.outputs))
             if not counts or not all(isinstance(t, str) for t in texts) or not made._normalizes():
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as e:
@@ -230,6 +235,7 @@ class Parts:
     task: TrainedTask
     model: StackedModel
     device: torch.device
+    outputs: tuple[float, ...] = ()  # of the model, by `model_outputs.py`
 
     @property
     def training(self) -> Training:
@@ -288,7 +294,9 @@ def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Par
     training = dataclasses.replace(recipe.training, task=kind)
     where = torch.device(device)
     dtype = torch.float64 if training.precision == "float64" else torch.float32
-    model = parts.model(recipe, source).to(where, dtype, training.arithmetic)
+    model = parts.model(recipe, source)
+    outputs = first_outputs(model)
+    model.to(where, dtype, training.arithmetic)
     task = TrainedTask(
         model,
         config.criterion(training.loss, LOSSES[kind], "training.loss"),
@@ -296,7 +304,26 @@ def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Par
     )
     setup = Setup(model.info, training, world.clients, world.examples)
     algorithm = assembled(recipe.algorithms[0].algorithm, setup)
-    return Parts(recipe, algorithm, task, model, where)
+    return Parts(recipe, algorithm, task, model, where, outputs)
+
+
+def check_model(world: World, parts: Parts, whose: str) -> None:
+    """Refuse a model that is not the one agreed on: other first weights, or other outputs for the same weights.
+
+    Args:
+        world: What is agreed on, with the hash of the first weights and outputs at the server.
+        parts: What is made of it here.
+        whose: Whose model it is, as the beginning of a sentence.
+
+    Raises:
+        UserError: The model is another.
+    """
+    if (mine := parts.model.initial_hash()) != world.init:
+        raise UserError(
+            f"{OTHER_WEIGHTS}: {mine} here, {world.init} at the server (model code, frozen weights that are not the "
+            "same everywhere, PyTorch?)"
+        )
+    check_outputs(whose, parts.outputs, world.outputs)
 
 
 VERSION = __version__
