@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -264,6 +265,26 @@ def folder(
     return concatenate(name, parts, missing=missing, task=task, feature_names=features)
 
 
+@dataclasses.dataclass(frozen=True)
+class ClientRows:
+    """What the files of a single client hold, missing values not yet filled."""
+
+    name: str
+    parts: Sequence[ClientData]
+    feature_names: tuple[str, ...] | None
+
+    def missing(self) -> NDArray[np.bool_] | None:
+        """Which values are missing, by row of the data set `[N, ...]`; None where none is."""
+        parts = [p.x for p in self.parts if len(p.x)]
+        if any(x.dtype.kind != "f" for x in parts) or not any(np.isnan(x).any() for x in parts):
+            return None
+        return np.concatenate([np.isnan(x) for x in parts])
+
+    def as_source(self, missing: Missing = "refuse", task: TaskName | Literal["auto"] = "auto") -> Source:
+        """All rows as one data set; `missing` says what becomes of missing values."""
+        return concatenate(self.name, self.parts, missing=missing, task=task, feature_names=self.feature_names)
+
+
 def one_client(
     path: str | Path,
     *,
@@ -276,6 +297,13 @@ def one_client(
 
     Where it has `train` and `test`, files or folders of such, those are its two parts.
     """
+    return read_client(path, label=label, missing=missing, image_size=image_size).as_source(missing, task)
+
+
+def read_client(
+    path: str | Path, *, label: Sequence[str] = (), missing: Missing = "refuse", image_size: int = 0
+) -> ClientRows:
+    """Read the files of a single client, as `one_client` has them; a missing value is NaN or refused."""
     home = Path(path)
     if not home.is_dir():
         raise UserError(f"{home}: no such folder")
@@ -296,7 +324,7 @@ def one_client(
     else:
         parts, features = _client_parts(held, label, missing)
     mine = [dataclasses.replace(p, name=name, test=p.name == "test" if halves else None) for p in parts]
-    return concatenate(name, mine, missing=missing, task=task, feature_names=features)
+    return ClientRows(name, mine, features)
 
 
 def _client_parts(
