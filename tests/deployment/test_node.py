@@ -17,6 +17,7 @@ from personafl.core.lock import locked
 from personafl.deployment.messages import Kind, Reply, Request
 from personafl.deployment.node import Node
 from personafl.deployment.settings import ClientSettings
+from personafl.deployment.stored_split import StoredSplit
 from personafl.deployment.world import FORMAT
 from tests.deployment import worlds
 
@@ -207,3 +208,43 @@ def test_a_label_that_others_do_not_have_is_not_told(tmp_path: Path, caplog: pyt
         caplog.clear()
         assert node.answer(asked) == Reply({"error": "its data cannot be used; its log has why"})
         assert "its label 'patient 4711' is none of those agreed on" in caplog.text
+
+
+def test_rows_that_come_during_a_run_leave_the_others_in_their_part(tmp_path: Path) -> None:
+    """Forty rows more from the second stage on: the twenty test rows stay test rows, and ten are drawn beside them."""
+    draw = np.random.default_rng(0)
+    x, y = draw.random((120, 4), np.float32), np.arange(120) % 3
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 3}, data={"validation_share": 0.0})
+    server, transport = worlds.deployed(text, tmp_path, count=2, clients=2)
+    for i, node in enumerate(transport.held.values()):
+        (tmp_path / f"data{i}").mkdir()
+        np.savez(tmp_path / f"data{i}" / "a.npz", x=x[: 80 + i], y=y[: 80 + i])
+        node.settings = dataclasses.replace(node.settings, data=str(tmp_path / f"data{i}"))
+    splits: list[StoredSplit | None] = []
+
+    def grow() -> None:
+        splits.append(StoredSplit.read(tmp_path / "c0" / server.experiment / "c0" / "split"))
+        np.savez(tmp_path / "data0" / "a.npz", x=x[::-1], y=y[::-1])
+
+    worlds.before_stages(server, {1: grow})
+    server.run()
+    before, after = splits[0], StoredSplit.read(tmp_path / "c0" / server.experiment / "c0" / "split")
+    assert before is not None and after is not None
+    assert (len(before.parts["train"]), len(before.parts["test"])) == (60, 20)
+    assert (len(after.parts["train"]), len(after.parts["test"])) == (90, 30)
+    for part in ("train", "test"):
+        assert after.parts[part][: len(before.parts[part])] == before.parts[part]
+    assert [m.sizes["train"] for m in server.roster.members] == [90, 61] and server.state.finished
+
+
+def test_a_damaged_split_is_told_to_the_client_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = worlds.recipe("fedavg")
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "a.npz", x=np.eye(8, dtype=np.float32), y=np.arange(8) % 2)
+    node = Node(ClientSettings(id="c0", data=str(tmp_path / "data"), state=str(tmp_path / "state"), threads=1))
+    request = Request("describe", {"experiment": "e-1", "recipe": text, "number": 0})
+    assert node.answer(request).told["sizes"] == {"train": 6, "validation": 0, "test": 2}
+    assert not list((tmp_path / "state").rglob("split"))  # numbers may change until the first round
+    (tmp_path / "state" / "e-1" / "c0" / "split").write_bytes(b"")
+    assert node.answer(request) == Reply({"error": "its data cannot be used; its log has why"})
+    assert "the file is damaged" in caplog.text

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl import config
@@ -23,6 +24,7 @@ from personafl.data.client_data import ClientData, concatenate
 from personafl.data.federated import Split, split_client
 from personafl.data.normalize import Moments, Setting
 from personafl.deployment.settings import ClientSettings
+from personafl.deployment.stored_split import Shares, StoredSplit, digest_rows, divide
 from personafl.deployment.world import Form
 from personafl.experiment import parts
 
@@ -37,6 +39,7 @@ class LocalData:
     rows: Mapping[Split, Tensor]
     normalize: Setting  # what data.normalize means for them
     normalize_targets: bool  # what data.normalize_targets means for them
+    split: StoredSplit | None = None  # to be stored before the rows are trained on; None: nothing new is drawn
 
     def size(self, split: Split) -> int:
         return len(self.rows[split])
@@ -89,30 +92,43 @@ class LocalData:
         return Examples(s.x, s.y, rows[None], count, ids, augment, s.normalization, s.target_normalization)
 
 
-def load(settings: ClientSettings, recipe: Recipe, client: int) -> LocalData:
-    """The data of a client, divided as the recipe says where they are not; `client` is its number."""
+def load(settings: ClientSettings, recipe: Recipe, client: int, stored: StoredSplit | None = None) -> LocalData:
+    """The data of a client, divided as the recipe says where they are not.
+
+    Args:
+        settings: Where the data are.
+        recipe: The recipe of the experiment.
+        client: The number of the client: its rows are divided as those of this client of a simulation.
+        stored: How rows were divided before, which stay in their part.
+    """
     if settings.data.startswith(TRIAL):
         return _of_recipe(settings.data, recipe)
     d = recipe.data
+    missing: NDArray[np.bool_] | None = None
     if ":" in settings.data and not Path(settings.data).is_dir():
         source = _called(settings, recipe)
     else:
-        source = _folder(settings, recipe)
+        source, missing = _folder(settings, recipe)
     source = source.as_task(recipe.training.task)
     every = np.arange(len(source.y))
     tests = None if source.test is None else every[source.test]
     held = every if source.test is None else every[~source.test]
     if not len(held) or (tests is not None and not len(tests)):
         raise UserError(f"{source.name}: no {'test' if len(held) else 'training'} samples")
-    # Divided as client `client` of a simulation is: its number is the key.
-    share = d.test_share if tests is None else 0.0
-    if tests is None and not share:
+    if tests is None and not d.test_share:
         raise UserError(f"{source.name}: no test samples, and with data.test_share=0 none are split off")
-    cut = split_client(client, held, recipe.training.seed, share, d.validation_share, source.groups)
+    shares = Shares(d.test_share if tests is None else 0.0, d.validation_share)
+    split = stored
+    if shares.test or shares.validation:
+        digests = digest_rows(source, missing)
+        cut, split = divide(client, held, digests, recipe.training.seed, shares, source.groups, stored, source.name)
+    else:  # nothing is drawn, but rows are in the order of a simulation's
+        cut = split_client(client, held, recipe.training.seed, 0.0, 0.0, source.groups)
     cut |= {} if tests is None else {"test": tests}
-    rows = {split: torch.from_numpy(r) for split, r in cut.items()}
+    rows = {part: torch.from_numpy(r) for part, r in cut.items()}
     chosen = normalize.settled(None, source) if d.normalize == config.AUTO else d.normalize
-    return LocalData(source, rows, chosen, normalize.normalizes_targets(d.normalize_targets, source.task, source.name))
+    normalizes_targets = normalize.normalizes_targets(d.normalize_targets, source.task, source.name)
+    return LocalData(source, rows, chosen, normalizes_targets, None if split is stored else split)
 
 
 def _of_recipe(name: str, recipe: Recipe) -> LocalData:
@@ -176,12 +192,12 @@ def _converted(made: Any, client: str, task: TaskName | Literal["auto"]) -> Sour
     return custom.datasets([made], [client], name=client, task=task)
 
 
-def _folder(settings: ClientSettings, recipe: Recipe) -> Source:
+def _folder(settings: ClientSettings, recipe: Recipe) -> tuple[Source, NDArray[np.bool_] | None]:
+    """The data of a folder, and which of their values were missing."""
     d = recipe.data
     home = Path(settings.data)
-    options: dict[str, Any] = {"label": d.label, "missing": d.missing, "image_size": d.image_size}
-    options |= {"task": recipe.training.task}
     try:
-        return custom.one_client(home, **options)
+        held = custom.read_client(home, label=d.label, missing=d.missing, image_size=d.image_size)
+        return held.as_source(d.missing, recipe.training.task), held.missing()
     except UserError as e:
         raise UserError(f"client.data={settings.data!r}: {e}") from None

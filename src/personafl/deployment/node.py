@@ -32,6 +32,7 @@ from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
+from personafl.deployment.stored_split import SPLIT, StoredSplit
 from personafl.deployment.world import (
     FORMAT,
     VERSION,
@@ -106,7 +107,7 @@ class Node:
         if told.get("world") is not None:  # it is here before work, so that another model is found at once
             world = self._world(told)
             check_model(world, build_parts(world, self.settings.device), "it")
-        data = self._data(recipe, requests.number(told))
+        data = self._data(recipe, requests.number(told), self._state(told))
         if told.get("form") is not None:  # others have agreed on it already
             try:
                 data.fitted(Form.read(told["form"]), None)
@@ -123,9 +124,9 @@ class Node:
             found["target_moments"] = _told(data.target_moments())
         return Reply(found)
 
-    def _data(self, recipe: Recipe, number: int) -> LocalData:
+    def _data(self, recipe: Recipe, number: int, state: PrivateState) -> LocalData:
         try:
-            return local_data.load(self.settings, recipe, number)
+            return local_data.load(self.settings, recipe, number, StoredSplit.read(state.folder / SPLIT))
         except (Exception, SystemExit) as e:  # of a function of one's own, anything
             raise _DataError(f"{type(e).__name__}: {e}") from e
 
@@ -145,14 +146,16 @@ class Node:
             warnings.simplefilter("ignore")
             schedule = parts.schedule()
         requests.check_work(told, len(blobs), schedule, parts.algorithm.welcome())
-        data = self._data(parts.recipe, requests.number(told))
-        try:
-            data = data.fitted(world.form, world.normalize(), world.normalize_targets())
-        except UserError as e:
-            raise _DataError(str(e)) from None
         dtype = next(iter(parts.initial.values())).dtype
         state = self._state(told)
         with _alone(state.folder), products(parts.training.arithmetic, parts.device):
+            data = self._data(parts.recipe, requests.number(told), state)
+            try:
+                data = data.fitted(world.form, world.normalize(), world.normalize_targets())
+            except UserError as e:
+                raise _DataError(str(e)) from None
+            if data.split is not None:  # now: the number of a client that is only described may change
+                data.split.write(state.folder / SPLIT)
             return _Session(self.settings, world, parts, data.to(parts.device, dtype), state, told, blobs).played()
 
 
