@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
+import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -13,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from personafl.core.errors import UserError
-from personafl.flower import proxy
+from personafl.flower import control, proxy
 from personafl.flower.folder import Folder
-from personafl.flower.processes import answers, free_port
+from personafl.flower.processes import Child, answers, free_port
 from personafl.flower.settings import ServerLink
 from tests.flower.folders import made, with_keys
 from tests.flower.test_processes import waited
@@ -68,9 +74,30 @@ def test_the_configuration_listens_where_clients_come_and_leads_to_the_superlink
     text = proxy.text(ServerLink(address="fl.example.org:443", port=7000))
     assert "listen 443 ssl;" in text and "# listen [::]:443 ssl;" in text
     assert [line.strip() for line in text.splitlines() if "proxy_pass" in line] == [
-        "proxy_pass https://127.0.0.1:7000/v1/fleet/$call;"
+        "proxy_pass https://127.0.0.1:7000/v1/fleet/activate-node;",
+        "proxy_pass https://127.0.0.1:7000/v1/fleet/$call;",
     ]
     assert "        listen [::]:443 ssl;" in proxy.text(ServerLink(address="[2001:db8::1]:443"))
+
+
+def test_nginx_is_told_the_public_keys_that_nodes_send(tmp_path: Path) -> None:
+    folder = with_keys(tmp_path / "fed")
+    known = control.public_keys(folder)
+    assert proxy.admit(folder.root, known.values()) and not proxy.admit(folder.root, known.values())
+    text = (folder.root / "flower" / "nginx" / "nodes.conf").read_text()
+    assert text.count(' "";') == 2 and "map $http_flwr_public_key $stranger {" in text
+    assert all(f'"{key_header(folder, name)}" "";' in text for name in known)
+    assert "default $remote_addr;" in text
+    assert proxy.admit(folder.root, [known["client-0"], "no key"])  # a file that is no key lets nobody in
+    assert (folder.root / "flower" / "nginx" / "nodes.conf").read_text().count(' "";') == 1
+
+
+def test_with_a_flower_that_names_no_such_header_no_key_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER")
+    assert proxy.admit(tmp_path, [])
+    assert 'default "";' in (tmp_path / "flower" / "nginx" / "nodes.conf").read_text()
 
 
 def test_a_configuration_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -119,24 +146,33 @@ class Link(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def key_header(folder: Folder, name: str) -> str:
+    """A registered public key as Flower's nodes send it."""
+    key = serialization.load_ssh_public_key((folder.keys / f"{name}.pub").read_bytes())
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return base64.b64encode(public_key_to_bytes(key)).decode()
+
+
 class Front:
     """nginx in front of such a SuperLink."""
 
-    def __init__(self, folder: Folder, port: int, handler: type[Link]) -> None:
-        self.folder, self.port, self._handler = folder, port, handler
+    def __init__(self, folder: Folder, port: int, handler: type[Link], child: Child, lines: list[str]) -> None:
+        self.folder, self.port, self._handler, self.child, self.lines = folder, port, handler, child, lines
 
     @property
     def arrived(self) -> list[tuple[str, int]]:
         return self._handler.arrived
 
-    def ask(self, method: str, target: str, body: bytes = b"", head: str = "") -> int:
-        """The status of an answer to a request that is sent as it stands."""
+    def ask(self, method: str, target: str, body: bytes = b"", head: str = "", registered: bool = True) -> int:
+        """The status of an answer to a request that is sent as it stands, by default with a node's public key."""
         context = ssl.create_default_context(cafile=str(self.folder.keys / "ca.crt"))
         with (
             socket.create_connection(("127.0.0.1", self.port), timeout=60) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as s,
         ):
             head = head or f"Content-Length: {len(body)}\r\n"
+            if registered:
+                head += f"flwr-public-key: {key_header(self.folder, 'client-0')}\r\n"
             s.sendall(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n".encode())
             s.sendall(body)
             return int(s.makefile("rb").readline().split()[1])
@@ -149,6 +185,7 @@ def front(tmp_path: Path) -> Iterator[Front]:
     port, link = free_port(), free_port()
     folder = with_keys(tmp_path / "fed", port=port, link=link)
     folder.logs.mkdir()
+    proxy.admit(folder.root, control.public_keys(folder).values())
     proxy.check(nginx, folder.root, folder.link())
     handler = type("Noting", (Link,), {"arrived": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", link), handler)
@@ -156,13 +193,13 @@ def front(tmp_path: Path) -> Iterator[Front]:
     context.load_cert_chain(folder.keys / "server.crt", folder.keys / "server.key")
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    process = subprocess.Popen(proxy.command(nginx, folder.root))
+    lines: list[str] = []
+    child = Child(proxy.command(nginx, folder.root), dict(os.environ), folder.root, lines.append)
     try:
         assert waited(lambda: answers(port))
-        yield Front(folder, port, handler)
+        yield Front(folder, port, handler, child, lines)
     finally:
-        process.terminate()
-        process.wait(60)
+        child.stop()
         server.shutdown()
         server.server_close()
 
@@ -182,7 +219,7 @@ def test_calls_of_nodes_get_through_and_nothing_else(front: Front) -> None:
     hidden = b"0\r\n\r\nPOST /v1/control/list-runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert front.ask("POST", "/v1/fleet/pull-messages", hidden, both) == 400
     assert len(front.arrived) == 2
-    assert '"POST /v1/control/list-runs HTTP/1.1" 404' in (front.folder.logs / "refused.log").read_text()
+    assert any('"POST /v1/control/list-runs HTTP/1.1" 404' in line for line in front.lines)
 
 
 @pytest.mark.slow
@@ -192,8 +229,34 @@ def test_pieces_of_a_payload_pass_and_a_body_larger_than_any_does_not(front: Fro
     chunks = b"5\r\nabcde\r\n0\r\n\r\n"
     assert front.ask("POST", "/v1/fleet/push-object", chunks, "Transfer-Encoding: chunked\r\n") == 200
     assert [size for _, size in front.arrived] == [6 * 2**20, 5]
-    assert front.ask("POST", "/v1/fleet/push-object", head=f"Content-Length: {65 * 2**20}\r\n") == 413
+    assert front.ask("POST", "/v1/fleet/push-object", head=f"Content-Length: {9 * 2**20}\r\n") == 413
     assert len(front.arrived) == 2
+
+
+@pytest.mark.slow
+@needs_nginx
+def test_a_body_without_a_registered_key_is_not_passed_on(front: Front) -> None:
+    assert front.ask("POST", "/v1/fleet/push-object", bytes(6 * 2**20), registered=False) == 401
+    assert front.ask("POST", "/v1/fleet/pull-messages", b"abc", registered=False) == 401
+    assert not front.arrived
+    assert front.ask("POST", "/v1/fleet/activate-node", b"abc", registered=False) == 200  # it is told why by Flower
+    assert front.ask("POST", "/v1/fleet/activate-node", bytes(9000), registered=False) == 413
+    assert front.arrived == [("/v1/fleet/activate-node", 3)]
+    assert proxy.admit(front.folder.root, [])  # the keys are revoked
+    front.child.process.send_signal(signal.SIGHUP)
+    asked = lambda: {front.ask("POST", "/v1/fleet/pull-messages") for _ in range(5)}  # noqa: E731
+    assert waited(lambda: asked() == {401})  # nginx ends its old processes a moment later
+
+
+@pytest.mark.slow
+@needs_nginx
+def test_a_stranger_who_asks_too_often_is_refused_with_few_lines(front: Front) -> None:
+    asked = [front.ask("POST", "/v1/fleet/activate-node", registered=False) for _ in range(40)]
+    assert 10 <= asked.count(200) <= 20 and asked.count(200) + asked.count(503) == 40
+    assert {front.ask("GET", "/", registered=False) for _ in range(100)} == {404}
+    told = [line for line in front.lines if line.startswith("refused 127.0.0.1 ")]
+    assert 20 <= len(told) <= 45
+    assert [front.ask("POST", "/v1/fleet/pull-messages") for _ in range(40)] == [200] * 40  # a node is not slowed
 
 
 @pytest.mark.slow
@@ -213,7 +276,7 @@ def test_a_superlink_that_is_somebody_else_s_is_not_spoken_to(front: Front, tmp_
     process = subprocess.Popen(proxy.command(nginx, front.folder.root))
     try:
         assert waited(lambda: answers(port))
-        assert Front(front.folder, port, front._handler).ask("POST", "/v1/fleet/pull-messages") == 502
+        assert Front(front.folder, port, front._handler, front.child, []).ask("POST", "/v1/fleet/pull-messages") == 502
         assert not front.arrived
     finally:
         process.terminate()
@@ -226,10 +289,11 @@ def test_the_configuration_checks_the_superlink_and_passes_calls_of_nodes_alone(
     for line in (
         "proxy_ssl_verify on;",
         "ssl_protocols TLSv1.2 TLSv1.3;",
-        "client_max_body_size 64m;",
+        "proxy_request_buffering on;",
+        "client_max_body_size 8m;",
         'if ($request_uri !~ "^/v1/fleet/[a-z-]+$") {',
-        "if ($request_method != POST) {",
         "proxy_pass https://127.0.0.1:9443/v1/fleet/$call;",
     ):
         assert text.count(line) == 1, line
-    assert text.count("location") == 2 and text.count("proxy_pass") == 1
+    assert text.count("location ") == 4 and text.count("proxy_pass") == 2
+    assert text.count("if ($request_method != POST) {") == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -78,6 +77,16 @@ def test_certificates_that_end_are_told(tmp_path: Path, monkeypatch: pytest.Monk
         server._check_keys(folder, said.append)
 
 
+def test_a_configuration_of_an_older_version_is_told(fake: Folder) -> None:
+    said: list[str] = []
+    server._check_limits(fake, said.append)
+    assert not said
+    fake.nginx.write_text(fake.nginx.read_text().replace("include flower/nginx/nodes.conf;", ""))
+    server._check_limits(fake, said.append)
+    (line,) = said
+    assert "nginx.conf was written by an older version" in line and "Limits for strangers" in line
+
+
 def test_a_server_that_knows_no_client_says_so(tmp_path: Path) -> None:
     folder, said = made(tmp_path), list[str]()
     keys.make(folder, 0)
@@ -90,8 +99,6 @@ def test_what_a_superlink_says_is_put_into_words(tmp_path: Path) -> None:
     folder, said, logged = made(tmp_path), list[str](), list[str]()
     folder.home.mkdir()
     (folder.home / "nodes.json").write_text('{"client-0": "11"}')
-    log = logging.Logger("of this test")
-    log.info = lambda line: logged.append(line)  # type: ignore[method-assign, assignment, misc]
     lines = [
         "INFO :      [Fleet.ActivateNode] Activated node_id=11",
         '2026 INFO [uvicorn.access] 127.0.0.1:5 - "POST /v1/fleet/pull-messages HTTP/1.1" 200',
@@ -101,13 +108,16 @@ def test_what_a_superlink_says_is_put_into_words(tmp_path: Path) -> None:
         "ERROR :     [ApiError:2004] ..., exception: SuperNode with node ID 11 could not be activated.",
         '2026 INFO [uvicorn.access] 127.0.0.1:5 - "POST /v1/fleet/activate-node HTTP/1.1" 412',
     ]
-    hearer = Hearer(folder, log, said.append)
+    hearer = Hearer(folder, logged.append, said.append, lambda: 0.0)
     for line in lines:
         hearer(line)
     assert said[:3] == ["client-0 is online", "client-0 is offline", "node 12 is online"]
     assert said[3].startswith("a client was refused: its public key is not in keys/")
     assert said[4].startswith("a client was refused: the SuperLink still counts on its last connection")
     assert logged == [line for line in lines if not line.endswith(" 200")]  # requests that went well are no news
+    for line in lines[4:6] * 900:
+        hearer(line)
+    assert len(said) == 5  # what is refused again and again is told once a minute
 
 
 # Listens at the port it is given; ends by itself where a file says so.
@@ -332,7 +342,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_a_deployment_of_real_processes(place: Place) -> None:
     """SuperLink, nginx where it is installed, and two nodes, with TLS and keys: what works, and who does not get in."""
     folder, root = place.folder, place.root
-    (folder.root / "blob").write_bytes(os.urandom(12 * 2**20))  # three pieces
+    (folder.root / "blob").write_bytes(os.urandom(20 * 2**20))  # four pieces of the largest size
     proxied = proxy.find() is not None
     with ExitStack() as stack:
         served = stack.enter_context(
@@ -366,7 +376,7 @@ def test_a_deployment_of_real_processes(place: Place) -> None:
             ("client-1", "online"),
         ]
         assert told["run"]["status"] == "finished:completed"
-        size = 2 * 12 * 2**20  # of two blobs each way; what Flower adds is small
+        size = 2 * 20 * 2**20  # of two blobs each way; what Flower adds is small
         assert all(size <= told["run"][f"{way}_bytes"] <= 1.02 * size for way in ("inbound", "outbound"))
 
         # A run that fails is told with its reason; flwr's own command would have ended with 0.

@@ -6,23 +6,37 @@ nodes work, and ask for no credentials: whoever reaches them can run code on eve
 
 from __future__ import annotations
 
+import base64
+import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 
 from personafl.core.errors import UserError
 from personafl.flower.settings import ServerLink, split_address
 
 # Which requests are passed goes by the request line as it was sent, and what is passed is put together anew: nothing
 # that nginx and the SuperLink could read differently (dots, double slashes, escapes, a query) gets through.
+#
+# A SuperLink reads the whole body of a request before it looks at the signature. So nginx looks first whether the
+# public key in the request's header is one of the folder's, and reads a body whole before it passes it on. Status 503
+# is what Flower's nodes try again after; after 401 they end.
 TEXT = """\
 # Between clients and Flower's SuperLink: lets the calls of nodes through (POST /v1/fleet/...) and nothing else. The
 # SuperLink's other interfaces ask for no credentials. Paths are relative to this file: nginx -p . -c nginx.conf
-worker_processes auto;
+# The section "Limits for strangers" of docs/deployment.md says which numbers to raise for a large federation.
+worker_processes 2;
+worker_rlimit_nofile 8192;
 pid logs/nginx.pid;
-error_log logs/nginx.log warn;
+error_log stderr warn; # deploy server writes it to logs/nginx.log
 
-events {{}}
+events {{
+    worker_connections 2048; # of each process, idle connections included
+}}
 
 http {{
     server_tokens off;
@@ -33,47 +47,180 @@ http {{
     uwsgi_temp_path flower/nginx/uwsgi;
     scgi_temp_path flower/nginx/scgi;
 
+    # How long a slow or silent connection is waited for. Nodes ask every 3 seconds.
+    client_header_timeout 10s;
+    large_client_header_buffers 4 2k;
+    client_body_timeout 20s; # between two reads
+    send_timeout 30s;
+    keepalive_timeout 60s;
+    lingering_time 10s;
+    reset_timedout_connection on;
+
+    # Sets $stranger to the address of a request whose public key is not in keys/, and to nothing for a node's.
+    # deploy server writes the file and has it read again when keys/ changes.
+    map_hash_max_size 8192;
+    map_hash_bucket_size 1024;
+    include {nodes};
+    map $stranger $any_stranger {{
+        default all;
+        "" "";
+    }}
+
+    # Requests at the same time and per second: of a node's address, of all nodes, of a stranger, of all strangers.
+    # A client has at most 3 requests under way, and about 20 small ones around each message.
+    limit_conn_zone $binary_remote_addr zone=at_once:2m;
+    limit_conn_zone all zone=all_at_once:64k;
+    limit_conn_zone $stranger zone=stranger_at_once:2m;
+    limit_conn_zone $any_stranger zone=strangers_at_once:64k;
+    limit_req_zone $binary_remote_addr zone=rate:2m rate=100r/s;
+    limit_req_zone $stranger zone=stranger_rate:2m rate=1r/s;
+    limit_req_zone $any_stranger zone=strangers_rate:64k rate=5r/s;
+    limit_conn_log_level info;
+    limit_req_log_level info;
+
+    # What is refused is written to logs/refused.log, up to a rate; all of it is refused.
+    limit_req_zone $binary_remote_addr zone=told:2m rate=1r/s;
+    limit_req_zone all zone=all_told:64k rate=2r/s;
+    log_format refused 'refused $remote_addr [$time_local] "$request" $status $body_bytes_sent';
+    map $limit_req_status $within_rate {{
+        default 1;
+        REJECTED 0;
+    }}
+    map "$within_rate$status" $is_told {{
+        default 0;
+        ~^14 1;
+    }}
+
     server {{
-        listen {port} ssl;
-        {hash}listen [::]:{port} ssl; # IPv6
-        ssl_certificate keys/server.crt;
+{listen}        ssl_certificate keys/server.crt;
         ssl_certificate_key keys/server.key;
         ssl_protocols TLSv1.2 TLSv1.3;
+        access_log /dev/stdout refused if=$is_told; # deploy server writes it to logs/refused.log
+
+        proxy_request_buffering on;
+        proxy_buffering off;
+        proxy_http_version 1.1;
+        proxy_read_timeout 120s;
+        proxy_set_header X-Forwarded-For $remote_addr; # so that the SuperLink's log names it
+        proxy_ssl_verify on;
+        proxy_ssl_verify_depth 2;
+        proxy_ssl_trusted_certificate keys/ca.crt;
+        proxy_ssl_name localhost;
 
         location / {{
-            access_log logs/refused.log;
-            return 404;
+            client_max_body_size 0; # a body is thrown away
+            limit_req zone=told burst=20 nodelay;
+            limit_req zone=all_told burst=100 nodelay;
+            limit_req_status 404;
+            try_files /- =404;
         }}
 
-        location ~ ^/v1/fleet/(?<call>[a-z-]+)$ {{
-            if ($request_uri !~ "^/v1/fleet/[a-z-]+$") {{
-                return 404;
+        location = /-/unknown-key {{
+            internal;
+            client_max_body_size 0; # a body is thrown away
+            limit_req zone=told burst=20 nodelay;
+            limit_req zone=all_told burst=100 nodelay;
+            limit_req_status 401;
+            try_files /- =401;
+        }}
+
+        # How a node begins. A stranger may ask that as well, so that its user is told that the key is not registered.
+        location = /v1/fleet/activate-node {{
+            if ($request_uri != "/v1/fleet/activate-node") {{
+                rewrite ^ /- last;
             }}
             if ($request_method != POST) {{
-                return 404;
+                rewrite ^ /- last;
             }}
-            # Flower sends what is large in pieces of 5 MiB. A SuperLink reads a request before it looks at its
-            # signature, so this is also what a stranger can make it hold.
-            client_max_body_size 64m;
-            proxy_request_buffering off;
-            proxy_buffering off;
-            proxy_http_version 1.1;
-            proxy_read_timeout 120s;
+            client_max_body_size 8k;
+            limit_conn stranger_at_once 4;
+            limit_conn strangers_at_once 16;
+            limit_conn at_once 128;
+            limit_conn all_at_once 256;
+            limit_req zone=stranger_rate burst=10 nodelay;
+            limit_req zone=strangers_rate burst=20 nodelay;
+            proxy_pass https://127.0.0.1:{link}/v1/fleet/activate-node;
+        }}
+
+        location ~ "^/v1/fleet/(?<call>[a-z-]{{1,40}})$" {{
+            if ($request_uri !~ "^/v1/fleet/[a-z-]+$") {{
+                rewrite ^ /- last;
+            }}
+            if ($request_method != POST) {{
+                rewrite ^ /- last;
+            }}
+            if ($stranger) {{
+                rewrite ^ /-/unknown-key last;
+            }}
+            # Flower sends what is large in pieces of 5 MiB.
+            client_max_body_size 8m;
+            limit_conn at_once 128;
+            limit_conn all_at_once 256;
+            limit_req zone=rate burst=200;
             proxy_pass https://127.0.0.1:{link}/v1/fleet/$call;
-            proxy_ssl_verify on;
-            proxy_ssl_verify_depth 2;
-            proxy_ssl_trusted_certificate keys/ca.crt;
-            proxy_ssl_name localhost;
         }}
     }}
 }}
 """
 
+NODES_FILE = "flower/nginx/nodes.conf"
+NODES = """\
+# Written by personafl deploy server from the public keys in keys/; it is written anew when these change.
+map $http_{header} $stranger {{
+    default {default};
+{keys}}}
+"""
+
 
 def text(link: ServerLink) -> str:
-    """`nginx.conf` of a deployment folder."""
+    """Return `nginx.conf` of a deployment folder."""
     host, port = split_address("link.address", link.address)
-    return TEXT.format(port=port, link=link.port, hash="" if ":" in host else "# ")
+    return TEXT.format(port=port, link=link.port, nodes=NODES_FILE, listen=_listen(host, port))
+
+
+def _listen(host: str, port: int) -> str:
+    return f"        listen {port} ssl;\n        {'' if ':' in host else '# '}listen [::]:{port} ssl; # IPv6\n"
+
+
+def admit(root: Path, public_keys: Iterable[str]) -> bool:
+    """Write which public keys nginx lets through; return whether that has changed.
+
+    Args:
+        root: The deployment folder.
+        public_keys: Nodes' public keys in OpenSSH's form.
+    """
+    header, default = _key_header(), "$remote_addr"
+    if header is None:  # this version of Flower sends the key some other way: leave it to the SuperLink
+        header, default = "flwr_public_key", '""'
+    values = sorted({value for key in public_keys if (value := _header_value(key)) is not None})
+    content = NODES.format(header=header, default=default, keys="".join(f'    "{v}" "";\n' for v in values))
+    file = root / NODES_FILE
+    if file.is_file() and file.read_text(encoding="utf-8") == content:
+        return False
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = file.with_suffix(".tmp")
+    draft.write_text(content, encoding="utf-8")
+    draft.replace(file)
+    return True
+
+
+def _key_header() -> str | None:
+    """The header in which a node sends its public key, as nginx names it."""
+    try:
+        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    except ImportError:
+        return None
+    return str(FLEET_HTTP_PUBLIC_KEY_HEADER).lower().replace("-", "_")
+
+
+def _header_value(public_key: str) -> str | None:
+    """A public key as a node sends it; nothing for what is no key, which the SuperLink refuses by its own words."""
+    try:
+        key = serialization.load_ssh_public_key(public_key.encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(pem).decode()
 
 
 def find() -> str | None:
@@ -85,6 +232,8 @@ def find() -> str | None:
 
 def command(nginx: str, root: Path) -> list[str]:
     """nginx in the foreground with the folder's configuration."""
+    # Started by root, nginx would read requests as the user nobody, who cannot write bodies into the folder.
+    user = "user root; " if hasattr(os, "geteuid") and os.geteuid() == 0 else ""
     return [
         nginx,
         "-p",
@@ -94,7 +243,7 @@ def command(nginx: str, root: Path) -> list[str]:
         "-e",
         str(root / "logs" / "nginx.log"),
         "-g",
-        "daemon off;",
+        f"{user}daemon off;",
     ]
 
 
@@ -105,7 +254,8 @@ def check(nginx: str, root: Path, link: ServerLink) -> None:
         raise UserError(f"{file}: no such file; with --no-proxy the server starts without a proxy")
     if f"127.0.0.1:{link.port}/" not in file.read_text(encoding="utf-8"):
         raise UserError(f"{file}: does not lead to 127.0.0.1:{link.port}, the link.port of deployment.toml")
-    (root / "flower" / "nginx").mkdir(parents=True, exist_ok=True)
+    if not (root / NODES_FILE).is_file():
+        admit(root, ())
     tried = subprocess.run([*command(nginx, root), "-t", "-q"], capture_output=True, text=True, errors="replace")
     if tried.returncode:
         raise UserError(f"{file}: nginx refuses it: {' '.join(tried.stderr.split())[-400:]}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import re
+import signal
 import time
 from collections.abc import Callable
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
 
 from personafl.core.errors import UserError
 from personafl.deployment.settings import Deployment
 from personafl.flower import control, keys, proxy
 from personafl.flower.folder import Folder
+from personafl.flower.logs import BoundedLog
 from personafl.flower.processes import Child, Stop, adopt, answers, end_family, environment, program
 from personafl.flower.settings import split_address
 
@@ -23,13 +22,18 @@ PLAIN = (
 START_SECONDS = 120.0  # that a SuperLink may take to answer
 AGAIN_SECONDS = 5.0
 LOOK_SECONDS = 2.0  # between looks at processes and keys
+SAY_AGAIN_SECONDS = 60.0  # between two times that the same refusal is told
 EXPIRES_SOON = 30  # days
+
+LOGS = {"superlink": 50, "nginx": 10, "refused": 10}
+"""The logs that a server writes, and how many MB of each are kept."""
 
 _REQUEST = re.compile(r'"(POST|GET) /v1/\S+ HTTP/[\d.]+" 2\d\d')
 _JOINED = re.compile(r"Activated node_id=(\d+)")
 _LEFT = re.compile(r"Deactivated node_id=(\d+)")
 _SAID = {
-    "No SuperNode found with the given public key": "a client was refused: its public key is not in keys/",
+    "No SuperNode found with the given public key": "a client was refused: its public key is not in keys/ "
+    "(logs/refused.log has its address)",
     "could not be activated": "a client was refused: the SuperLink still counts on its last connection, for up to a "
     "minute after a kill; it will try again",
 }
@@ -50,6 +54,7 @@ def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]
         _check_keys(folder, say)
     if nginx is not None:
         proxy.check(nginx, folder.root, link)
+        _check_limits(folder, say)
     adopt()
     with Stop() as stop:
         while not stop:
@@ -80,13 +85,13 @@ class Server:
         self.folder, self.plain, self.nginx, self.say = folder, plain, nginx, say
         self.ready = False
         self._children: dict[str, Child] = {}
-        self._log = _log(folder.logs / "superlink.log")
+        self._logs = {name: BoundedLog(folder.logs / f"{name}.log", size) for name, size in LOGS.items()}
         self._admitted: dict[str, str] = {}
 
     def start(self, stop: Stop) -> None:
         """Start both and admit the nodes whose keys are there; returns early where asked to stop."""
         env, port = environment(self.folder.home, self.folder.root), self.folder.link().port
-        hearer = Hearer(self.folder, self._log, self.say)
+        hearer = Hearer(self.folder, self._logs["superlink"].write, self.say)
         self._children["the SuperLink"] = Child(_superlink(self.folder, self.plain), env, self.folder.root, hearer)
         until = time.monotonic() + START_SECONDS
         while not answers(port) and not stop:
@@ -101,7 +106,7 @@ class Server:
         self._synchronise()
         if self.nginx is not None:
             command = proxy.command(self.nginx, self.folder.root)
-            self._children["nginx"] = Child(command, env, self.folder.root, self._log.info)
+            self._children["nginx"] = Child(command, env, self.folder.root, self._hear_nginx)
         self.ready = True
 
     def watch(self, stop: Stop) -> None:
@@ -115,12 +120,23 @@ class Server:
         for child in reversed(self._children.values()):
             child.stop()
         end_family()
-        self._log.handlers[0].close()
+        for log in self._logs.values():
+            log.close()
 
     def _synchronise(self) -> None:
-        if not self.plain:
-            self._admitted = control.public_keys(self.folder)
-            control.synchronise(self.folder, self.say)
+        if self.plain:
+            return
+        self._admitted = control.public_keys(self.folder)
+        if proxy.admit(self.folder.root, self._admitted.values()) and "nginx" in self._children:
+            self._children["nginx"].process.send_signal(signal.SIGHUP)  # it reads its configuration again
+        control.synchronise(self.folder, self.say)
+
+    def _hear_nginx(self, line: str) -> None:
+        kind, _, rest = line.partition(" ")
+        if kind == "refused":
+            self._logs["refused"].write(rest)
+        else:
+            self._logs["nginx"].write(line)
 
     def _still(self) -> None:
         """Refuse to go on without one of the processes."""
@@ -133,18 +149,26 @@ class Server:
 class Hearer:
     """Writes what the SuperLink says to its log, without the requests that went well, and tells what matters."""
 
-    def __init__(self, folder: Folder, log: logging.Logger, say: Callable[[str], None]) -> None:
-        self._folder, self._log, self._say = folder, log, say
+    def __init__(
+        self,
+        folder: Folder,
+        write: Callable[[str], None],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._write, self._say, self._clock = folder, write, say, clock
+        self._said_at: dict[str, float] = {}
 
     def __call__(self, line: str) -> None:
         if _REQUEST.search(line):
             return
-        self._log.info(line)
+        self._write(line)
         for pattern, words in ((_JOINED, "is online"), (_LEFT, "is offline")):
             if found := pattern.search(line):
                 self._say(f"{self._name(found[1])} {words}")
         for part, words in _SAID.items():
-            if part in line:
+            if part in line and self._clock() - self._said_at.get(part, -SAY_AGAIN_SECONDS) >= SAY_AGAIN_SECONDS:
+                self._said_at[part] = self._clock()
                 self._say(words)
 
     def _name(self, node: str) -> str:
@@ -185,13 +209,13 @@ def _check_keys(folder: Folder, say: Callable[[str], None]) -> None:
         say("no client can take part: keys/ has no public key of a node (.pub)")
 
 
-def _log(file: Path) -> logging.Logger:
-    """A log of its own for what a SuperLink says; at most 50 MB of it are kept."""
-    handler = RotatingFileHandler(file, maxBytes=10_000_000, backupCount=4, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log = logging.Logger(f"personafl.{file}", logging.INFO)
-    log.addHandler(handler)
-    return log
+def _check_limits(folder: Folder, say: Callable[[str], None]) -> None:
+    """Say where a configuration lets strangers send more than it should."""
+    if proxy.NODES_FILE not in folder.nginx.read_text(encoding="utf-8"):
+        say(
+            f"{folder.nginx} was written by an older version and does not limit what strangers can send. Replace it "
+            'as docs/deployment.md says under "Limits for strangers".'
+        )
 
 
 def _last_words(folder: Folder) -> str:
