@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,22 @@ def test_another_client_s_key_ends_the_client(world: World) -> None:
     with pytest.raises(RefusedError, match=r"^client me is refused, .* client c-1 at the server, keys/c-1\.pub: use"):
         world.take_part()
     assert len(world.starts()) == 1
+
+
+def test_a_client_s_state_is_closed_to_others(world: World) -> None:
+    state = world.file.parent / "state"
+    state.mkdir()
+    state.chmod(0o755)
+    written = state / "written"
+    world.node(f"open({str(written)!r}, 'w').close(); print({NO_TLS!r}); sys.exit(1)")
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(RefusedError):
+            world.take_part()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (state, state / "flower", written)]
+    assert modes == [0o700, 0o700, 0o600]
 
 
 def test_a_key_that_stays_refused_ends_the_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import configparser
+import os
+import stat
 import tomllib
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from personafl import config
 from personafl.core.errors import UserError
 from personafl.flower import folder
 from personafl.flower.folder import Folder
+from personafl.flower.private_files import private_files
 from tests.flower.folders import made
 
 
@@ -61,6 +64,42 @@ def test_units_start_the_commands(tmp_path: Path) -> None:
     unit.read(found.root / "systemd" / "personafl-server.service")
     assert unit["Service"]["ExecStart"].endswith(f'personafl" deploy server "{found.root}"')
     assert unit["Service"]["KillMode"] == "mixed"
+
+
+def test_folders_with_secrets_are_closed_also_where_they_were_open(tmp_path: Path) -> None:
+    found = made(tmp_path / "fed")
+    for name in ("server", "results", "logs", "flower", "keys"):
+        (found.root / name).mkdir()
+        (found.root / name).chmod(0o755)  # as mkdir -p makes it
+    assert found.make_private() == []
+    for name in ("server", "results", "logs", "flower", "keys"):
+        assert stat.S_IMODE((found.root / name).stat().st_mode) == 0o700, name
+
+
+def test_files_are_private_and_the_mask_is_put_back(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with private_files():
+            (tmp_path / "a").touch()
+            (tmp_path / "b").mkdir()
+        (tmp_path / "c").touch()
+    finally:
+        os.umask(before)
+    modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "abc"}
+    assert modes == {"a": 0o600, "b": 0o700, "c": 0o644}
+
+
+def test_a_folder_that_cannot_be_closed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network drive, or where another user owns it."""
+    found = made(tmp_path / "fed")
+    found.logs.mkdir()
+    found.logs.chmod(0o755)
+
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    assert found.make_private() == [found.logs]
 
 
 def test_several_methods_are_refused(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_the_configuration_checks_the_superlink_and_passes_calls_of_nodes_alone(
         "proxy_ssl_verify on;",
         "ssl_protocols TLSv1.2 TLSv1.3;",
         "proxy_request_buffering on;",
-        "client_max_body_size 8m;",
+        "client_max_body_size 6m;",
         'if ($request_uri !~ "^/v1/fleet/[a-z-]+$") {',
         "proxy_pass https://127.0.0.1:9443/v1/fleet/$call;",
     ):

@@ -195,6 +195,26 @@ def test_a_server_starts_again_what_ends_and_stops_when_it_is_told(
     assert not answers(fake.link().port)
 
 
+def test_what_a_server_writes_is_private(fake: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "synchronise", lambda folder, say: None)
+    fake.results.mkdir()
+    for path in (fake.results, fake.logs, fake.keys):
+        path.chmod(0o755)  # as mkdir -p makes it
+
+    def say(line: str) -> None:
+        if line.startswith("ready"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = os.umask(0o022)
+    try:
+        server.serve(fake, plain=True, proxied=True, say=say)
+    finally:
+        os.umask(before)
+    folders = [fake.results, fake.logs, fake.keys, fake.home, fake.server]
+    assert {oct(path.stat().st_mode & 0o777) for path in folders} == {"0o700"}
+    assert (fake.logs / "superlink.log").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_superlink_that_never_starts_is_an_error(fake: Folder) -> None:
     (fake.root.parent / "end").touch()
     with pytest.raises(EndedError, match="the SuperLink ended by itself"):

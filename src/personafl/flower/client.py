@@ -13,6 +13,7 @@ from personafl.core.errors import UserError
 from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
 from personafl.flower import keys
 from personafl.flower.folder import CLIENT, usable
+from personafl.flower.private_files import make_private, private_files
 from personafl.flower.processes import Child, Stop, environment, free_port, option, program
 from personafl.flower.settings import LOOPBACK, Client, ClientLink, commented, read_client, split_address
 
@@ -98,7 +99,7 @@ def write(home: Path, client_id: str, data: str, link: str, ca: Path | None, key
     where = data if ":" in data and not Path(data).exists() else str(Path(data).absolute())
     table = tomli_w.dumps({"client": {"id": client_id, "data": where, "state": "."}})
     text = f"{table}\n{commented(ClientLink(address=link, **paths))}"
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(home)
     file = home / "client.toml"
     file.write_text(text, encoding="utf-8")
     return file
@@ -117,11 +118,12 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
     if plain:
         say(PLAIN.format(address=client.link.address))
     home = client.state / "flower"
-    client.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    home.mkdir(exist_ok=True)
+    for path in (client.state, home):
+        if not make_private(path):
+            say(f"{path}: other users of this machine can enter this folder, and its mode cannot be changed")
     env = environment(home, code or client.file.parent)
     first: float | None = None  # when refused for the first time, of refusals one after the other
-    with Stop() as stop:
+    with private_files(), Stop() as stop:
         while not stop:
             hearer = Hearer(client.link.address, say, lambda: bool(stop))
             child = Child(_supernode(client, plain), env, client.file.parent, hearer)

@@ -16,6 +16,7 @@ import tomli_w
 from personafl.core.errors import UserError
 from personafl.deployment.settings import Deployment
 from personafl.flower.folder import Folder
+from personafl.flower.private_files import make_private
 from personafl.flower.processes import answers, call, environment, option
 
 WAIT_SECONDS = 3.0  # between questions whether a run has ended
@@ -48,7 +49,7 @@ def write_settings(folder: Folder, plain: bool) -> None:
     """Flower's `config.toml`: where the SuperLink is."""
     link: dict[str, Any] = {"address": f"127.0.0.1:{folder.link().port}"}
     link |= {"insecure": True} if plain else {"root-certificates": str(folder.keys / "ca.crt")}
-    folder.home.mkdir(mode=0o700, exist_ok=True)  # its database holds what clients send
+    make_private(folder.home)  # its database holds what clients send
     text = tomli_w.dumps({"superlink": {"default": LINK, LINK: link}})
     (folder.home / "config.toml").write_text(text, encoding="utf-8")
 

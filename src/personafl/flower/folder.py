@@ -16,6 +16,7 @@ from personafl.deployment.early_checks import check_before_clients
 from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.deployment.world import check_recipe
 from personafl.flower import proxy, units
+from personafl.flower.private_files import make_private
 from personafl.flower.settings import ClientLink, ServerLink, commented, read_tables, section
 from personafl.version import __version__
 
@@ -111,9 +112,20 @@ class Folder:
         return self.root / "results"
 
     @property
+    def server(self) -> Path:
+        """The server app's own folder: its checkpoint and the roster."""
+        return self.root / "server"
+
+    @property
     def roster(self) -> Path:
         """Who is who, as the server app knows it."""
-        return self.root / "server" / "roster.json"
+        return self.server / "roster.json"
+
+    def make_private(self) -> list[Path]:
+        """Close the folders that hold keys, updates, results and logs; return those that others can still enter."""
+        private = [self.keys, self.home, self.server, self.results, self.logs]
+        private += [self.clients] if self.clients.is_dir() else []
+        return [path for path in private if not make_private(path)]
 
     def link(self) -> ServerLink:
         made: ServerLink = section(ServerLink, read_tables(self.deployment), self.deployment)

@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from personafl.core.errors import UserError
 from personafl.flower.folder import CLIENT, Folder
+from personafl.flower.private_files import make_private
 from personafl.flower.settings import LOOPBACK, split_address
 
 CA_DAYS, SERVER_DAYS = 3650, 825
@@ -39,7 +40,7 @@ def make(folder: Folder, clients: int, hosts: Sequence[str] = ()) -> Made:
     if clients < 0:
         raise UserError(f"--clients {clients}: must not be negative")
     wanted = _hosts([split_address("link.address", folder.link().address)[0], *hosts])
-    folder.keys.mkdir(mode=0o700, exist_ok=True)
+    make_private(folder.keys)
     certificates = _certificates(folder.keys, wanted)
     names = [f"client-{i}" for i in range(clients)]
     new = [n for n in names if not (folder.keys / f"{n}.pub").exists() and not (folder.clients / n).exists()]
@@ -136,7 +137,7 @@ def _client(folder: Folder, name: str) -> None:
     if found != 1:
         raise UserError(f'{folder.client}: must have one line id = "{CLIENT}", in whose place a client\'s name comes')
     home = folder.clients / name
-    folder.clients.mkdir(mode=0o700, exist_ok=True)
+    make_private(folder.clients)
     home.mkdir(mode=0o700)
     _private(home / "node.key", secret)
     _public(home / "ca.crt", (folder.keys / "ca.crt").read_bytes())

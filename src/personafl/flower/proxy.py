@@ -17,6 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from personafl.core.errors import UserError
+from personafl.flower.private_files import make_private
 from personafl.flower.settings import ServerLink, split_address
 
 # Which requests are passed goes by the request line as it was sent, and what is passed is put together anew: nothing
@@ -153,7 +154,7 @@ http {{
                 rewrite ^ /-/unknown-key last;
             }}
             # Flower sends what is large in pieces of 5 MiB.
-            client_max_body_size 8m;
+            client_max_body_size 6m;
             limit_conn at_once 128;
             limit_conn all_at_once 256;
             limit_req zone=rate burst=200;
@@ -197,7 +198,7 @@ def admit(root: Path, public_keys: Iterable[str]) -> bool:
     file = root / NODES_FILE
     if file.is_file() and file.read_text(encoding="utf-8") == content:
         return False
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(file.parent)
     draft = file.with_suffix(".tmp")
     draft.write_text(content, encoding="utf-8")
     draft.replace(file)

@@ -12,6 +12,7 @@ from personafl.deployment.settings import Deployment
 from personafl.flower import control, keys, proxy
 from personafl.flower.folder import Folder
 from personafl.flower.logs import BoundedLog
+from personafl.flower.private_files import private_files
 from personafl.flower.processes import Child, Stop, adopt, answers, end_family, environment, program
 from personafl.flower.settings import split_address
 
@@ -46,7 +47,8 @@ def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]
     nginx = None if plain or not proxied else proxy.find()
     if answers(link.port):
         raise UserError(f"port {link.port} of 127.0.0.1 (link.port) is in use; is this server running already?")
-    folder.logs.mkdir(mode=0o700, exist_ok=True)
+    for path in folder.make_private():
+        say(f"{path}: other users of this machine can enter this folder, and its mode cannot be changed")
     control.write_settings(folder, plain)
     if plain:
         say(PLAIN.format(port=link.port))
@@ -56,7 +58,7 @@ def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]
         proxy.check(nginx, folder.root, link)
         _check_limits(folder, say)
     adopt()
-    with Stop() as stop:
+    with private_files(), Stop() as stop:
         while not stop:
             server = Server(folder, plain, nginx, say)
             try:
