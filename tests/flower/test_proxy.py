@@ -80,6 +80,27 @@ def test_the_configuration_listens_where_clients_come_and_leads_to_the_superlink
     assert "        listen [::]:443 ssl;" in proxy.text(ServerLink(address="[2001:db8::1]:443"))
 
 
+def listens(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip().startswith("listen ")]
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.5", "[::1]", "LOCALHOST."])
+def test_an_address_of_the_loopback_interface_is_open_to_this_machine_alone(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "has_ipv6", lambda: True)
+    text = proxy.text(ServerLink(address=f"{host}:8443"))
+    first = host if host == "127.0.0.5" else "127.0.0.1"
+    assert listens(text) == [f"listen {first}:8443 ssl;", "listen [::1]:8443 ssl;"]
+    monkeypatch.setattr(proxy, "has_ipv6", lambda: False)
+    assert listens(proxy.text(ServerLink(address="localhost:8443"))) == ["listen 127.0.0.1:8443 ssl;"]
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "10.0.0.1", "localhost.example.org"])
+def test_another_address_is_open_on_all_interfaces(host: str) -> None:
+    assert listens(proxy.text(ServerLink(address=f"{host}:8443"))) == ["listen 8443 ssl;"]
+
+
 def test_nginx_is_told_the_public_keys_that_nodes_send(tmp_path: Path) -> None:
     folder = with_keys(tmp_path / "fed")
     known = control.public_keys(folder)

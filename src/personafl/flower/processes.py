@@ -85,6 +85,16 @@ def free_port() -> int:
     return port
 
 
+def has_ipv6() -> bool:
+    """Whether this machine has the loopback address of IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as s:
+            s.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 def answers(port: int, host: str = "127.0.0.1") -> bool:
     """Whether something listens there."""
     with socket.socket() as s:

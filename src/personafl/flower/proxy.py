@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives import serialization
 
 from personafl.core.errors import UserError
 from personafl.flower.private_files import make_private
-from personafl.flower.settings import ServerLink, split_address
+from personafl.flower.processes import has_ipv6
+from personafl.flower.settings import ServerLink, is_loopback, split_address
 
 # Which requests are passed goes by the request line as it was sent, and what is passed is put together anew: nothing
 # that nginx and the SuperLink could read differently (dots, double slashes, escapes, a query) gets through.
@@ -180,7 +181,17 @@ def text(link: ServerLink) -> str:
 
 
 def _listen(host: str, port: int) -> str:
+    """The `listen` lines: the loopback interface alone where clients come to an address of it, else all interfaces."""
+    if is_loopback(host):
+        return _loopback_listen(host, port)
     return f"        listen {port} ssl;\n        {'' if ':' in host else '# '}listen [::]:{port} ssl; # IPv6\n"
+
+
+def _loopback_listen(host: str, port: int) -> str:
+    # The name localhost leads a client to either address. Without IPv6 nginx would refuse to start.
+    four = host if host.startswith("127.") else "127.0.0.1"
+    six = "" if has_ipv6() else "# "
+    return f"        listen {four}:{port} ssl;\n        {six}listen [::1]:{port} ssl;\n"
 
 
 def admit(root: Path, public_keys: Iterable[str]) -> bool:

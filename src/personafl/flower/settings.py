@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,14 @@ def split_address(where: str, address: str) -> tuple[str, int]:
     if not plain or (":" in bare) != (bare != host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"{where}={address!r}: must be host:port, such as fl.example.org:8443 or [2001:db8::1]:8443")
     return bare, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of `split_address` is this machine and can be reached from no other."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
 
 
 def read_client(file: Path) -> Client:
