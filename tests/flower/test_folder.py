@@ -59,11 +59,16 @@ def test_the_app_has_no_dependencies_and_takes_the_apps_of_the_package(tmp_path:
 
 def test_units_start_the_commands(tmp_path: Path) -> None:
     found = made(tmp_path / "a fed")
-    unit = configparser.ConfigParser(interpolation=None)
+    unit = configparser.ConfigParser(interpolation=None, strict=False)  # filters of system calls add up
     unit.optionxform = str  # type: ignore[assignment]
     unit.read(found.root / "systemd" / "personafl-server.service")
     assert unit["Service"]["ExecStart"].endswith(f'personafl" deploy server "{found.root}"')
     assert unit["Service"]["KillMode"] == "mixed"
+    assert unit["Service"]["ReadWritePaths"] == f'"{found.root}"'
+    assert "AmbientCapabilities" in unit["Service"] and not unit["Service"]["AmbientCapabilities"]
+    low = folder.init("demo", ["algorithms=fedavg"], tmp_path / "low", 2, "fl.example.org:443")
+    text = (low.root / "systemd" / "personafl-server.service").read_text()
+    assert "AmbientCapabilities=CAP_NET_BIND_SERVICE\n" in text
 
 
 def test_folders_with_secrets_are_closed_also_where_they_were_open(tmp_path: Path) -> None:

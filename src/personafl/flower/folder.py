@@ -17,7 +17,7 @@ from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.deployment.world import check_recipe
 from personafl.flower import proxy, units
 from personafl.flower.private_files import make_private
-from personafl.flower.settings import ClientLink, ServerLink, commented, read_tables, section
+from personafl.flower.settings import ClientLink, ServerLink, commented, read_tables, section, split_address
 from personafl.version import __version__
 
 CLIENT = "CLIENT"
@@ -184,7 +184,9 @@ def init(
         folder.app / "personafl_app" / "__init__.py": "",
         folder.app / "personafl_app" / "server.py": APP.format(name="server_app"),
         folder.app / "personafl_app" / "client.py": APP.format(name="client_app"),
-        folder.root / "systemd" / "personafl-server.service": units.server(Path(sys.executable).parent, folder.root),
+        folder.root / "systemd" / "personafl-server.service": units.server(
+            Path(sys.executable).parent, folder.root, split_address("link.address", link.address)[1]
+        ),
         folder.root / "systemd" / "personafl-client.service": units.client(),
     }
     for path, text in files.items():
