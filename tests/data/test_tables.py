@@ -12,6 +12,7 @@ import torch
 
 from personafl.core.errors import UserError
 from personafl.data import custom, tables
+from personafl.data.columns import Column
 from personafl.data.dataset import Source
 
 
@@ -73,9 +74,9 @@ def test_work_on_names_grows_with_the_number_of_columns(monkeypatch: pytest.Monk
     tables._check_names(Path("a.csv"), names, "to_csv(index=False)")
     columns: dict[str, Any] = {n: np.zeros(2) for n in names}
     table = tables.Table(Path("a.csv"), columns, np.arange(2))
-    (part,), features = tables.encode([("a", table)], label=names[500:])
+    (part,), columns_of_features = tables.encode([("a", table)], label=names[500:])
     assert part.x.shape == part.y.shape == (2, 500)
-    assert features == tuple(names[:500])
+    assert columns_of_features == tuple(Column(n) for n in names[:500])
     assert CountedName.comparisons <= 10 * len(names)
 
 

@@ -1053,7 +1053,7 @@ FIELDS = {
         *("form", "sizes", "normalize", "moments", "error"),
         *(
             f"form.{n}"
-            for n in ("shape", "dtype", "task", "target", "classes", "class_names", "feature_names", "model")
+            for n in ("shape", "dtype", "task", "target", "classes", "class_names", "feature_names", "model", "columns")
         ),
         *("sizes.train", "sizes.validation", "sizes.test", "moments.count", "moments.mean", "moments.squares"),
     ],

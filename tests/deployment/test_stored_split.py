@@ -265,3 +265,22 @@ def test_a_filled_value_counts_as_missing(tmp_path: Path) -> None:
     (home / "a.csv").write_text("\n".join(["number,part,label", *lines]))
     then = ward.parts()
     assert {part: then[part][: len(first[part])] for part in SPLITS} == first and len(then["test"]) == 10
+
+
+def test_neither_new_categories_nor_the_order_of_columns_move_a_row(tmp_path: Path) -> None:
+    """A new category is a new feature of every row."""
+    ward = Ward(tmp_path)
+    home = tmp_path / "data"
+    home.mkdir()
+    rows = [(str(i), "east" if i % 2 else "west", str(i % 3)) for i in range(60)]
+    names = ("number", "ward", "label")
+    (home / "a.csv").write_text("\n".join(",".join(row) for row in [names, *rows[:40]]))
+    first = ward.parts()
+    more = [(n, "cellar" if int(n) >= 50 else kind, label) for n, kind, label in rows]
+    (home / "a.csv").write_text("\n".join(",".join((n, kind, label)) for n, kind, label in [names, *more]))
+    then = ward.parts()
+    assert {part: then[part][: len(first[part])] for part in SPLITS} == first and len(then["test"]) == 15
+    (home / "a.csv").write_text("\n".join(",".join((kind, label, n)) for n, kind, label in [names, *more]))
+    found = ward.load()
+    assert found.source.feature_names == ("ward=cellar", "ward=east", "ward=west", "number")
+    assert {part: found.source.x[found.rows[part]][:, 3].tolist() for part in SPLITS} == then

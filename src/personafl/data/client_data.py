@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
 from personafl.core.types import TaskName
+from personafl.data.columns import Column, name_features
 from personafl.data.dataset import Array, Source, prepared
 from personafl.data.missing import Missing, fill_missing
 
@@ -38,7 +39,7 @@ def concatenate(
     missing: Missing = "refuse",
     task: TaskName | Literal["auto"] = "auto",
     class_names: tuple[str, ...] | None = None,
-    feature_names: tuple[str, ...] | None = None,
+    columns: tuple[Column, ...] | None = None,
 ) -> Source:
     """All parts as one data set, its clients numbered as they first come; what does not fit is named.
 
@@ -48,8 +49,9 @@ def concatenate(
     first = held[0]
     for p in held[1:]:
         _check_fit(name, p, first)
+    features = None if columns is None else tuple(name_features(columns))
     if first.x.dtype.kind == "f":
-        filled = fill_missing(name, [(p.where, p.x) for p in held], missing, feature_names)
+        filled = fill_missing(name, [(p.where, p.x) for p in held], missing, features)
         held = [replace(p, x=x) for p, x in zip(held, filled, strict=True)]
     names = list(dict.fromkeys(p.name for p in held))
     number = {n: i for i, n in enumerate(names)}
@@ -63,7 +65,9 @@ def concatenate(
     x, y = np.concatenate([p.x for p in held]), np.concatenate([p.y for p in held])
     found = prepared(name, x, y, classes, task, "refuse")
     found["class_names"] = found["class_names"] or class_names
-    return Source(name=name, clients=clients, test=test, names=tuple(names), feature_names=feature_names, **found)
+    return Source(
+        name=name, clients=clients, test=test, names=tuple(names), feature_names=features, columns=columns, **found
+    )
 
 
 def _present(name: str, parts: Iterable[ClientData]) -> list[ClientData]:

@@ -24,6 +24,7 @@ from personafl.core.types import TaskName
 from personafl.data import tables
 from personafl.data.client_data import ClientData, client_names, concatenate
 from personafl.data.client_files import ClientFiles, client_folder, find_clients, listed
+from personafl.data.columns import Column
 from personafl.data.dataset import Array, Source, arrays
 from personafl.data.image_folder import read_image_folders
 from personafl.data.missing import Missing
@@ -261,8 +262,8 @@ def folder(
         return concatenate(name, read_image_folders(clients, image_size))
     if image_size:
         raise UserError(f"{home}: data.image_size goes with folders of pictures, and these are none")
-    parts, features = _client_parts(clients, label, missing)
-    return concatenate(name, parts, missing=missing, task=task, feature_names=features)
+    parts, columns = _client_parts(clients, label, missing)
+    return concatenate(name, parts, missing=missing, task=task, columns=columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +272,7 @@ class ClientRows:
 
     name: str
     parts: Sequence[ClientData]
-    feature_names: tuple[str, ...] | None
+    columns: tuple[Column, ...] | None  # where the files are tables
 
     def missing(self) -> NDArray[np.bool_] | None:
         """Which values are missing, by row of the data set `[N, ...]`; None where none is."""
@@ -282,7 +283,7 @@ class ClientRows:
 
     def as_source(self, missing: Missing = "refuse", task: TaskName | Literal["auto"] = "auto") -> Source:
         """All rows as one data set; `missing` says what becomes of missing values."""
-        return concatenate(self.name, self.parts, missing=missing, task=task, feature_names=self.feature_names)
+        return concatenate(self.name, self.parts, missing=missing, task=task, columns=self.columns)
 
 
 def one_client(
@@ -318,30 +319,30 @@ def read_client(
         dataclasses.replace(client_folder(p, suffixes), name=half) if p.is_dir() else ClientFiles(half, p, (p,))
         for half, p in halves.items()
     ] or [client_folder(home, suffixes)]
-    features: tuple[str, ...] | None = None
+    columns: tuple[Column, ...] | None = None
     if held[0].classes:
         parts = read_image_folders(held, image_size)
     else:
-        parts, features = _client_parts(held, label, missing)
+        parts, columns = _client_parts(held, label, missing)
     mine = [dataclasses.replace(p, name=name, test=p.name == "test" if halves else None) for p in parts]
-    return ClientRows(name, mine, features)
+    return ClientRows(name, mine, columns)
 
 
 def _client_parts(
     clients: Sequence[ClientFiles], label: Sequence[str], missing: Missing
-) -> tuple[list[ClientData], tuple[str, ...] | None]:
-    """What every file holds, in order, and the names of the features where all are tables."""
+) -> tuple[list[ClientData], tuple[Column, ...] | None]:
+    """What every file holds, in order, and the columns of the features where all are tables."""
     files = [(c.name, p) for c in clients for p in c.files]
     held = [(c, tables.READERS[p.suffix.lower()](p)) for c, p in files if p.suffix.lower() in tables.READERS]
     if label and not held:
         raise UserError(f"{clients[0].path}: data.label goes with .csv and .parquet files, and there are none")
-    encoded, features = tables.encode(held, label, missing) if held else ([], ())
+    encoded, columns = tables.encode(held, label, missing) if held else ([], ())
     of_table = iter(encoded)
     parts = [
         next(of_table) if p.suffix.lower() in tables.READERS else ClientData(c, *_READERS[p.suffix.lower()](p))
         for c, p in files
     ]
-    return parts, features if len(held) == len(files) else None
+    return parts, columns if len(held) == len(files) else None
 
 
 def _pt(path: Path) -> tuple[Array, Array]:

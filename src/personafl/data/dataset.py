@@ -19,6 +19,7 @@ from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
 from personafl.core.plain_text import is_text
 from personafl.core.types import TaskName
+from personafl.data.columns import Column, name_features
 from personafl.data.content_hash import content_hash
 from personafl.data.missing import Missing, fill_missing
 
@@ -42,6 +43,7 @@ class Source(Displayed):
     corruption: tuple[str, int] | None = None  # of its images: kind and severity
     class_names: tuple[str, ...] | None = None  # where labels were text, by their number
     feature_names: tuple[str, ...] | None = None  # of the columns of x, where it was a table
+    columns: tuple[Column, ...] | None = None  # of the table that x was made from, with the categories of text
     task: TaskName = "classification"
     normalization: Normalization | None = None  # of what models see; x is not normalised
     target_normalization: Normalization | None = None  # of what training sees; y is not normalised
@@ -72,6 +74,8 @@ class Source(Displayed):
                 f"{self.name}: {len(self.feature_names)} names of features for examples of shape "
                 f"{tuple(self.x.shape[1:])}"
             )
+        if self.columns is not None and self.feature_names != tuple(name_features(self.columns)):
+            raise UserError(f"{self.name}: the names of its features are not those of its columns")
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = int((~torch.isfinite(self.x)).reshape(len(self.x), -1).any(1).nonzero()[0, 0])
             raise UserError(f"{self.name}: {self._place(bad)} contains NaN or infinity")

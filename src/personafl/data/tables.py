@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from personafl.core.errors import UserError
 from personafl.core.plain_text import list_names
 from personafl.data.client_data import ClientData
+from personafl.data.columns import MOST_CATEGORIES, Column
 from personafl.data.dataset import Array
 from personafl.data.missing import HELP, Missing
 
 LABELS = ("label", "y", "target")  # what a label's column is called, where nothing else is asked for
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})  # cells that hold no value, in any case
-MOST_CATEGORIES = 1000  # of a column; one with more is a name or free text
 MOST_LISTED = 50  # columns whose names a message has
 _BLOCK = 10_000  # rows of a .csv file converted together
 
@@ -227,8 +227,8 @@ READERS = {".csv": read_csv, ".parquet": read_parquet}
 
 def encode(
     tables: Sequence[tuple[str, Table]], label: Sequence[str] = (), missing: Missing = "refuse"
-) -> tuple[list[ClientData], tuple[str, ...]]:
-    """Clients and their tables as examples `[n, features]` and labels, and the names of the features.
+) -> tuple[list[ClientData], tuple[Column, ...]]:
+    """Clients and their tables as examples `[n, features]` and labels, and the columns the features are of.
 
     Features are in the order of the first file. A missing value is NaN, or refused with its place; in a column of
     text it makes all features of that column NaN. A missing label is refused.
@@ -247,9 +247,8 @@ def encode(
     categories = {n: _categories(n, held) for n in features if n in text}
     for t in held:
         _refuse_infinity(t, [n for n in held[0].columns if n not in text])
-    names = tuple(name for n in features for name in ([f"{n}={c}" for c in categories[n]] if n in categories else [n]))
     parts = [ClientData(c, _features(t, features, categories), _labels(t, labels, text)) for c, t in tables]
-    return parts, names
+    return parts, tuple(Column(n, categories.get(n)) for n in features)
 
 
 def _check_columns(tables: Sequence[Table]) -> None:
@@ -315,8 +314,8 @@ def _refuse_infinity(table: Table, names: Sequence[str]) -> None:
             raise UserError(f"{table.place(int(wrong.argmax()), n)}: the value is infinite")
 
 
-def _categories(name: str, tables: Sequence[Table]) -> list[str]:
-    found = sorted({v for t in tables if t.is_text(name) for v in t.columns[name] if v is not None})
+def _categories(name: str, tables: Sequence[Table]) -> tuple[str, ...]:
+    found = tuple(sorted({v for t in tables if t.is_text(name) for v in t.columns[name] if v is not None}))
     if len(found) > MOST_CATEGORIES:
         raise UserError(
             f"{tables[0].path}: column {name} holds text, {len(found)} different values such as {found[0][:40]!r}; "

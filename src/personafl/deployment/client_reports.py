@@ -15,8 +15,9 @@ import numpy as np
 from torch import Tensor
 
 from personafl.data import normalize
+from personafl.data.columns import MOST_CATEGORIES, feature_places, unknown_category
 from personafl.deployment.messages import Failure, Reply
-from personafl.deployment.world import Form
+from personafl.deployment.world import MOST_CLASSES, MOST_NAMES, Form
 
 Row = dict[str, Any]
 MOST_WORK = 1e30  # FLOP or steps of one exchange
@@ -44,7 +45,25 @@ class Described:
     def kind(self) -> tuple[Form, normalize.Setting]:
         """What must be the same at all clients."""
         names = None if self.form.class_names is None else ()
-        return dataclasses.replace(self.form, classes=1, class_names=names), self.setting
+        form = dataclasses.replace(self.form, classes=1, class_names=names)
+        if form.columns is not None:
+            columns = (c._replace(categories=None if c.categories is None else ()) for c in form.columns)
+            form = form.with_columns(tuple(sorted(columns)))
+        return form, self.setting
+
+    def input_moments(self, agreed: Form, two: Tensor) -> normalize.Moments:
+        """The sums of the client's training inputs, by the features agreed on; `two` are two examples of these.
+
+        A feature of a category that the client does not have is 0 in all its rows.
+        """
+        train = self.sizes["train"]
+        if self.form.columns == agreed.columns or self.form.columns is None or agreed.columns is None:
+            return read_moments(self.moments, two, train)
+        own = read_moments(self.moments, self.form.stand_in(None).x, train)
+        places = feature_places(self.form.columns, agreed.columns)
+        mean, squares = np.zeros(agreed.shape), np.zeros(agreed.shape)
+        mean[places], squares[places] = own.mean, own.squares
+        return normalize.Moments(own.count, mean, squares)
 
     def unlike(self, other: Described) -> str:
         if why := self.form.unlike(other.form):
@@ -57,6 +76,31 @@ def labels_beyond(form: Form, agreed: Form) -> str:
     """What is wrong with a client's labels where all agreed on theirs; nothing where it has no others."""
     fits = form.classes <= agreed.classes and set(form.class_names or ()) <= set(agreed.class_names or ())
     return "" if fits else "labels that were not agreed on"
+
+
+def categories_beyond(form: Form, agreed: Form) -> str:
+    """What is wrong with a client's categories where all agreed on theirs; nothing where it has no others."""
+    unknown = unknown_category(form.columns or (), agreed.columns or ())
+    return f"categories in column {unknown[0]!r:.80} that were not agreed on" if unknown else ""
+
+
+def find_excess(described: Mapping[int, Described], agreed: Form) -> tuple[int, str] | None:
+    """The client that tells most of what there is too much of in the form of all, and why it is not used.
+
+    None where labels and categories of all are within their limits.
+    """
+    if agreed.classes > MOST_CLASSES:
+        most = max(described, key=lambda n: described[n].form.classes)
+        return most, "too many labels beside those of the others"
+    for name, categories in agreed.columns or ():
+        if len(categories or ()) > MOST_CATEGORIES:
+            widths = {n: next(c.width for c in d.form.columns or () if c.name == name) for n, d in described.items()}
+            most = max(widths, key=widths.__getitem__)
+            return most, f"too many categories in column {name!r:.80} beside those of the others"
+    if agreed.name_length > MOST_NAMES:
+        most = max(described, key=lambda n: described[n].form.name_length)
+        return most, "too many or too long labels and categories beside those of the others"
+    return None
 
 
 def answer(reply: Reply | Failure) -> tuple[str, Row]:

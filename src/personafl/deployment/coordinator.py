@@ -7,6 +7,7 @@ one stopped. What a client keeps is the client's; the server knows behind which 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import math
@@ -32,7 +33,17 @@ from personafl.core.schedule import ended_after, missed
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.data import normalize
 from personafl.data.client_files import natural_order
-from personafl.deployment.client_reports import MOST_SCORE, Described, answer, labels_beyond, one_line, read_moments
+from personafl.data.columns import unite_columns
+from personafl.deployment.client_reports import (
+    MOST_SCORE,
+    Described,
+    answer,
+    categories_beyond,
+    find_excess,
+    labels_beyond,
+    one_line,
+    read_moments,
+)
 from personafl.deployment.messages import Failure, Reply, Request, Transport
 from personafl.deployment.model_outputs import OTHER_CODE
 from personafl.deployment.results import Results, write_roster
@@ -43,7 +54,6 @@ from personafl.deployment.stage_progress import StageProgress, updates_needed
 from personafl.deployment.talk import Talk
 from personafl.deployment.world import (
     FORMAT,
-    MOST_CLASSES,
     OTHER_WEIGHTS,
     VERSION,
     Form,
@@ -313,9 +323,9 @@ class Coordinator:
         like = next(d for d in told.values() if d.kind == usual)
         held = {n: d for n, d in told.items() if d.kind == usual}
         form = self._common_form([d.form for d in held.values()])
-        if form.classes > MOST_CLASSES:
-            most = max(held, key=lambda n: held[n].form.classes)
-            self._set_aside(node_of[members[most].name], members[most], "too many labels beside those of the others")
+        if (excess := find_excess(held, form)) is not None:
+            most, why = excess
+            self._set_aside(node_of[members[most].name], members[most], why)
             return False
         for m in members:
             if m.number in told and (why := told[m.number].unlike(like) or labels_beyond(told[m.number].form, form)):
@@ -374,8 +384,10 @@ class Coordinator:
         self.met.pop(node, None)
 
     def _common_form(self, forms: Sequence[Form]) -> Form:
-        """The form of all, with the classes of all."""
+        """The form of all, with the classes and the categories of all."""
         first, given = forms[0], self.settings.labels
+        if tables := [f.columns for f in forms if f.columns is not None]:
+            first = first.with_columns(unite_columns(tables))
         if first.class_names is None:
             return dataclasses.replace(first, classes=len(given) or max(f.classes for f in forms))
         names = given or tuple(sorted({n for f in forms for n in f.class_names or ()}))
@@ -392,8 +404,9 @@ class Coordinator:
             return normalize.HALF
         if not isinstance(setting, str):
             return setting
-        sums = {n: (d.moments, d.sizes["train"]) for n, d in told.items()}
-        return self._standardization(sums, form.stand_in(None).x, members, node_of)
+        two = form.stand_in(None).x
+        sums = {n: functools.partial(d.input_moments, form, two) for n, d in told.items()}
+        return self._standardization(sums, two, members, node_of)
 
     def _target_normalization(
         self, form: Form, told: Mapping[int, Described], members: Sequence[Member], node_of: Mapping[str, int]
@@ -401,21 +414,22 @@ class Coordinator:
         """What targets are normalised by; clients whose sums cannot be used are set aside."""
         if not normalize.normalizes_targets(read_recipe(self.recipe).data.normalize_targets, form.task):
             return None
-        sums = {n: (d.target_moments, d.sizes["train"]) for n, d in told.items()}
-        return self._standardization(sums, form.stand_in(None).y, members, node_of)
+        two = form.stand_in(None).y
+        sums = {n: functools.partial(read_moments, d.target_moments, two, d.sizes["train"]) for n, d in told.items()}
+        return self._standardization(sums, two, members, node_of)
 
     def _standardization(
         self,
-        sums: Mapping[int, tuple[Any, int]],
+        sums: Mapping[int, Callable[[], normalize.Moments]],
         two: Tensor,
         members: Sequence[Member],
         node_of: Mapping[str, int],
     ) -> MeanAndStd | None:
-        """Mean and deviation of all, from each client's sums over so many examples; `two` are made-up ones of these."""
+        """Mean and deviation of all, from readers of each client's sums; `two` are made-up examples or targets."""
         each = []
-        for n, (moments, train) in sums.items():
+        for n, read in sums.items():
             try:
-                each.append(read_moments(moments, two, train))
+                each.append(read())
             except (KeyError, TypeError, ValueError, OverflowError):
                 self._set_aside(node_of[members[n].name], members[n], "sums of its data that cannot be")
         if len(each) < len(sums):
@@ -457,7 +471,9 @@ class Coordinator:
         found = []
         for number, told in self._described(clients).items():
             node, member = clients[number]
-            if why := told.form.unlike(self.world.form) or labels_beyond(told.form, self.world.form):
+            agreed = self.world.form
+            why = told.form.unlike(agreed) or labels_beyond(told.form, agreed) or categories_beyond(told.form, agreed)
+            if why:
                 self._set_aside(node, member, why)
                 continue
             member.sizes = told.sizes

@@ -21,6 +21,7 @@ from personafl.core.normalization import Normalization
 from personafl.core.types import Examples, TaskName
 from personafl.data import Source, custom, normalize
 from personafl.data.client_data import ClientData, concatenate
+from personafl.data.columns import Column, feature_places, name_features, unknown_category
 from personafl.data.federated import Split, split_client
 from personafl.data.normalize import Moments, Setting
 from personafl.deployment.settings import ClientSettings
@@ -61,7 +62,7 @@ class LocalData:
         """The same with the classes all clients agreed on, and normalised as agreed."""
         if why := self.form().unlike(form):
             raise UserError(f"its examples have {why}")
-        source = self.source
+        source = _with_columns(self.source, form.columns)
         if source.class_names is not None and form.class_names is not None:
             number = {n: i for i, n in enumerate(form.class_names)}
             if missing := [n for n in source.class_names if n not in number]:
@@ -90,6 +91,18 @@ class LocalData:
         rows, s = self.rows[split], self.source
         count, ids = torch.tensor([len(rows)]), torch.tensor([client])
         return Examples(s.x, s.y, rows[None], count, ids, augment, s.normalization, s.target_normalization)
+
+
+def _with_columns(source: Source, agreed: tuple[Column, ...] | None) -> Source:
+    """The same examples with features for all categories that were agreed on."""
+    if source.columns is None or agreed is None or source.columns == agreed:
+        return source
+    if unknown := unknown_category(source.columns, agreed):
+        raise UserError(f"its column {unknown[0]!r} has the value {unknown[1]!r}, which is none of those agreed on")
+    names = tuple(name_features(agreed))
+    x = source.x.new_zeros(len(source.x), len(names))
+    x[:, feature_places(source.columns, agreed)] = source.x
+    return dataclasses.replace(source, x=x, columns=agreed, feature_names=names)
 
 
 def load(settings: ClientSettings, recipe: Recipe, client: int, stored: StoredSplit | None = None) -> LocalData:

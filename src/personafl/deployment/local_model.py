@@ -46,6 +46,11 @@ class LocalModel(Displayed):
         """The columns of an example, in their order, where the data are tables."""
         return self.world.form.feature_names
 
+    @property
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """The columns of a table that hold text, each with its categories in the order of its features."""
+        return {c.name: c.categories for c in self.world.form.columns or () if c.categories is not None}
+
     @torch.no_grad()
     def predict(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
         """Outputs `[B, K]` for examples `[B, ...]` as the client's data have them.

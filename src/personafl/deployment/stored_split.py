@@ -91,7 +91,7 @@ def _pieces(body: bytes, width: int) -> list[bytes]:
 def digest_rows(source: Source, missing: NDArray[np.bool_] | None = None) -> list[bytes]:
     """The digests of every row of a data set.
 
-    They do not change with other rows: labels that are text count by name, and `missing` values `[N, ...]` count as
+    They do not change with other rows: labels and categories count by name, and `missing` values `[N, ...]` count as
     missing, whatever they were filled with.
     """
     holes = None if missing is None else torch.from_numpy(missing)
@@ -102,12 +102,30 @@ def digest_rows(source: Source, missing: NDArray[np.bool_] | None = None) -> lis
         inputs = source.x[rows]
         if holes is not None:
             inputs = inputs.masked_fill(holes[rows], torch.nan)
-        for row, target in zip(_bytes_of(inputs), _target_bytes(source, rows), strict=True):
+        for row, target in zip(_input_bytes(source, inputs), _target_bytes(source, rows), strict=True):
             digest = hashlib.blake2b(row, digest_size=_WIDTH)
             of_inputs = digest.digest()
             digest.update(target)
             found.append(of_inputs + digest.digest())
     return found
+
+
+def _input_bytes(source: Source, inputs: Tensor) -> NDArray[np.uint8]:
+    """Inputs as bytes `[N, width]`; those of a table by the names of its columns.
+
+    A text is the digest of its category, and zeros where it is missing.
+    """
+    if source.columns is None:
+        return _bytes_of(inputs)
+    begins = np.cumsum([0, *(c.width for c in source.columns)]).tolist()
+    in_order = sorted(zip(source.columns, begins[:-1], strict=True))
+    pieces = [_bytes_of(inputs[:, [begin for column, begin in in_order if column.categories is None]])]
+    for column, begin in in_order:
+        if column.categories is not None:
+            one_hot = inputs[:, begin : begin + column.width] == 1
+            codes = torch.where(one_hot.any(1), one_hot.int().argmax(1), column.width).numpy()
+            pieces.append(np.vstack([_name_digests(column.categories), np.zeros((1, _WIDTH), np.uint8)])[codes])
+    return np.hstack(pieces)
 
 
 def _target_bytes(source: Source, rows: slice) -> NDArray[np.uint8]:

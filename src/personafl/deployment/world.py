@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from personafl.core.plain_text import is_text
 from personafl.core.tasks import as_targets
 from personafl.core.types import LOSSES, Params, Setup, Stage, TaskName, TrainedTask, Training
 from personafl.data import Source
+from personafl.data.columns import MOST_CATEGORIES, Column, name_features
 from personafl.deployment.model_outputs import MOST_OUTPUTS, check_outputs, first_outputs
 from personafl.experiment import parts
 from personafl.models import MODELS, StackedModel
@@ -57,6 +58,7 @@ class Form:
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     model: str = ""  # what model.name = "auto" means for them
+    columns: tuple[Column, ...] | None = None  # of a table, with the categories of those that hold text
 
     @classmethod
     def of(cls, source: Source) -> Self:
@@ -69,6 +71,7 @@ class Form:
             source.class_names,
             source.feature_names,
             source.model,
+            source.columns,
         )
 
     @classmethod
@@ -77,6 +80,8 @@ class Form:
         try:
             lists = {"shape", "target", "class_names", "feature_names"}
             held: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in told.items()}
+            if told.get("columns") is not None:
+                held["columns"] = tuple(_column(*c) for c in told["columns"])
             made = cls(**held)
             whole = all(type(d) is int and 0 < d < 2**31 for d in (*made.shape, *made.target, made.classes))
             if not whole or made.dtype not in DTYPES or made.task not in LOSSES or made.classes > MOST_CLASSES:
@@ -88,19 +93,46 @@ class Form:
             names = (*(made.class_names or ()), *(made.feature_names or ()))
             if not all(isinstance(n, str) and is_text(n) and len(n) <= MOST_NAME for n in names):
                 raise ValueError
-            if sum(map(len, names)) > MOST_NAMES or made.model not in (
+            if made.name_length > MOST_NAMES or made.model not in (
                 "",
                 *MODELS,
             ):  # a name of ours, no code to import
+                raise ValueError
+            if made.columns is not None and not made._has_columns(made.columns):
                 raise ValueError
         except (TypeError, ValueError, AttributeError):
             raise UserError("not a description of examples") from None
         return made
 
+    def _has_columns(self, columns: Sequence[Column]) -> bool:
+        """Whether the features are those of these columns."""
+        names = self.feature_names or ()
+        if not columns or len({c.name for c in columns}) != len(columns):
+            return False
+        if self.shape != (len(names),) or sum(c.width for c in columns) != len(names):
+            return False
+        return all(mine == named for mine, named in zip(names, name_features(columns), strict=True))
+
+    def with_columns(self, columns: tuple[Column, ...]) -> Form:
+        """The same where a table has these columns."""
+        names = tuple(name_features(columns))
+        return dataclasses.replace(self, shape=(len(names),), feature_names=names, columns=columns)
+
+    @property
+    def name_length(self) -> int:
+        """Characters of all names of classes and features."""
+        return sum(map(len, (*(self.class_names or ()), *(self.feature_names or ()))))
+
     def unlike(self, other: Form) -> str:
-        """In what this differs from another that it must be like; classes aside, which may be fewer."""
+        """In what this differs from another that it must be like; classes and categories aside, which may be fewer."""
+        if self.columns is not None and other.columns is not None:
+            if why := _unlike_columns(self.columns, other.columns):
+                return why
+            apart = {"classes", "class_names", "shape", "feature_names", "columns"}
+        else:
+            apart = {"classes", "class_names"}
         for f in dataclasses.fields(self):
-            if f.name in ("classes", "class_names"):
+            if f.name in apart:
                 continue
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
             if mine != theirs:
@@ -132,6 +164,33 @@ class Form:
             normalization=normalization,
             target_normalization=target_normalization,
         )
+
+
+def _column(name: Any, categories: Any) -> Column:
+    """A column from what JSON made of it."""
+    if not isinstance(name, str) or len(name) > MOST_NAME:
+        raise ValueError
+    if categories is None:
+        return Column(name)
+    if not isinstance(categories, list | tuple) or not 0 < len(categories) <= MOST_CATEGORIES:
+        raise ValueError
+    if not all(isinstance(c, str) for c in categories) or list(categories) != sorted(set(categories)):
+        raise ValueError
+    return Column(name, tuple(categories))
+
+
+def _unlike_columns(mine: Sequence[Column], others: Sequence[Column]) -> str:
+    """In what columns of a table differ from others, their order and their categories aside."""
+    names, wanted = {c.name: c for c in mine}, {c.name: c for c in others}
+    if lacking := next((n for n in wanted if n not in names), None):
+        return f"no column {lacking!r:.80}, which others have"
+    if extra := next((n for n in names if n not in wanted), None):
+        return f"column {extra!r:.80}, which others do not have"
+    for name, column in names.items():
+        if (column.categories is None) != (wanted[name].categories is None):
+            held, there = ("numbers" if c.categories is None else "text" for c in (column, wanted[name]))
+            return f"{held} in column {name!r:.80}, where others have {there}"
+    return ""
 
 
 MeanAndStd = tuple[tuple[float, ...], tuple[float, ...]]
