@@ -62,7 +62,7 @@ from personafl.core.store import FEWEST, Store
 from personafl.core.types import Masked
 from personafl.core.wire import WireError
 from personafl.data import Federation, Source, custom, formats, partition_file
-from personafl.deployment.client_reports import labels_beyond
+from personafl.deployment.client_reports import categories_beyond, find_excess, labels_beyond
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.messages import Failure, Reply, Request
 from personafl.deployment.node import Node
@@ -604,7 +604,8 @@ def deployed() -> tuple[Coordinator, Recorded]:
     draw = np.random.default_rng(0)
     for i in range(2):
         (home / f"data{i}").mkdir()
-        np.savez(home / f"data{i}" / "a.npz", x=draw.random((20, 6), np.float32), y=np.arange(20) % 3)
+        rows = [f"{draw.random()},{draw.random()},{'east' if j % 2 else f'ward {i}'},{j % 3}" for j in range(20)]
+        (home / f"data{i}" / "a.csv").write_text("\n".join(["age,dose,ward,label", *rows]))
     recipe = {
         "data": {"validation_share": 0.2},
         "training": {"num_rounds": 2, "join_ratio": 1.0, "local_epochs": 1, "batch_size": 8, "lr": 0.1},
@@ -643,6 +644,9 @@ def read_reply(raw: bytes, _: Path) -> object:
             assert server.world is not None
             for d in found.values():
                 d.unlike(d), d.kind, labels_beyond(d.form, server.world.form)
+                if not d.form.unlike(server.world.form):
+                    categories_beyond(d.form, server.world.form)
+                find_excess({0: d}, server._common_form([d.form]))
                 server._normalization(server.world.form, {0: d}, members, {m.name: m.node for m in members})
             return found
         return _heard(server, reply)
