@@ -53,8 +53,10 @@ def init(
     """Write a deployment folder: recipe, settings, Flower app, nginx configuration, systemd units."""
     from personafl.flower import folder as deployment
 
-    made = deployment.init(recipe, overrides or [], folder, clients, address, port)
-    console.print(f"written to {folder}", soft_wrap=True)
+    lines: list[str] = []
+    made = deployment.init(recipe, overrides or [], folder, clients, address, port, lines.append)
+    for line in (f"written to {folder}", *lines):
+        console.print(line, soft_wrap=True)
     console.print(
         f"look through {made.deployment} and {made.client}, then: personafl deploy keys {folder}", soft_wrap=True
     )
@@ -86,9 +88,10 @@ def keys(
         f"take {opened.keys / 'ca.key'} away and keep it offline: only new server certificates need it",
     ]
     if made.clients:
+        with_modules = ", modules" if opened.modules.is_dir() else ""
         lines += [
             f"each client gets its own folder of {opened.clients}, by a way nobody can listen to: ca.crt, node.key, "
-            "client.toml; then delete the copy here, at least node.key",
+            f"client.toml{with_modules}; then delete the copy here, at least node.key",
         ]
     for line in lines:
         console.print(line, soft_wrap=True)

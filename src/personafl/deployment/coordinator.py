@@ -117,7 +117,7 @@ class Coordinator:
     ) -> None:
         self.folder, self.settings, self.recipe, self.transport = folder, settings, recipe, transport
         self.sleep, self.clock = sleep, clock
-        read_recipe(recipe)
+        read_recipe(recipe, hint=f"At the server its module has to be in {folder / 'modules'}.")
         self.files = ServerFiles(folder / "server")
         self.results = Results(folder / "results")
         self.roster = Roster(settings.clients)

@@ -49,6 +49,7 @@ from personafl.evaluation.together import client_scores
 from personafl.sim.execution_plan import products, threads
 
 log = logging.getLogger("personafl")
+WHERE = "At the client its module has to be beside client.toml, or in modules/ there."
 ACTIVATIONS = 2.0**30  # bytes that one forward pass of an evaluation may leave behind
 
 
@@ -103,7 +104,7 @@ class Node:
 
     def _describe(self, told: Mapping[str, Any]) -> Reply:
         check_format("the server", {"format": FORMAT, **told})
-        recipe = read_recipe(told.get("recipe"))
+        recipe = read_recipe(told.get("recipe"), hint=WHERE)
         if told.get("world") is not None:  # it is here before work, so that another model is found at once
             world = self._world(told)
             check_model(world, build_parts(world, self.settings.device), "it")

@@ -22,6 +22,7 @@ from personafl.core.types import LOSSES, Params, Setup, Stage, TaskName, Trained
 from personafl.data import Source
 from personafl.data.columns import MOST_CATEGORIES, Column, name_features
 from personafl.deployment.model_outputs import MOST_OUTPUTS, check_outputs, first_outputs
+from personafl.deployment.own_code import import_own_code
 from personafl.experiment import parts
 from personafl.models import MODELS, StackedModel
 from personafl.slots.assemble import assembled
@@ -308,15 +309,19 @@ class Parts:
         return self.algorithm.schedule()
 
 
-def read_recipe(text: object, *, trust: bool = True) -> Recipe:
+def read_recipe(text: object, *, trust: bool = True, hint: str = "") -> Recipe:
     """The recipe of a deployment, checked: one method, and nothing a deployment cannot do.
 
-    Without `trust`, code of one's own that it names is not imported but refused.
+    Code of one's own that it names is imported, and `hint` is what to do where that fails; without `trust` such code is
+    refused.
     """
     if not isinstance(text, str):
         raise UserError(f"recipe {text!r:.40}: no text")
     try:
-        recipe = config.load(tomllib.loads(text), trust=trust)
+        tables = tomllib.loads(text)
+        if trust:
+            import_own_code(tables, hint)
+        recipe = config.load(tables, trust=trust)
     except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise UserError(f"recipe.toml: {e}") from None
     check_recipe(recipe)

@@ -108,7 +108,7 @@ def write(home: Path, client_id: str, data: str, link: str, ca: Path | None, key
 def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | None = None) -> None:
     """Run a client until asked to stop; raises `RefusedError` where it cannot take part.
 
-    Modules of its own are found in the folder `code`, by default that of the file.
+    Modules of its own are found in `modules` beside the file, and in the folder `code`, by default that of the file.
     """
     if file.is_dir():
         raise UserError(f"{file}: is a folder; give the client.toml in it")
@@ -121,7 +121,7 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
     for path in (client.state, home):
         if not make_private(path):
             say(f"{path}: other users of this machine can enter this folder, and its mode cannot be changed")
-    env = environment(home, code or client.file.parent)
+    env = environment(home, client.file.parent / "modules", code or client.file.parent)
     first: float | None = None  # when refused for the first time, of refusals one after the other
     with private_files(), Stop() as stop:
         while not stop:

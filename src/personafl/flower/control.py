@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Callable
@@ -13,7 +15,9 @@ from typing import Any
 
 import tomli_w
 
+from personafl.core import files
 from personafl.core.errors import UserError
+from personafl.deployment.own_code import named_code
 from personafl.deployment.settings import Deployment
 from personafl.flower.folder import Folder
 from personafl.flower.private_files import make_private
@@ -23,6 +27,18 @@ WAIT_SECONDS = 3.0  # between questions whether a run has ended
 AWAY_SECONDS = 120.0  # that a server may be away while one waits
 LINK = "link"
 """What the SuperLink is called in Flower's settings."""
+
+
+_IMPORT_RECIPE = """\
+import sys
+from pathlib import Path
+from personafl.core.errors import UserError
+from personafl.deployment.world import read_recipe
+try:
+    read_recipe(Path(sys.argv[1]).read_text(encoding="utf-8"), hint=sys.argv[2])
+except UserError as e:
+    sys.exit(str(e))
+"""
 
 
 @dataclass(frozen=True)
@@ -106,9 +122,31 @@ def _run(told: dict[str, Any]) -> Run:
     )
 
 
+def check_recipe_imports(folder: Folder) -> None:
+    """Refuse a recipe whose code the server's app could not import, in a process like that app's.
+
+    Raises:
+        UserError: A module is missing or broken.
+    """
+    try:
+        text = files.read_text(folder.recipe)
+        named = named_code(tomllib.loads(text))
+    except (OSError, ValueError, RecursionError):  # the server app says what is wrong with it
+        return
+    if not named:
+        return
+    hint = f"Put its module into {folder.modules} and, at every client, into modules/ beside its client.toml."
+    command = [sys.executable, "-c", _IMPORT_RECIPE, str(folder.recipe), hint]
+    env = environment(folder.home, folder.modules, folder.root)
+    done = subprocess.run(command, env=env, cwd=folder.root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{folder.recipe}: {(done.stderr.strip().splitlines() or ['it cannot be read'])[-1]}")
+
+
 def submit(folder: Folder) -> str:
     """Start a run and give its id; refused while another is under way."""
     Deployment.read(folder.deployment)
+    check_recipe_imports(folder)
     if busy := [r.id for r in runs(folder) if not r.finished]:
         raise UserError(
             f"run {busy[0]} is under way; wait for it, or stop it: {by_hand(folder)} flwr stop {busy[0]} {LINK}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from personafl.core.plain_text import is_text
 from personafl.deployment.early_checks import check_before_clients
 from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.deployment.world import check_recipe
-from personafl.flower import proxy, units
+from personafl.flower import modules, proxy, units
 from personafl.flower.private_files import make_private
 from personafl.flower.settings import ClientLink, ServerLink, commented, read_tables, section, split_address
 from personafl.version import __version__
@@ -104,6 +105,11 @@ class Folder:
         return self.root / "flower"
 
     @property
+    def modules(self) -> Path:
+        """Modules of one's own that the recipe names."""
+        return self.root / "modules"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -151,9 +157,16 @@ def init(
     clients: int | None,
     address: str | None,
     port: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Folder:
-    """Write a deployment folder for a recipe of one method."""
-    chosen = _without_shift(config.anchored(config.load(recipe, overrides)), overrides)
+    """Write a deployment folder for a recipe of one method, with the modules of one's own that it names.
+
+    These are found beside the recipe, too; `say` hears which are copied and which have to be installed.
+    """
+    beside = Path(recipe).resolve().parent if recipe is not None and Path(recipe).is_file() else None
+    with modules.importable(beside):
+        chosen = _without_shift(config.anchored(config.load(recipe, overrides)), overrides)
+        own = modules.find_modules(config.dump(chosen))
     if len(chosen.algorithms) != 1:
         names = ", ".join(m.label for m in chosen.algorithms)
         raise UserError(f"a deployment runs one method, this recipe has {names}; choose with algorithms=<name>")
@@ -192,4 +205,9 @@ def init(
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    own.copy(folder.modules)
+    if own.sources:
+        say(f"copied to {folder.modules}: {', '.join(own.sources)}")
+    if own.installed:
+        say(f"to be installed on every machine, in the same version: {', '.join(own.installed)}")
     return folder

@@ -9,6 +9,7 @@ import datetime
 import ipaddress
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,8 @@ def _client(folder: Folder, name: str) -> None:
     _private(home / "node.key", secret)
     _public(home / "ca.crt", (folder.keys / "ca.crt").read_bytes())
     _public(home / "client.toml", text.encode())
+    if folder.modules.is_dir():
+        shutil.copytree(folder.modules, home / "modules")
     _public(folder.keys / f"{name}.pub", shown + b"\n")
 
 

@@ -43,10 +43,10 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def environment(home: Path, code: Path) -> dict[str, str]:
+def environment(home: Path, *code: Path) -> dict[str, str]:
     """The environment of Flower's programs.
 
-    `home` is Flower's own folder; modules in the folder `code` are found behind those of PYTHONPATH.
+    `home` is Flower's own folder; modules in the folders `code` are found behind those of PYTHONPATH.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")}
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
@@ -54,7 +54,7 @@ def environment(home: Path, code: Path) -> dict[str, str]:
         **QUIET,
         "FLWR_HOME": str(home),
         "PATH": os.pathsep.join([str(programs()), os.environ.get("PATH", os.defpath)]),
-        "PYTHONPATH": os.pathsep.join([*paths, str(code)]),
+        "PYTHONPATH": os.pathsep.join([*paths, *map(str, code)]),
         "PYTHONUNBUFFERED": "1",
     }
 

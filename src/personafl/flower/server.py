@@ -44,6 +44,7 @@ def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]
     """Run until asked to stop; a SuperLink or proxy that ends by itself is started again."""
     link = folder.link()
     Deployment.read(folder.deployment)  # what is wrong with it is said now, not in the first run
+    control.check_recipe_imports(folder)
     nginx = None if plain or not proxied else proxy.find()
     if answers(link.port):
         raise UserError(f"port {link.port} of 127.0.0.1 (link.port) is in use; is this server running already?")
@@ -92,7 +93,7 @@ class Server:
 
     def start(self, stop: Stop) -> None:
         """Start both and admit the nodes whose keys are there; returns early where asked to stop."""
-        env, port = environment(self.folder.home, self.folder.root), self.folder.link().port
+        env, port = environment(self.folder.home, self.folder.modules, self.folder.root), self.folder.link().port
         hearer = Hearer(self.folder, self._logs["superlink"].write, self.say)
         self._children["the SuperLink"] = Child(_superlink(self.folder, self.plain), env, self.folder.root, hearer)
         until = time.monotonic() + START_SECONDS
