@@ -25,6 +25,7 @@ WRONG_HOST = (
     "'10.0.0.1'. (_ssl.c:1006)"
 )
 EXPIRED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1006)"
+NOT_YET = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not yet valid (_ssl.c:1006)"
 NO_TLS = "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)"
 NOT_FOUND = "Client error '404 Not Found' for url 'https://host:1/v1/fleet/activate-node'"
 REFUSED = "[code: 2004] Failed to activate SuperNode."
@@ -43,7 +44,8 @@ def heard(*lines: str) -> tuple[Hearer, list[str]]:
     [
         (WRONG_CA, "the certificate of host:1 is not signed by the CA this client was given"),
         (WRONG_HOST, "the server's certificate is not for host: make one with personafl deploy keys --host host"),
-        (EXPIRED, "the certificate of host:1 is not valid today"),
+        (EXPIRED, "the certificate of host:1, or the ca.crt of this client, has expired"),
+        (NOT_YET, "the certificate of host:1 is not valid yet: the clock of this machine"),
         (NO_TLS, "no encrypted connection to host:1"),
         (NOT_FOUND, "host:1 answers, but is no server of a deployment"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import ssl
 import stat
 import tomllib
@@ -134,10 +135,10 @@ def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
         keys.make(made(tmp_path / "fed"), 1, [host])
 
 
-def test_validity_is_told_in_days(tmp_path: Path) -> None:
-    folder = with_keys(tmp_path / "fed", clients=1)
-    assert keys.days_left(folder.keys / "server.crt") == keys.SERVER_DAYS - 1
-    assert keys.days_left(folder.keys / "ca.crt") == keys.CA_DAYS - 1
+def test_certificates_expire_after_so_many_days(tmp_path: Path) -> None:
+    folder, now = with_keys(tmp_path / "fed", clients=1), datetime.datetime.now(datetime.UTC)
+    assert (keys.expires(folder.keys / "server.crt") - now).days == keys.SERVER_DAYS - 1
+    assert (keys.expires(folder.keys / "ca.crt") - now).days == keys.CA_DAYS - 1
 
 
 def test_a_template_without_the_placeholder_is_refused(tmp_path: Path) -> None:

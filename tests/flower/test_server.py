@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from personafl.core.errors import UserError
-from personafl.flower import control, keys, proxy, server
+from personafl.flower import control, expiry, keys, proxy, server
 from personafl.flower.folder import Folder
 from personafl.flower.processes import answers, environment, free_port, program
 from personafl.flower.server import EndedError, Hearer, Server
@@ -67,14 +68,14 @@ def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
         server.serve(folder, plain=False, proxied=False, say=print)
 
 
-def test_certificates_that_end_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, said = with_keys(tmp_path), list[str]()
-    monkeypatch.setattr(keys, "days_left", lambda path: 29)
-    server._check_keys(folder, said.append)
-    assert said == ["keys/ca.crt expires in 29 days", "keys/server.crt expires in 29 days"]
-    monkeypatch.setattr(keys, "days_left", lambda path: -1)
-    with pytest.raises(UserError, match="has expired; move it away"):
-        server._check_keys(folder, said.append)
+def test_a_certificate_that_has_expired_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_keys(tmp_path)
+    later = keys.expires(folder.keys / "server.crt")
+    monkeypatch.setattr(expiry, "utc_now", lambda: later)
+    with pytest.raises(UserError, match=r"keys/server\.crt expired on .* UTC\. .* bring keys/ca\.key back, move"):
+        server._check_keys(folder, print)
 
 
 def test_a_configuration_of_an_older_version_is_told(fake: Folder) -> None:
@@ -161,6 +162,25 @@ def test_keys_that_come_and_go_while_a_server_runs_are_seen(fake: Folder, monkey
         made.stop()
     assert seen == [["client-0", "client-1"], ["client-0"]]
     assert "listening" in (fake.logs / "superlink.log").read_text()
+
+
+def test_a_certificate_that_is_about_to_expire_is_named_while_the_server_runs(
+    fake: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "synchronise", lambda folder, say: None)
+    now = [keys.expires(fake.keys / "server.crt") - datetime.timedelta(days=31, hours=12)]
+    said: list[str] = []
+    watch = expiry.ExpiryWatch(lambda: expiry.server_certificates(fake), said.append, now=lambda: now[0])
+    watch.look()
+    made = Server(fake, False, None, lambda line: None, watch.look)
+    try:
+        made.start(Asked())  # type: ignore[arg-type]
+        now[0] += datetime.timedelta(days=3)
+        made.watch(Asked(lambda: bool(said)))  # type: ignore[arg-type]
+    finally:
+        made.stop()
+    (line,) = said
+    assert line.startswith("keys/server.crt expires in 28 days, on ")
 
 
 def test_a_superlink_that_ends_is_told_with_its_last_error(fake: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

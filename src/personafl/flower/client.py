@@ -11,7 +11,7 @@ import tomli_w
 
 from personafl.core.errors import UserError
 from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
-from personafl.flower import keys
+from personafl.flower import expiry, keys
 from personafl.flower.folder import CLIENT, usable
 from personafl.flower.private_files import make_private, private_files
 from personafl.flower.processes import Child, Stop, environment, free_port, option, program
@@ -84,8 +84,17 @@ class Hearer:
                 f"the server's certificate is not for {host}: make one with personafl deploy keys --host {host} at the "
                 "server, or use a name it is for"
             )
-        if "expired" in line or "not yet valid" in line:
-            return f"the certificate of {self._address} is not valid today: is the clock right? has it expired?"
+        if "expired" in line:
+            return (
+                f"the certificate of {self._address}, or the ca.crt of this client, has expired, unless this machine's "
+                f"clock ({time.strftime('%Y-%m-%d %H:%M')}) is wrong. Whoever runs the server can make a new one with "
+                "personafl deploy keys"
+            )
+        if "not yet valid" in line:
+            return (
+                f"the certificate of {self._address} is not valid yet: the clock of this machine "
+                f"({time.strftime('%Y-%m-%d %H:%M')}) is behind the server's"
+            )
         return (
             f"the certificate of {self._address} is not signed by the CA this client was given (link.ca): either the "
             "file is another deployment's, or somebody else answers there"
@@ -122,6 +131,7 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
         if not make_private(path):
             say(f"{path}: other users of this machine can enter this folder, and its mode cannot be changed")
     env = environment(home, client.file.parent / "modules", code or client.file.parent)
+    watch = expiry.ExpiryWatch(lambda: [] if plain else expiry.client_certificates(client), say, hours=6.0)
     first: float | None = None  # when refused for the first time, of refusals one after the other
     with private_files(), Stop() as stop:
         while not stop:
@@ -129,6 +139,7 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
             child = Child(_supernode(client, plain), env, client.file.parent, hearer)
             try:
                 while child.ended() is None and not stop and not hearer.fatal:
+                    watch.look()
                     stop.wait(0.2)
             finally:
                 child.stop()

@@ -25,6 +25,7 @@ from personafl.flower.private_files import make_private
 from personafl.flower.settings import LOOPBACK, split_address
 
 CA_DAYS, SERVER_DAYS = 3650, 825
+BEGINS = datetime.timedelta(hours=1)  # before now: clocks of clients may be behind
 CURVE = ec.SECP384R1  # of nodes' keys, as Flower's documentation has it, and of all others
 
 
@@ -56,9 +57,9 @@ def hosts_of(certificate: Path) -> set[str]:
     return {str(n.value) for n in found}
 
 
-def days_left(certificate: Path) -> int:
-    """How many days a certificate is still valid; negative where it is no more."""
-    return (_loaded(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+def expires(certificate: Path) -> datetime.datetime:
+    """Return until when a certificate is valid."""
+    return _loaded(certificate).not_valid_after_utc
 
 
 def check_node_key(path: Path) -> None:
@@ -174,7 +175,7 @@ def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    begun = now - datetime.timedelta(hours=1)  # clocks of clients may be behind
+    begun = now - BEGINS
     made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     made = made.serial_number(x509.random_serial_number()).not_valid_before(begun)
     made = made.not_valid_after(now + datetime.timedelta(days=days))

@@ -11,7 +11,7 @@ from typing import Any
 from personafl.core.errors import UserError
 from personafl.core.plain_text import count, harmless
 from personafl.evaluation.run_records import read_rounds
-from personafl.flower import control
+from personafl.flower import control, expiry
 from personafl.flower.folder import Folder
 
 MIB = 2**20
@@ -28,12 +28,14 @@ def status(folder: Folder) -> dict[str, Any]:
         "run_has_ended": bool(runs) and runs[0].finished,
         "position": _position(folder),
         "server_app": _server_app(folder),
+        "certificates": _certificates(folder) if control.has_keys(folder.root) else [],
     }
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:
     """A status in words."""
     lines = [f"server   {found['server']}"]
+    lines += [f"keys     {c['warning']}" for c in found["certificates"] if c["warning"]]
     online = [n for n in found["nodes"] if n["status"] == "online"]
     if found["server"] == "running":
         lines.append(f"nodes    {len(online)} of {len(found['nodes'])} online")
@@ -137,6 +139,15 @@ def collect_lines(found: dict[str, Any]) -> list[str]:
 def _means(scores: Any) -> dict[str, float]:
     """The means of a part of the summary."""
     return {k: v["mean"] for k, v in dict(scores or {}).items() if isinstance(v, dict) and "mean" in v}
+
+
+def _certificates(folder: Folder) -> list[dict[str, Any]]:
+    """Until when the server's certificates are valid, and what to say of those that expire soon."""
+    now = expiry.utc_now()
+    return [
+        {"name": c.name, "expires": c.expires.isoformat(), "days_left": c.days_left(now), "warning": c.warning(now)}
+        for c in expiry.server_certificates(folder)
+    ]
 
 
 def _nodes(folder: Folder) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from personafl.core.errors import UserError
 from personafl.deployment.settings import Deployment
-from personafl.flower import control, keys, proxy
+from personafl.flower import control, expiry, keys, proxy
 from personafl.flower.folder import Folder
 from personafl.flower.logs import BoundedLog
 from personafl.flower.private_files import private_files
@@ -24,7 +24,6 @@ START_SECONDS = 120.0  # that a SuperLink may take to answer
 AGAIN_SECONDS = 5.0
 LOOK_SECONDS = 2.0  # between looks at processes and keys
 SAY_AGAIN_SECONDS = 60.0  # between two times that the same refusal is told
-EXPIRES_SOON = 30  # days
 
 LOGS = {"superlink": 50, "nginx": 10, "refused": 10}
 """The logs that a server writes, and how many MB of each are kept."""
@@ -58,10 +57,12 @@ def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]
     if nginx is not None:
         proxy.check(nginx, folder.root, link)
         _check_limits(folder, say)
+    watch = expiry.ExpiryWatch(lambda: [] if plain else expiry.server_certificates(folder), say)
+    watch.look()
     adopt()
     with private_files(), Stop() as stop:
         while not stop:
-            server = Server(folder, plain, nginx, say)
+            server = Server(folder, plain, nginx, say, watch.look)
             try:
                 server.start(stop)
                 if not stop:
@@ -84,8 +85,17 @@ class EndedError(RuntimeError):
 class Server:
     """A SuperLink and the proxy in front of it."""
 
-    def __init__(self, folder: Folder, plain: bool, nginx: str | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        plain: bool,
+        nginx: str | None,
+        say: Callable[[str], None],
+        check_certificates: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check_certificates` is called again and again while the server runs."""
         self.folder, self.plain, self.nginx, self.say = folder, plain, nginx, say
+        self._check_certificates = check_certificates
         self.ready = False
         self._children: dict[str, Child] = {}
         self._logs = {name: BoundedLog(folder.logs / f"{name}.log", size) for name, size in LOGS.items()}
@@ -116,6 +126,7 @@ class Server:
         """Until asked to stop: see that both run, and that the admitted nodes are those whose keys are there."""
         while not stop.wait(LOOK_SECONDS):
             self._still()
+            self._check_certificates()
             if control.public_keys(self.folder) != self._admitted:
                 self._synchronise()
 
@@ -202,12 +213,10 @@ def _check_keys(folder: Folder, say: Callable[[str], None]) -> None:
             f"{certificate}: is for {', '.join(sorted(given))}, not for {host} (link.address); move it and server.key "
             "away and make keys again"
         )
-    for name in ("ca.crt", "server.crt"):
-        days = keys.days_left(folder.keys / name)
-        if days < 0:
-            raise UserError(f"{folder.keys / name}: has expired; move it away and make keys again")
-        if days < EXPIRES_SOON:
-            say(f"keys/{name} expires in {days} days")
+    now = expiry.utc_now()
+    for found in expiry.server_certificates(folder):
+        if now >= found.expires:
+            raise UserError(f"{folder.root}: {found.warning(now)}")
     if not control.public_keys(folder):
         say("no client can take part: keys/ has no public key of a node (.pub)")
 
