@@ -28,7 +28,7 @@ def status(folder: Folder) -> dict[str, Any]:
         "run_has_ended": bool(runs) and runs[0].finished,
         "position": _position(folder),
         "server_app": _server_app(folder),
-        "certificates": _certificates(folder) if control.has_keys(folder.root) else [],
+        "certificates": _certificates(folder),
     }
 
 
