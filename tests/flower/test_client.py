@@ -152,8 +152,9 @@ time.sleep(600)
     assert world.said[3:] == ["online at localhost:8443", "stopped"]
 
 
-def test_another_client_s_key_ends_the_client(world: World) -> None:
+def test_another_client_s_key_ends_the_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its app says so, in a process that ends; the SuperNode would go on."""
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.0)
     world.node(
         f"print('SuperNode ID: 1'); print({OTHER_KEY % ('me', 'c-1', 'c-1', 'c-1')!r}, flush=True); time.sleep(600)"
     )

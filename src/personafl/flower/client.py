@@ -22,6 +22,7 @@ PLAIN = (
     "and so run code in this client, with its data."
 )
 RETRY_SECONDS = 10.0
+ANSWER_SECONDS = 10.0  # in which what a client's app has said reaches the server, too
 LAPSE_SECONDS = 120.0  # a SuperLink counts on a killed node's connection for about 60
 
 # What uvicorn says of itself, and what is told above in other words.
@@ -141,6 +142,8 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
                 while child.ended() is None and not stop and not hearer.fatal:
                     watch.look()
                     stop.wait(0.2)
+                if hearer.fatal and child.ended() is None and not stop:
+                    stop.wait(ANSWER_SECONDS)
             finally:
                 child.stop()
             if stop:
