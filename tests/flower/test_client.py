@@ -215,7 +215,7 @@ def test_a_node_has_a_flower_home_and_code_of_its_own(world: World) -> None:
         world.take_part()
     _, home, path = heard[0].split(" ")
     assert home == str(world.file.parent / "state" / "flower")
-    assert path.split(os.pathsep)[-1] == str(world.file.parent)
+    assert path.split(os.pathsep)[-2:] == [str(world.file.parent / "modules"), str(world.file.parent)]
 
 
 FAILED = "Connection attempt failed, retrying in 1.00 seconds"

@@ -45,7 +45,7 @@ from personafl.deployment.client_reports import (
     read_moments,
 )
 from personafl.deployment.messages import Failure, Reply, Request, Transport
-from personafl.deployment.model_outputs import OTHER_CODE
+from personafl.deployment.model_outputs import OTHER_CODE, check_outputs
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
@@ -62,7 +62,6 @@ from personafl.deployment.world import (
     World,
     build_parts,
     check_format,
-    check_model,
     other_format,
     read_recipe,
 )
@@ -180,7 +179,8 @@ class Coordinator:
             raise UserError(f"{what} is not what experiment {self.experiment} began with; use a new folder for another")
         self.roster = Roster.read(self.settings.clients, numbers["members"])
         self._build()
-        check_model(self.world, self.parts, f"The server of experiment {self.experiment} now")
+        whose = f"The server of experiment {self.experiment} now"
+        check_outputs(whose, self.parts.outputs, self.world.outputs)  # on another processor, too, where the hash is new
         held = numbers["state"]
         self.state = State(**(held | {"totals": Totals(**held["totals"])}))
         self.server = {n: t.to(self.parts.device) for n, t in server.items()}
