@@ -65,9 +65,9 @@ def write_clients(root: Path, count: int = 3) -> list[Path]:
     return homes
 
 
-def recipe_text(method: str | dict[str, Any], data: Path, **training: Any) -> str:
+def recipe_text(method: str | dict[str, Any], data: Path, model: str = "mlp", **training: Any) -> str:
     """A recipe of one method over the clients' files."""
-    table = RECIPE | {"data": {"dataset": str(data / "all"), "partition": "natural"}}
+    table = RECIPE | {"data": {"dataset": str(data / "all"), "partition": "natural"}, "model": {"name": model}}
     table |= {"training": RECIPE["training"] | training}
     entry = {"name": method} if isinstance(method, str) else method
     return config.dump(config.load({**table, "algorithms": [entry]}))

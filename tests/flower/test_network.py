@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
+from personafl.deployment.stored_split import SPLIT, StoredSplit
 from personafl.flower import proxy
 from tests.flower.faults import again, played, same_as_simulated, sound, started
 from tests.flower.loopback import recipe_text, write_clients
@@ -103,6 +105,7 @@ def test_a_server_link_that_is_cut_for_longer_than_every_timeout_uses_up_no_roun
         run = started(loop)
         loop.until(lambda: played(loop) >= 1, 300, "a round")
         network.cut("server")
+        grow(loop, 1)
         time.sleep(25)
         before = played(loop)  # what was under way had its 20 seconds
         time.sleep(75)
@@ -112,6 +115,98 @@ def test_a_server_link_that_is_cut_for_longer_than_every_timeout_uses_up_no_roun
         network.restore("server")
         assert run.wait(600) == 0, run.stdout.read() if run.stdout else ""
         every_round_had_updates(loop, 5, at_least=2)
+
+
+def grow(loop: Federation, client: int) -> None:
+    """Put further rows before and behind those of a client, in place of its file in one step."""
+    file = loop.data / f"client-{client}" / "mine.npz"
+    with np.load(file) as held:
+        x, y = held["x"], held["y"]
+    more = x[:40] + 0.25
+    draft = file.with_name("draft")
+    with draft.open("wb") as out:
+        np.savez(out, x=np.concatenate([more[:20], x, more[20:]]), y=np.concatenate([y[:20], y, y[20:40]]))
+    draft.replace(file)
+
+
+def stored_split(loop: Federation, client: int) -> StoredSplit:
+    (file,) = loop.home(client).glob(f"state/*/*/{SPLIT}")
+    found = StoredSplit.read(file)
+    assert found is not None
+    return found
+
+
+def test_data_that_grow_between_rounds_keep_their_parts(network: Network, tmp_path: Path) -> None:
+    """Client 1 has 90 rows, of which a quarter are for testing, and gets 40 more."""
+    with federation(network, tmp_path, rounds=4) as loop:
+        loop.server()
+        for i in range(CLIENTS):
+            loop.client(i)
+        run = started(loop)
+        loop.until(lambda: played(loop) >= 1, 300, "a round")
+        before = stored_split(loop, 1)
+        grow(loop, 1)
+        assert run.wait(600) == 0, run.stdout.read() if run.stdout else ""
+        after = stored_split(loop, 1)
+        for part, rows in before.parts.items():
+            assert set(rows) <= set(after.parts[part])
+        trained, tested = set(after.parts["train"]), set(after.parts["test"])
+        assert not trained & tested and len(trained | tested) == 130
+        collected = json.loads(loop.command("collect", str(loop.folder), "--json").stdout)
+        (grown,) = (c for c in collected["clients"] if c["client"] == "client-1")
+        assert (grown["train"], grown["test"]) == (len(trained), len(tested))
+        every_round_had_updates(loop, 4, at_least=2)
+        sound(loop)
+
+
+MODULE = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.{activation}(), nn.Linear(32, num_classes))
+"""
+
+
+def test_a_module_that_is_missing_or_other_at_a_client_is_named_before_any_round(
+    network: Network, tmp_path: Path
+) -> None:
+    """It is missing at every client, then there, and at one of them with another activation."""
+    write_clients(tmp_path / "data", CLIENTS)
+    (tmp_path / "fed").mkdir()
+    (tmp_path / "fed" / "ward_model.py").write_text(MODULE.format(activation="ReLU"))
+    text = recipe_text("ditto", tmp_path / "data", model="ward_model:Net", num_rounds=2, precision="float64")
+    with Federation(network, tmp_path / "fed", text, tmp_path / "data", CLIENTS, quorum=3) as loop:
+        modules = [loop.home(i) / "modules" / "ward_model.py" for i in range(CLIENTS)]
+        for module in modules:
+            assert module.is_file()
+            module.unlink()
+        loop.server()
+        for i in range(CLIENTS):
+            loop.client(i)
+        run = started(loop)
+        words = "'ward_model:Net': cannot be imported: No module named 'ward_model'"
+        loop.until(lambda: sum(words in why for why in unused(loop)) == CLIENTS, 120, "three refusals")
+        said = "The first round waits for 3 clients; 0 can be used so far."
+        assert waits(loop) == said and played(loop) == 0 and run.poll() is None
+
+        for module, activation in zip(modules, ("ReLU", "ReLU", "Tanh"), strict=True):
+            module.write_text(MODULE.format(activation=activation))
+        words = "it runs model code that gives other outputs than the server's for the same weights"
+        loop.until(lambda: any(words in why for why in unused(loop)), 180, "the refusal of other code")
+        loop.until(lambda: "Stage 0 (round 0, train) needs" in waits(loop), 60, "the server that waits")
+        assert "client-2" in waits(loop) and played(loop) == 0 and run.poll() is None
+
+        modules[2].write_text(MODULE.format(activation="ReLU"))
+        assert run.wait(600) == 0, run.stdout.read() if run.stdout else ""
+        assert unused(loop) == []
+        every_round_had_updates(loop, 2, at_least=3)
+        sound(loop)
+
+
+def unused(loop: Federation) -> list[str]:
+    """Why nodes are not used, by the word of the server."""
+    return list(status(loop)["server_app"].get("unused", {}).values())
 
 
 def test_a_wait_that_is_too_long_ends_the_run_and_the_next_one_resumes_it(network: Network, tmp_path: Path) -> None:
