@@ -129,6 +129,7 @@ class Coordinator:
         self.schedule: list[Stage] = []
         self.waits = ""  # what the server waits for, as `deploy status` shows it
         self._changed: set[int] = set()
+        self._waited = 0.0  # seconds of the present stage in which clients were waited for
 
     # A run
 
@@ -146,9 +147,9 @@ class Coordinator:
             if resumed and self.state.played < len(self.schedule):
                 self._await_start()
             while self.state.played < len(self.schedule):
-                begun = time.perf_counter()
+                begun, self._waited = time.perf_counter(), 0.0
                 self._stage()
-                self.state.seconds += time.perf_counter() - begun
+                self.state.seconds += time.perf_counter() - begun - self._waited
                 self._save()
             self._close()
         self._save()
@@ -251,8 +252,8 @@ class Coordinator:
                 return
             away = [n for n in range(self.settings.clients) if n not in here]
             why = (
-                f"The run goes on with {self._stage_name()} once {count(wanted, 'client')} can be used; "
-                f"{len(here)} can now. {self._about_missing(away)}"
+                f"The run goes on once {count(wanted, 'client')} can be used; {len(here)} can now. "
+                f"{self._about_missing(away)}"
             )
             if why != self.waits:
                 log.warning("%s", why)
@@ -641,8 +642,10 @@ class Coordinator:
         self._pause()
 
     def _pause(self) -> None:
+        begun = time.perf_counter()
         self.sleep(1.0)
         self._meet()
+        self._waited += time.perf_counter() - begun
 
     def _clear_waiting(self) -> None:
         if self.waits:
