@@ -83,7 +83,10 @@ http {{
     # What is refused is written to logs/refused.log, up to a rate; all of it is refused.
     limit_req_zone $binary_remote_addr zone=told:2m rate=1r/s;
     limit_req_zone all zone=all_told:64k rate=2r/s;
-    log_format refused 'refused $remote_addr [$time_local] "$request" $status $body_bytes_sent';
+    log_format refused 'refused $remote_addr [$time_local] "$first_characters" $status $body_bytes_sent';
+    map $request $first_characters {{
+        "~^(?<first>.{{0,150}})" $first;
+    }}
     map $limit_req_status $within_rate {{
         default 1;
         REJECTED 0;

@@ -1,0 +1,26 @@
+"""Strangers cannot fill a server's memory or its logs, nor keep clients from a round. Slow: minutes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from personafl.flower import proxy
+from tests.flower.strangers import ATTACKS, LOG_BYTES, MEMORY_MB, attacked
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(proxy.find() is None, reason="nginx is not installed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is measured, and strangers come, as on Linux"),
+]
+
+
+def test_memory_and_logs_stay_small_and_a_round_is_played_under_attack(tmp_path: Path) -> None:
+    names = [name for name in ATTACKS if "public-key" not in name]
+    rows = attacked(tmp_path, names, 0.2, print)
+    assert len(rows) == 2 + len(names)
+    assert max(row.both for row in rows) < MEMORY_MB
+    assert sum(row.log_bytes for row in rows) < LOG_BYTES
+    assert rows[-1].answers == "the run ended well, 2 of 2 clients have a model"
