@@ -88,6 +88,16 @@ def test_a_file_is_written_for_options(tmp_path: Path, monkeypatch: pytest.Monke
     assert settings.read_tables(file)["client"]["data"] == "mine.code:load"
 
 
+# The process that starts the app: it only notes with which secret it was started.
+STARTER = """
+import pathlib, sys, time
+secret = pathlib.Path(sys.argv[sys.argv.index("--superexec-auth-secret-file") + 1])
+with (secret.parent / "seen").open("a") as f:
+    f.write(f"{oct(secret.stat().st_mode & 0o777)} {secret.read_text()}\\n")
+time.sleep(600)
+"""
+
+
 class World:
     """A client whose SuperNode is a script; it counts starts in a file."""
 
@@ -107,8 +117,11 @@ with open({str(self.root / "starts")!r}, "a") as f:
     f.write(" ".join(sys.argv[1:]) + "\\n")
 count = len(open({str(self.root / "starts")!r}).readlines())
 """
-        path = script(self.root / "flower-supernode", begin + text)
-        self._patch.setattr(client, "program", lambda name: path)
+        programs = {
+            "flower-supernode": script(self.root / "flower-supernode", begin + text),
+            "flower-superexec": script(self.root / "flower-superexec", STARTER),
+        }
+        self._patch.setattr(client, "program", programs.__getitem__)
 
     def starts(self) -> list[str]:
         return (self.root / "starts").read_text().splitlines()
@@ -177,6 +190,35 @@ def test_a_client_s_state_is_closed_to_others(world: World) -> None:
         os.umask(before)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (state, state / "flower", written)]
     assert modes == [0o700, 0o700, 0o600]
+
+
+def test_the_process_that_starts_the_app_has_a_secret_of_its_own(world: World) -> None:
+    """Without it every user of the machine could take the task, with the model, from the SuperNode's port."""
+    seen = world.file.parent / "state" / "flower" / "seen"
+    world.node(
+        f"""
+import pathlib
+while not pathlib.Path({str(seen)!r}).exists() or len(open({str(seen)!r}).readlines()) < count:
+    time.sleep(0.02)
+os.kill(os.getppid(), {int(signal.SIGTERM)}) if count == 2 else os.kill(os.getpid(), 9)
+time.sleep(600)
+"""
+    )
+    world.take_part()
+    for start in world.starts():
+        assert f"--isolation process --superexec-auth-secret-file {seen.parent}/app.secret" in start
+    first, second = (line.split() for line in seen.read_text().splitlines())
+    assert first[0] == second[0] == "0o600" and len(first[1]) == 64 and first[1] != second[1]
+
+
+def test_a_client_whose_app_cannot_be_started_starts_again(world: World) -> None:
+    world.node(f"os.kill(os.getppid(), {int(signal.SIGTERM)}) if count == 2 else None; time.sleep(600)")
+    script(
+        world.root / "flower-superexec",
+        "import os, time; os.path.exists('again') and time.sleep(600); open('again', 'w')",
+    )
+    world.take_part()
+    assert world.said[0].startswith("the process that starts the app has ended by itself; starting again")
 
 
 def test_a_key_that_stays_refused_ends_the_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors.http.superexec_auth import SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
 
 from personafl.core.errors import UserError
 from personafl.flower import control, expiry, keys, proxy, server
@@ -23,6 +27,8 @@ from personafl.flower.processes import answers, environment, free_port, program
 from personafl.flower.server import EndedError, Hearer, Server
 from tests.flower.folders import made, with_keys
 from tests.flower.test_processes import alive, script, waited
+
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 class Asked:
@@ -403,6 +409,14 @@ def test_a_deployment_of_real_processes(place: Place) -> None:
         for node in nodes:
             node.says("online at localhost:")
 
+        for pid in place.left():  # nobody but the client's own process is given its task
+            words = command_line(pid).split(" --")
+            if "flower-supernode" in words[0]:
+                port = next(int(word.removeprefix("port ")) for word in words if word.startswith("port "))
+                assert acquire_task(port) == 401
+                secret = next(word.partition(" ")[2] for word in words if word.startswith("superexec-auth-secret-file"))
+                assert acquire_task(port, Path(secret).read_bytes()) == 200
+
         done = place.call("start", folder.root, "--wait")
         assert done.returncode == 0, done.stderr + done.stdout
         replies = json.loads((folder.root / "replies.json").read_text())
@@ -472,6 +486,17 @@ def test_a_deployment_of_real_processes(place: Place) -> None:
         assert "stopped; a run that was under way goes on with personafl deploy start" in served.text
         nodes[0].says("no connection to")
     assert waited(lambda: not place.left(), 30), [command_line(pid) for pid in place.left()]
+
+
+def acquire_task(port: int, secret: bytes = b"") -> int:
+    """The status of what a SuperNode answers to somebody of its machine who asks for its task."""
+    interceptors = [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE])] if secret else []
+    with RuntimeHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, interceptors) as client:
+        try:
+            client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+        except httpx.HTTPStatusError as e:
+            return e.response.status_code
+    return 200
 
 
 def command_line(pid: int) -> str:

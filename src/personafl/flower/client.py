@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +32,12 @@ _NOISE = re.compile(
     r"^INFO\s*:\s*$|^INFO:  |FastAPI lifespan|Starting Flower Super|Exit Code: 305"
     r"|Failed to initialize the connection|For more information|could not establish a connection"
     r"|handshake error detected|HTTP Request: |^[\d\-]+ [\d:,]+\s*$|\[RUN \d+, ROUND|Received: |Sent reply|^\s*$"
+    r"|SuperExec authentication is experimental|may change in future releases"
 )
 
 _OTHER_KEY = re.compile(OTHER_KEY.replace("%s", NAME.pattern))
+# The process that starts the app waits for the SuperNode, and ends with it.
+_APP_NOISE = re.compile(r"Connection attempt failed|Connection successful|Starting Flower|SuperExec terminated")
 
 REFUSED = (
     "the server refuses this client's key: it is not registered there (keys/<client>.pub of the server's folder), or "
@@ -69,13 +74,18 @@ class Hearer:
             self.refused = True
         elif "CERTIFICATE_VERIFY_FAILED" in line:
             self.fatal = self._certificate(line)
-        elif found := _OTHER_KEY.search(line):
-            self.fatal = found[0]
         elif line.startswith("[SSL"):
             self.fatal = self.fatal or f"no encrypted connection to {self._address}: is it the address of the server?"
         elif "Not Found" in line and "/v1/fleet/" in line:
             self.fatal = f"{self._address} answers, but is no server of a deployment"
         elif line and not _NOISE.search(line):
+            self._say(line)
+
+    def hear_app(self, line: str) -> None:
+        """Print what the app says, and the process that starts it."""
+        if found := _OTHER_KEY.search(line):
+            self.fatal = found[0]
+        elif line and not _APP_NOISE.search(line) and not _NOISE.search(line):
             self._say(line)
 
     def _certificate(self, line: str) -> str:
@@ -137,15 +147,19 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
     with private_files(), Stop() as stop:
         while not stop:
             hearer = Hearer(client.link.address, say, lambda: bool(stop))
-            child = Child(_supernode(client, plain), env, client.file.parent, hearer)
+            port, secret = free_port(), _new_secret(home)
+            child = Child(_supernode(client, plain, port, secret), env, client.file.parent, hearer)
+            starter = Child(_superexec(port, secret), env, client.file.parent, hearer.hear_app)
             try:
-                while child.ended() is None and not stop and not hearer.fatal:
+                while child.ended() is None and starter.ended() is None and not stop and not hearer.fatal:
                     watch.look()
                     stop.wait(0.2)
                 if hearer.fatal and child.ended() is None and not stop:
                     stop.wait(ANSWER_SECONDS)
+                exit_code = child.ended()
             finally:
                 child.stop()
+                starter.stop()
             if stop:
                 break
             if hearer.fatal:
@@ -154,13 +168,16 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
             first = (first or now) if hearer.refused else None
             if first is not None and now - first > LAPSE_SECONDS:
                 raise RefusedError(REFUSED)
-            why = REFUSED if hearer.refused else _ending(child.ended())
+            why = REFUSED if hearer.refused else _ending(exit_code)
             say(f"{why}; starting again in {RETRY_SECONDS:.0f} s")
             stop.wait(RETRY_SECONDS)
     say("stopped")
 
 
 def _ending(code: int | None) -> str:
+    """Why a client's processes have ended, of which the SuperNode ended with `code`, or not by itself."""
+    if code is None:
+        return "the process that starts the app has ended by itself"
     if code == 0:  # as Flower ends where a signature is not taken
         return "the server does not take this client's signature: its key was revoked, or its clock is wrong"
     return f"the SuperNode ended by itself (exit code {code})"
@@ -189,9 +206,28 @@ def _check(client: Client, plain: bool) -> None:
         keys.check_node_key(client.key)
 
 
-def _supernode(client: Client, plain: bool) -> list[str]:
+def _new_secret(home: Path) -> Path:
+    """Write a secret by which the SuperNode knows the process that starts its app; another one at every start."""
+    file = home / "app.secret"
+    file.unlink(missing_ok=True)
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as f:
+        f.write(secrets.token_hex(32))
+    return file
+
+
+# A SuperNode hands its tasks, which hold the model, to whoever asks at a port of 127.0.0.1. Any user of the machine can
+# do that, unless what asks is a process of its own (`--isolation process`) that has to sign with a secret.
+def _superexec(port: int, secret: Path) -> list[str]:
+    """The process that takes tasks from the SuperNode and starts the client app for each."""
+    command = [program("flower-superexec"), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+    return [*command, "--superexec-auth-secret-file", str(secret), "--parent-pid", str(os.getpid())]
+
+
+def _supernode(client: Client, plain: bool, port: int, secret: Path) -> list[str]:
     command = [program("flower-supernode"), "--superlink", client.link.address, "--host", "127.0.0.1"]
-    command += ["--port", str(free_port()), "--node-config", option("client", client.file)]
+    command += ["--port", str(port), "--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    command += ["--node-config", option("client", client.file)]
     if plain:
         return [*command, "--insecure"]
     return [*command, "--root-certificates", str(client.ca), "--auth-supernode-private-key", str(client.key)]
