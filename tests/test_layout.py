@@ -23,6 +23,7 @@ ACROSS = {
     "algorithms/test_refusals.py": "what the settings of all methods refuse",
     "data/test_papers.py": "the papers' splits: loaders, partitions and federation together",
     "flower/test_loopback.py": "deployments of real processes; flower/loopback.py",
+    "flower/test_strangers.py": "what strangers can do to a deployment; flower/strangers.py",
     "models/test_networks.py": "all networks of the registry",
     "models/test_zoo.py": "modules of users, trained to the end; models/zoo.py",
     "slots/test_registry.py": "fillings of one's own, in every registry",
