@@ -145,14 +145,14 @@ class Loopback:
 
     def launch(self, name: str, *words: str, **env: str) -> None:
         """Start one of the commands that stay in the foreground."""
-        log = (self.root / f"{name}.log").open("ab")
-        self.processes[name] = subprocess.Popen(
-            [*self.inside(name), sys.executable, "-m", "personafl", "deploy", *words],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
-        )
+        with (self.root / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*self.inside(name), sys.executable, "-m", "personafl", "deploy", *words],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+            )
 
     def server(self) -> None:
         proxy = [] if find() else ["--no-proxy"]
