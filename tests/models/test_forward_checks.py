@@ -8,6 +8,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from personafl import FedAvg, StackedModel, UserError
-from personafl.models import MODELS, forward_checks
+from personafl.models import MODELS, agreement, forward_checks
 from personafl.models.layers import StackedLinear
 from tests import worlds
 
@@ -348,6 +349,146 @@ def test_numbers_of_rows_are_checked_when_they_first_come_up():
         model(params, torch.zeros(7, 10, 6))
     one = {n: t[:1] for n, t in params.items()}
     assert model(one, torch.zeros(1, 70, 6)).shape == (1, 70, 3)  # a stack of one is that client
+
+
+class FirstRows(torch.autograd.Function):
+    """Gradients of the first twenty rows only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (torch.arange(grad.shape[0]) < 20).unsqueeze(1)
+
+
+def by_place(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.a(x) * (1 + (torch.arange(x.shape[0]) >= 20)).unsqueeze(1))
+
+
+def clipped(m: Any, x: Tensor) -> Tensor:
+    """Activations at most so many deviations from the mean of the batch."""
+    h = m.a(x)
+    middle, deviation = h.mean(), h.std()
+    return m.b(h.clamp(middle - 3.2 * deviation, middle + 3.2 * deviation))
+
+
+def with_room_for_six(m: Any, x: Tensor) -> Tensor:
+    """Two experts that take the first six rows each."""
+    h = m.a(x)
+    chosen = F.one_hot((h[:, 0] > h[:, 1]).long(), 2)
+    return m.b(h * (chosen * (chosen.cumsum(0) <= 6)).sum(1, keepdim=True))
+
+
+BY_PLACE = {
+    "capacity": (with_room_for_six, "outputs"),
+    "place": (by_place, "outputs"),
+    "clipped": (clipped, "outputs"),
+    "gradients": (lambda m, x: m.b(FirstRows.apply(m.a(x)).relu()), "gradients"),
+    "evaluation": (lambda m, x: m.b(m.a(x)) if m.training else by_place(m, x), "outputs"),
+}
+
+
+@pytest.mark.parametrize(("how", "what"), BY_PLACE.values(), ids=BY_PLACE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_depends_on_other_rows_through_the_data_is_refused_at_the_real_size(how, what, dtype) -> None:
+    """The calls and shapes are the same for any number of rows, and a few rows do not show it."""
+    torch.manual_seed(0)
+    model = StackedModel(Own(how), EXAMPLE)
+    assert model.execution.mode == "stacked"
+    model = model.to(torch.device("cpu"), dtype)
+    with pytest.raises(UserError, match=rf"Own: {what} differ from those of each client alone .*--chunk 1"):
+        run_twice(model, 9, 6)
+
+
+def run_twice(model: StackedModel, clients: int, rows: int) -> list[Tensor]:
+    """Outputs in training and in evaluation, with padding in training."""
+    draw = torch.Generator().manual_seed(0)
+    dtype = next(iter(model.initial.values())).dtype
+    params = {n: torch.stack([t * (1 + c / 9) for c in range(clients)]) for n, t in model.initial.items()}
+    x = torch.randn(clients, rows, 6, generator=draw, dtype=torch.float64).to(dtype)
+    x *= torch.linspace(0.2, 3, clients, dtype=dtype).view(-1, 1, 1)
+    valid = torch.arange(rows) < torch.linspace(rows, 2, clients).long().unsqueeze(1)
+    outputs = [model(params, x, valid, torch.arange(clients)), model(params, x)]
+    return [*outputs, *(params[n] for n in model.info.buffers), torch.get_rng_state()]
+
+
+class Dropping(Own):
+    def __init__(self) -> None:
+        super().__init__(lambda m, x: m.b(m.drop(m.norm(m.gru(m.a(x).unsqueeze(1))[0][:, 0]))))
+        self.gru, self.drop = nn.GRU(5, 5, num_layers=2, batch_first=True, dropout=0.3), nn.Dropout(0.4)
+
+
+def test_comparing_a_stack_with_its_clients_changes_no_number() -> None:
+    """Running statistics, random streams and PyTorch's generator included; dropout stays on."""
+    torch.manual_seed(0)
+    model = StackedModel(Dropping(), EXAMPLE)
+    assert model.execution.mode == "stacked"
+    plain = model.copy()
+    plain._row_checks = None
+    torch.manual_seed(1)
+    without = run_twice(plain, 5, 7)
+    torch.manual_seed(1)
+    for a, b in zip(run_twice(model, 5, 7), without, strict=True):
+        assert torch.equal(a, b)
+    assert model._row_checks is not None and len(model._row_checks.compared) == 2
+
+
+def test_few_of_many_shapes_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged clients: any shape up to 40 x 30 may come up, the largest among them."""
+    model, shapes = StackedModel(Own(STACKED["plain"]), EXAMPLE), list[torch.Size]()
+
+    def note(run: Any, params: Any, learnt: Any, x: Tensor, *rest: Any) -> None:
+        shapes.append(x.shape[:2])
+
+    monkeypatch.setattr(agreement, "difference_from_alone", note)
+    for clients in range(40, 1, -1):
+        for rows in (30, 30 - clients % 7, 1 + clients % 5):
+            for _ in range(2):
+                model({n: torch.stack([t] * clients) for n, t in model.initial.items()}, torch.zeros(clients, rows, 6))
+    assert (40, 30) in shapes and len(set(shapes)) == len(shapes) <= 24
+    model({n: torch.stack([t] * 41) for n, t in model.initial.items()}, torch.zeros(41, 30, 6))
+    assert shapes[-1] == (41, 30)
+
+
+def test_where_nothing_can_be_compared_a_shape_is_compared_later() -> None:
+    """As while a CUDA graph is recorded."""
+    checks = StackedModel(Own(STACKED["plain"]), EXAMPLE)._row_checks
+    assert checks is not None
+    checks.check(3, 4, True, None)
+    assert not checks.checked
+    with pytest.raises(UserError, match=r"outputs differ \(3 clients with 4 rows each, in training\), so the rows of"):
+        checks.check(3, 4, True, lambda: "outputs differ")
+    checks.check(3, 4, True, lambda: None)
+    assert checks.checked == {(True, 3, 4)}
+
+
+def test_what_differs_by_rounding_alone_is_not_refused() -> None:
+    """Here a module gives something else in float32 than in float64, which decides."""
+    model = StackedModel(Own(lambda m, x: by_place(m, x) if x.dtype == torch.float32 else m.b(m.a(x))), EXAMPLE)
+    assert model.execution.mode == "stacked"
+    run_twice(model, 5, 7)
+
+
+def test_a_client_that_diverged_is_not_compared_and_must_not_reach_the_others() -> None:
+    def leaking(m: Any, x: Tensor) -> Tensor:
+        return m.b(m.a(x)) + torch.where(x.isnan().any(), 1.0, 0.0)
+
+    x = torch.zeros(3, 4, 6)
+    x[1] = torch.nan
+    for how, refused in ((STACKED["plain"], False), (leaking, True)):
+        model = StackedModel(Own(how), EXAMPLE)
+        params = {n: torch.stack([t] * 3) for n, t in model.initial.items()}
+        with pytest.raises(UserError, match="outputs differ") if refused else nullcontext():
+            model(params, x)
+
+
+def test_a_forward_pass_that_fails_for_single_rows_is_compared_for_the_others() -> None:
+    def squeezing(m: Any, x: Tensor) -> Tensor:
+        return m.b(m.a(x).squeeze())[: len(x)].view(-1, 3).flip(1)[:, [0, 1, 2]]
+
+    run_twice(StackedModel(Own(squeezing), EXAMPLE), 4, 1)
 
 
 def test_a_layer_refuses_rows_that_are_not_all_of_each_client():

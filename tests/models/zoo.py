@@ -442,6 +442,21 @@ def capacity(m, x):
     return out
 
 
+def counted_capacity(m, x):
+    """Each row goes to its best expert, which takes the first six rows that come."""
+    gates = m.gate(x).softmax(-1)
+    chosen = F.one_hot(gates.argmax(-1), 2).to(x.dtype)
+    taken = chosen * (chosen.cumsum(0) <= 6)
+    return (torch.stack([expert(x) for expert in m.experts], 1) * (taken * gates).unsqueeze(-1)).sum(1)
+
+
+def clipped(m, x):
+    """Activations at most 2.5 deviations from the mean of the batch."""
+    h = m.a(x)
+    mean, deviation = h.mean(), h.std()
+    return m.b(h.clamp(mean - 2.5 * deviation, mean + 2.5 * deviation))
+
+
 def masked_experts(m, x):
     """Each row goes to its best expert; one that nobody chose is not called."""
     gates = m.gate(x).softmax(-1)
@@ -2079,6 +2094,12 @@ REFUSED = [
     Entry("draws in evaluation", lambda: two(lambda m, x: m.b(m.a(x + torch.randn_like(x)))), VECTOR,
           refused="draws random numbers in evaluation"),
     Entry("hook on a parameter", hooked_parameter, VECTOR, refused="has a hook"),
+    Entry("capacity by counting", lambda: experts(counted_capacity, 2), VECTOR, quick=True,
+          refused="outputs differ from those of each client alone"),
+    Entry("place in the batch", lambda: two(lambda m, x: m.b(m.a(x) * (1 + (torch.arange(x.shape[0]) >= 20)).view(-1,
+          1))), VECTOR, refused="outputs differ from those of each client alone"),
+    Entry("clipped by the batch", lambda: two(clipped), VECTOR,
+          refused="outputs differ from those of each client alone"),
     Entry("lazy layer", lambda: seq(nn.LazyLinear(8), nn.ReLU(), head(8)), VECTOR, refused="has no shape yet"),
     Entry("nothing to learn", lambda: head(6).requires_grad_(False), VECTOR, refused="requires a gradient"),
 ]

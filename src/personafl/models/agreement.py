@@ -4,6 +4,9 @@ Two clients with random weights and three examples each, in float64; in float32 
 first where a forward takes long: what agrees there is not looked at again.
 Compared are outputs in evaluation and in training, the gradients of all parameters, outputs with padding, and, where
 something is random, that a client's draws are its own. Dropout is switched off where draws would differ.
+
+What depends on the number of rows through the data alone does not show there. So stacks that come up in training and
+evaluation are compared with stacks of one, on the minibatch at hand (`difference_from_alone`).
 """
 
 from __future__ import annotations
@@ -258,6 +261,69 @@ def _draws_by_client(run: Run, truth: Sample, near: Near, draws: Callable[[], bo
         return True
     alone = torch.cat([in_training(slice(c, c + 1)) for c in range(2)])
     return near(together, in_training(slice(0, 2))) and near(together, alone)
+
+
+def difference_from_alone(
+    run: Run, params: Params, learnt: Collection[str], x: Tensor, valid: Tensor | None, keys: Tensor | None
+) -> str | None:
+    """Say what differs between a stack and each of its clients as a stack of one; None if nothing does.
+
+    The outputs for a minibatch are compared and, in training, the gradients of a sum of the outputs with random
+    weights. Parameters and running statistics stay as they are. A stack of one draws what the client draws in a larger
+    one, so dropout stays on. A client whose own numbers are not finite is left out.
+
+    Args:
+        run: Outputs of a stack.
+        params: What the clients have, `[C, ...]`.
+        learnt: The names of the parameters that gradients are compared for.
+        x: Inputs, `[C, B, ...]`.
+        valid: What is no padding, `[C, B]`; None if there is none.
+        keys: The clients' random streams in training; None in evaluation.
+    """
+    weights: list[Tensor] = []
+
+    def compute(rows: slice) -> list[Tensor]:
+        """Outputs `[C, B, ...]`, zero at padded rows, and gradients `[C, ...]`."""
+        leaves = {n: params[n][rows].detach().requires_grad_(keys is not None) for n in learnt}
+        own = {n: t[rows].detach().clone() for n, t in params.items() if n not in leaves} | leaves
+        real = None if valid is None else valid[rows]
+        with torch.set_grad_enabled(keys is not None):
+            out = run(own, x[rows].detach(), real, None if keys is None else keys[rows])
+            if real is not None:
+                out = torch.where(real.view(*real.shape, *[1] * (out.dim() - 2)), out, 0)
+            if keys is None or not out.requires_grad:
+                return [out.detach()]
+            if not weights:  # the whole stack comes first
+                drawn = torch.rand(out.shape, generator=torch.Generator().manual_seed(0))
+                weights.append((drawn + 0.5).to(out.device, out.dtype))
+            total = (out * weights[0][rows]).sum()
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        found = zip(leaves.values(), grads, strict=True)
+        return [out.detach(), *(torch.zeros_like(t) if g is None else g for t, g in found)]
+
+    together, worst = compute(slice(None)), list[Tensor]()
+    for c in range(len(x)):
+        try:
+            alone = compute(slice(c, c + 1))
+        except Exception:  # a forward pass may fail for the rows of one client, with `squeeze` for instance
+            continue
+        if alone[0].shape[1:] != together[0].shape[1:]:
+            return "outputs have other shapes than those of each client alone"
+        worst.append(torch.stack([_excess(t[c], a[0]) for t, a in zip(together, alone, strict=True)]))
+    if not worst:
+        return None
+    differs = (torch.stack(worst) > 1).any(0).tolist()  # the one wait for the device
+    what = "outputs" if differs[0] else "gradients"
+    return f"{what} differ from those of each client alone" if any(differs) else None
+
+
+def _excess(found: Tensor, wanted: Tensor) -> Tensor:
+    """How many times the difference that rounding may make; 0 where what is wanted is not finite."""
+    if not wanted.numel():
+        return wanted.new_zeros((), dtype=torch.float64)
+    bound = NEAR[torch.float32] * (1.0 + wanted.double().abs().amax())
+    ratio = ((found.double() - wanted.double()).abs().amax() / bound).nan_to_num(nan=torch.inf)
+    return torch.where(wanted.isfinite().all(), ratio, 0.0)
 
 
 def _states() -> tuple[object, ...]:

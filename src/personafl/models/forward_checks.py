@@ -13,7 +13,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -165,7 +165,9 @@ class RowChecks:
         self.name, self.shape, self.dtype = type(module).__name__, example.shape[1:], example.dtype
         self.module = copy.deepcopy(module).to("meta")
         self.references: dict[bool, _Recorder] = {}
-        self.checked: set[tuple[bool, int]] = set()
+        self.checked: set[tuple[bool, int, int]] = set()
+        self.compared: set[tuple[bool, int, int]] = set()
+        self.largest = {True: 0, False: 0}  # rows of a stack that was compared, in training and in evaluation
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowChecks:
         return self  # nothing in it depends on weights
@@ -186,18 +188,40 @@ class RowChecks:
                     return reason
         return None
 
-    def check(self, rows: int, training: bool) -> None:
-        """Refuse a number of rows for which the forward pass does something else than for a few rows."""
-        if (training, rows) in self.checked:
+    def check(self, clients: int, rows: int, training: bool, compare: Callable[[], str | None] | None) -> None:
+        """Refuse a stack whose rows do not go through the module as those of each client alone.
+
+        The forward pass is recorded for this number of rows. Numbers are compared if no stack of that many clients and
+        rows each has been, both to the next power of two, or if the stack has more rows than any that has been: ragged
+        clients make many shapes, and a comparison takes as long as two steps.
+
+        Args:
+            clients: How many are in the stack.
+            rows: Of each client.
+            training: Whether the stack is in training.
+            compare: Says how outputs or gradients differ from those of each client alone; None where nothing can be
+                compared now.
+        """
+        shape = training, clients, rows
+        if shape in self.checked:
             return
         with _RECORDING:
-            reason = self._deviation(rows, training)
+            reason = self._deviation(clients * rows, training)
+        size = training, (clients - 1).bit_length(), (rows - 1).bit_length()
+        if reason is None and (size not in self.compared or clients * rows > self.largest[training]):
+            if compare is None:
+                return
+            if difference := compare():
+                mode = "training" if training else "evaluation"
+                reason = f"{difference} ({clients} clients with {rows} rows each, in {mode})"
         if reason:
             raise UserError(
                 f"{self.name}: {reason}, so the rows of several clients cannot go through it in one call; train stacks "
                 "of one client instead (--chunk 1, or Machine(chunk=1))"
             )
-        self.checked.add((training, rows))
+        self.compared.add(size)
+        self.largest[training] = max(self.largest[training], clients * rows)
+        self.checked.add(shape)
 
     def _deviation(self, rows: int, training: bool) -> str | None:
         reference = self.references[training]

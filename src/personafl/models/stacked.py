@@ -32,6 +32,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -246,6 +247,10 @@ class StackedModel(Displayed):
 
     def _run(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
         """Outputs as the module gives them, `[C * B, ...]`."""
+        self._check_rows(params, x, valid, keys)
+        return self._run_unchecked(params, x, valid, keys)
+
+    def _run_unchecked(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
         if x.is_cuda and self._context.one_by_one and self._context.arithmetic == "bf16":
             with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
                 out = self._forward(params, x, valid, keys)
@@ -258,14 +263,48 @@ class StackedModel(Displayed):
         context.params, context.valid, context.keys = params, valid, keys
         context.count, context.rows, context.calls = x.shape[0], x.shape[1], 0
         training = keys is not None
-        if self._row_checks is not None and x.shape[0] > 1:
-            self._row_checks.check(x.shape[0] * x.shape[1], training)
         if self._folded.training != training:
             self._folded.train(training)
         rows = x.flatten(0, 1).clone() if self._alters else x.flatten(0, 1)  # others may look at the same batch
         out: Tensor = self._folded(rows) if self._fused is None else self._fused(self._folded, rows)
         context.params = {}
         return out
+
+    def _check_rows(self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> None:
+        """Refuse a stack that does not give each client what it gives alone, when its shape first comes up."""
+        checks, (clients, rows) = self._row_checks, x.shape[:2]
+        if checks is None or clients < 2 or not rows or (keys is not None, clients, rows) in checks.checked:
+            return
+        recording = x.is_cuda and torch.cuda.is_current_stream_capturing()  # the same step has run as it is before
+        compare = None if recording else partial(self._difference_from_alone, params, x, valid, keys)
+        checks.check(clients, rows, keys is not None, compare)
+
+    def _difference_from_alone(
+        self, params: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None
+    ) -> str | None:
+        """Say how outputs or gradients differ from those of each client alone; None if they do not.
+
+        Where they do in lower precision, float64 tells: rounding may decide which of two experts takes a row.
+        """
+
+        def run(own: Params, x: Tensor, valid: Tensor | None, keys: Tensor | None) -> Tensor:
+            out = model._run_unchecked(own, x, valid, keys)
+            return out.view(x.shape[0], x.shape[1], *out.shape[1:])
+
+        own = {n: params[n] for n in self.info.shapes}
+        model, learnt = self, list(self.info.parameters)
+        tape, self._context.tape = self._context.tape, None
+        try:
+            difference = agreement.difference_from_alone(run, own, learnt, x, valid, keys)
+            if difference is not None and _kind(params) != torch.float64:
+                with suppress(Exception):  # its forward insists on other numbers
+                    model = self.copy().to(x.device, torch.float64)
+                    own = {n: t.double() for n, t in own.items()}
+                    x = x.double() if x.is_floating_point() else x
+                    difference = agreement.difference_from_alone(run, own, learnt, x, valid, keys)
+        finally:
+            self._context.tape = tape
+        return difference
 
     @torch.no_grad()
     def closed_form_gradients(
@@ -393,6 +432,7 @@ class StackedModel(Displayed):
     ) -> Tensor:
         """Outputs, with a hook on what enters the head."""
         assert self._head is not None
+        self._check_rows(params, x, valid, keys)  # before the hook, which is for these inputs alone
         handle = self._head.register_forward_pre_hook(hook)
         try:
             return self(params, x, valid, keys)
