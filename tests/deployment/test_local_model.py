@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from personafl.core.errors import UserError
 from personafl.deployment import load_model, local_model
 from personafl.deployment.local_model import MODEL
+from personafl.deployment.world import build_parts
+from personafl.models import frozen_weights
 from tests.deployment import worlds
 
 
@@ -103,6 +106,88 @@ def test_half_a_model_is_none(left: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(local_model, "write_tensors", ended)
     with pytest.raises(KeyboardInterrupt):
-        local_model.write_model(left, "c0", model.world, {}, {})
+        local_model.write_model(left, "c0", model.world, {}, {}, build_parts(model.world).model)
     with pytest.raises(UserError, match="no model is in it"):
+        load_model(left)
+
+
+PROCESS = [0]
+
+
+class RandomFeatures(nn.Module):
+    """A head on features that every process draws anew: frozen weights, a rotation, and a table that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(PROCESS[0])
+        self.features, self.head = nn.Linear(64, 16).requires_grad_(False), nn.Linear(16, 10)
+        self.features.weight.copy_(torch.randn(16, 64, generator=draw))
+        self.register_buffer("rotation", torch.randn(8, generator=draw, dtype=torch.complex64))
+        self.register_buffer("table", torch.rand(16, generator=draw), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x.flatten(1)) * self.table
+        return self.head(torch.view_as_real(torch.view_as_complex(h.reshape(-1, 8, 2)) * self.rotation).flatten(1))
+
+
+@pytest.fixture
+def of_features(tmp_path: Path) -> tuple[Path, Tensor]:
+    """The folder of a client's model on frozen features, and what the simulator's client answers to 50 digits."""
+    text = worlds.recipe("ditto", training={"num_rounds": 1}, model={"name": f"{__name__}:RandomFeatures"})
+    server, _ = worlds.deployed(text, tmp_path / "features")
+    server.run()
+    sim = worlds.simulated(text)
+    ready = sim.deployed_models(sim.model, torch.tensor([0]))
+    wanted = sim.algorithm.predict(sim.model, ready, worlds._digits().x[None, :50].double())[0]
+    return tmp_path / "features" / "c0" / server.experiment / "c0" / MODEL, wanted
+
+
+def test_a_model_has_the_frozen_weights_it_was_trained_with(
+    of_features: tuple[Path, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = of_features
+    monkeypatch.setattr(f"{__name__}.PROCESS", [1])
+    model = load_model(folder, trust=True)
+    torch.testing.assert_close(model.predict(worlds._digits().x[:50].double()), wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture
+def nothing_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_weights, "SAVED_FROZEN", 0)
+
+
+def test_other_frozen_weights_than_those_hashed_are_refused(
+    nothing_saved: None, of_features: tuple[Path, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = of_features
+    model = load_model(folder, trust=True)
+    torch.testing.assert_close(model.predict(worlds._digits().x[:50].double()), wanted, rtol=1e-9, atol=1e-9)
+    monkeypatch.setattr(f"{__name__}.PROCESS", [1])
+    with pytest.raises(UserError, match=r"other frozen weights than the deployment: .*features\.weight.* differ"):
+        load_model(folder, trust=True)
+
+
+def test_a_folder_of_an_earlier_version_is_refused_where_the_first_weights_differ(
+    of_features: tuple[Path, Tensor], left: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds no frozen weights, only the hash of all first weights; without frozen weights that does not matter."""
+    for folder in (of_features[0], left):
+        told = json.loads((folder / "model.json").read_text())
+        del told["frozen"]
+        (folder / "model.json").write_text(json.dumps(told))
+    model = load_model(of_features[0], trust=True)
+    torch.testing.assert_close(model.predict(worlds._digits().x[:50].double()), of_features[1], rtol=1e-9, atol=1e-9)
+    monkeypatch.setattr(f"{__name__}.PROCESS", [1])
+    with pytest.raises(
+        UserError, match=r"weights that no client trains \(features\.bias, features\.weight, rotation\)"
+    ):
+        load_model(of_features[0], trust=True)
+    load_model(left)
+
+
+@pytest.mark.parametrize("frozen", [None, 5, {}, {"hashes": 5}, {"hashes": {}, "tensors": {}}])
+def test_damaged_records_of_frozen_weights_are_refused(left: Path, frozen: object) -> None:
+    told = json.loads((left / "model.json").read_text())
+    (left / "model.json").write_text(json.dumps(told | {"frozen": frozen}))
+    with pytest.raises(UserError):
         load_model(left)

@@ -229,7 +229,8 @@ def test_complex_constants_are_read_wherever_they_lie_in_memory(tmp_path: Path, 
         "rotation": torch.view_as_real(rotation.to(torch.complex128)),
     }
     (tmp_path / "checkpoint").mkdir()
-    hashes = {"hashes": json.dumps(model.frozen_hashes)}
+    saved = hash_weights({"rotation": rotation.to(torch.complex128)})
+    hashes = {"hashes": json.dumps(model.frozen_hashes | saved)}
     (tmp_path / "checkpoint" / "frozen.safetensors").write_bytes(safetensors.torch.save(pairs, hashes))
     model.restore_frozen({"rotation": torch.zeros_like(rotation)})
     checkpoint.restore_frozen(model, tmp_path)

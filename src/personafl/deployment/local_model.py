@@ -14,13 +14,16 @@ from torch import Tensor
 from personafl.core import batches, files
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
+from personafl.core.plain_text import list_names
 from personafl.core.types import Params
 from personafl.deployment.tensor_files import read_tensors, write_tensors
 from personafl.deployment.world import Parts, World, build_parts
+from personafl.models import StackedModel
 from personafl.models.client_module import ClientModule
+from personafl.models.frozen_weights import SAVED_FROZEN, complex_as_pairs, pairs_as_complex
 
 MODEL = "model"  # folder of it, among what the client keeps
-_TENSORS, _ABOUT = "deployed.safetensors", "model.json"
+_TENSORS, _FROZEN, _ABOUT = "deployed.safetensors", "frozen.safetensors", "model.json"
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,12 +71,21 @@ class LocalModel(Displayed):
         return torch.cat([self.module(block) for block in blocks])
 
 
-def write_model(folder: Path, client: str, world: World, deployed: Params, scores: dict[str, Any]) -> None:
-    """Write what a client predicts with, a stack of one, in place of what is there."""
+def write_model(
+    folder: Path, client: str, world: World, deployed: Params, scores: dict[str, Any], model: StackedModel
+) -> None:
+    """Write what a client predicts with, a stack of one, in place of what is there.
+
+    Of weights that no client trains, the smaller ones and a hash of each are written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files.remove(folder / _ABOUT)  # half a model is none
     held = write_tensors(folder / _TENSORS, deployed)
-    about = {"client": client, "world": world.told(), "tensors": held, "scores": scores}
+    frozen = {
+        "hashes": model.frozen_hashes,
+        "tensors": write_tensors(folder / _FROZEN, complex_as_pairs(model.small_frozen)),
+    }
+    about = {"client": client, "world": world.told(), "tensors": held, "frozen": frozen, "scores": scores}
     files.write(folder / _ABOUT, json.dumps(about, indent=1))
 
 
@@ -88,12 +100,42 @@ def load_model(folder: str | Path, *, device: str = "cpu", trust: bool = False) 
         about = json.loads(files.read_text(home / _ABOUT))
         deployed, world = read_tensors(home / _TENSORS, about["tensors"]), World.read(about["world"])
         client, scores = str(about["client"]), dict(about["scores"])
+        frozen = None if "frozen" not in about else _read_frozen(home, about["frozen"])
     except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise UserError(f"{home}: not a client's model: {e}") from None
     parts = build_parts(world, device, trust=trust)
+    _restore_frozen(parts.model, home, frozen, world.init)
     return LocalModel(client, _module(parts, deployed, world), world, scores)
+
+
+def _read_frozen(home: Path, told: Any) -> tuple[Params, dict[str, str]]:
+    """Frozen weights and the hashes of all, as `write_model` left them."""
+    hashes = {str(n): str(h) for n, h in dict(told["hashes"]).items()}
+    return read_tensors(home / _FROZEN, told["tensors"]), hashes
+
+
+def _restore_frozen(model: StackedModel, home: Path, frozen: tuple[Params, dict[str, str]] | None, init: str) -> None:
+    """Give a model the frozen weights it was trained with; refuse others where only their hash is there."""
+    if frozen is None:  # written before frozen weights were
+        if model.frozen_hashes and init and model.initial_hash() != init:
+            raise UserError(
+                f"{home}: the model has weights that no client trains ({list_names(sorted(model.frozen_hashes), 3)}), "
+                f"which this folder does not hold, and those built here are not known to be the same: all first "
+                f"weights together have the hash {model.initial_hash()} here and {init} in the deployment. Build the "
+                "model with the weights of the deployment"
+            )
+        return
+    values, hashes = pairs_as_complex(frozen[0], model.frozen), frozen[1]
+    model.restore_frozen({n: t for n, t in values.items() if n in model.frozen and t.shape == model.frozen[n].shape})
+    now = model.frozen_hashes
+    if differ := [n for n in hashes | now if hashes.get(n) != now.get(n)]:
+        raise UserError(
+            f"{home}: the model has other frozen weights than the deployment: {list_names(differ)} differ. Weights "
+            f"that no client trains are saved up to {SAVED_FROZEN >> 20} MiB, beyond that only hashed; build the model "
+            "with the weights the deployment had"
+        )
 
 
 def _module(parts: Parts, deployed: Params, world: World) -> ClientModule:

@@ -239,7 +239,9 @@ class _Session:
         if (last := self.told.get("close")) is not None:
             ready = self._ready(kept, last["down"])
             told["scores"] = self._scores(ready, last)
-            write_model(self.state.folder / MODEL, self.settings.id, self.world, ready, told["scores"])
+            write_model(
+                self.state.folder / MODEL, self.settings.id, self.world, ready, told["scores"], self.parts.model
+            )
             log.info("the model is in %s", self.state.folder / MODEL)
         return Reply(told, blob)
 

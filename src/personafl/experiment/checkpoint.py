@@ -39,7 +39,7 @@ from personafl.core.types import Params
 from personafl.evaluation.run_records import misfit, read_rounds
 from personafl.experiment.environment import environment
 from personafl.models import StackedModel
-from personafl.models.frozen_weights import SAVED_FROZEN, size_in_bytes
+from personafl.models.frozen_weights import SAVED_FROZEN, complex_as_pairs, pairs_as_complex, size_in_bytes
 from personafl.sim.accounting import Totals
 from personafl.sim.execution_plan import ExecutionPlan
 from personafl.sim.ranks import SingleProcess
@@ -259,7 +259,7 @@ def _save_tensors(path: Path, tensors: Params, more: Mapping[str, str] | None = 
 
 def _save_frozen(path: Path, model: StackedModel) -> None:
     """Write the smaller frozen weights, and a hash of each that a module does not compute anew by itself."""
-    saved = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in model.small_frozen.items()}
+    saved = complex_as_pairs(model.small_frozen)
     _save_tensors(path, saved, {"hashes": json.dumps(model.frozen_hashes)})
 
 
@@ -545,9 +545,7 @@ def restore_frozen(model: StackedModel, home: Path) -> None:
     path = home / FINAL / "frozen.safetensors"
     values, hashes = _load_frozen(path) if path.exists() else ({}, {})
     here = model.frozen
-    for n in values.keys() & here.keys():
-        if here[n].is_complex() and values[n].is_floating_point() and values[n].shape == (*here[n].shape, 2):
-            values[n] = torch.complex(*values[n].to(here[n].real.dtype).unbind(-1))  # a view may not be aligned
+    values = pairs_as_complex(values, here)
     model.restore_frozen({n: t for n, t in values.items() if n in here and t.shape == here[n].shape})
     now = model.frozen_hashes
     if differ := [n for n in hashes | now if hashes.get(n) != now.get(n)]:

@@ -85,6 +85,22 @@ def convert_module(module: nn.Module, dtype: torch.dtype, device: torch.device |
     return module
 
 
+def complex_as_pairs(weights: Mapping[str, Tensor]) -> Params:
+    """Return tensors with pairs of real numbers in place of complex ones, which files do not hold."""
+    return {n: torch.view_as_real(t) if t.is_complex() else t for n, t in weights.items()}
+
+
+def pairs_as_complex(values: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Params:
+    """Return tensors with complex numbers in place of pairs where those of the same name in `like` are complex."""
+
+    def is_pairs(n: str, t: Tensor) -> bool:
+        there = like.get(n)
+        return there is not None and there.is_complex() and t.is_floating_point() and t.shape == (*there.shape, 2)
+
+    # A view may not be aligned, so the numbers are copied.
+    return {n: torch.complex(*t.unbind(-1)) if is_pairs(n, t) else t for n, t in values.items()}
+
+
 def restore_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Write these values into the tensors of a module that have their names, or had them before it was folded."""
     with torch.no_grad():

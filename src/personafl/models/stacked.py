@@ -187,7 +187,7 @@ class StackedModel(Displayed):
         for module in (self.module, self._folded):
             restore_weights(module, weights)
         self._twins.clear()
-        restored = {n: t for n, t in self.frozen.items() if n in weights}
+        restored = {n: weights[n] for n in self.frozen if n in weights}  # of their type, whatever a run computes in
         self.frozen_hashes |= hash_weights(restored, skip=not_persistent(self.module))
         self.small_frozen |= small_weights(restored)
 
