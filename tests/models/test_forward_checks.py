@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from personafl import FedAvg, StackedModel, UserError
 from personafl.models import MODELS, agreement, forward_checks
-from personafl.models.layers import StackedLinear
 from tests import worlds
 
 EXAMPLE = torch.arange(12.0).view(2, 6) / 6
@@ -491,12 +490,68 @@ def test_a_forward_pass_that_fails_for_single_rows_is_compared_for_the_others() 
     run_twice(StackedModel(Own(squeezing), EXAMPLE), 4, 1)
 
 
-def test_a_layer_refuses_rows_that_are_not_all_of_each_client():
-    model = StackedModel(nn.Sequential(nn.Linear(6, 3), nn.Flatten()), EXAMPLE)
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    # a layer, an example of its input, and the axis of the rows
+    "linear": (lambda: nn.Linear(6, 3), (6,), 0),
+    "linear over sequences": (lambda: nn.Linear(6, 3), (4, 6), 0),
+    "linear over images": (lambda: nn.Linear(6, 3), (2, 2, 6), 0),
+    "convolution of series": (lambda: nn.Conv1d(2, 3, 3), (2, 6), 0),
+    "convolution of images": (lambda: nn.Conv2d(2, 3, 3), (2, 4, 4), 0),
+    "convolution of volumes": (lambda: nn.Conv3d(2, 3, 2), (2, 3, 3, 3), 0),
+    "embedding": (lambda: nn.Embedding(7, 3), (5,), 0),
+    "LSTM": (lambda: nn.LSTM(6, 3, batch_first=True), (4, 6), 0),
+    "LSTM, time first": (lambda: nn.LSTM(6, 3), (4, 6), 1),
+    "GRU": (lambda: nn.GRU(6, 3, batch_first=True), (4, 6), 0),
+    "GRU, time first": (lambda: nn.GRU(6, 3), (4, 6), 1),
+    "attention": (lambda: nn.MultiheadAttention(6, 2, batch_first=True), (4, 6), 0),
+    "attention, time first": (lambda: nn.MultiheadAttention(6, 2), (4, 6), 1),
+    "layer norm": (lambda: nn.LayerNorm(6), (4, 6), 0),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (4, 6), 0),
+    "batch norm": (lambda: nn.BatchNorm1d(4), (4, 6), 0),
+    "batch norm of images": (lambda: nn.BatchNorm2d(2), (2, 4, 4), 0),
+    "batch norm of volumes": (lambda: nn.BatchNorm3d(2), (2, 2, 2, 2), 0),
+    "dropout": (lambda: nn.Dropout(0.5), (4, 6), 0),
+    "dropout of channels": (lambda: nn.Dropout2d(0.5), (2, 4, 4), 0),
+    "a layer without a stacked form": (lambda: nn.PReLU(), (4, 6), 0),
+}
+
+
+class Around(nn.Module):
+    """One layer, called with examples first or second, and a parameter of its own that is always there."""
+
+    def __init__(self, layer: nn.Module, axis: int) -> None:
+        super().__init__()
+        self.layer, self.axis, self.head = layer, axis, nn.Linear(1, 2)
+        self.attends = isinstance(layer, nn.MultiheadAttention)
+
+    def call(self, x: Tensor) -> Tensor:
+        given = x.transpose(0, self.axis)
+        out = self.layer(given, given, given) if self.attends else self.layer(given)
+        return (out[0] if isinstance(out, tuple) else out).transpose(0, self.axis)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.call(x).flatten(1).mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize(("make", "shape", "axis"), LAYERS.values(), ids=LAYERS)
+def test_a_layer_refuses_rows_that_are_not_all_of_each_client(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], axis: int
+) -> None:
+    """A forward pass may give it each row twice, but not half of them: ten of twenty with four steps are forty."""
+    module = Around(make(), axis)
+
+    def inputs(rows: int) -> Tensor:
+        return torch.ones(rows, *shape, dtype=torch.int64 if isinstance(module.layer, nn.Embedding) else None)
+
+    model = StackedModel(module, inputs(2))
+    assert model.execution.mode == "stacked"
     params = {n: torch.stack([t] * 4) for n, t in model.initial.items()}
-    model(params, torch.zeros(4, 5, 6))  # the context is that of four clients with five rows each
-    layer = next(m for m in model._folded.modules() if isinstance(m, StackedLinear))
+    model(
+        params, inputs(20).view(4, 5, *shape), None, torch.arange(4)
+    )  # the context is of four clients, five rows each
     model._context.params = params
-    assert layer(torch.zeros(20, 6)).shape == (20, 3) and layer(torch.zeros(40, 6)).shape == (40, 3)
-    with pytest.raises(UserError, match=r"layer '0' received 10 rows for 4 clients with 5 examples each"):
-        layer(torch.zeros(10, 6))
+    folded: Any = model._folded
+    assert folded.layer.path == "layer" and len(folded.call(inputs(20))) == 20 and len(folded.call(inputs(40))) == 40
+    for rows in (10, 30):
+        with pytest.raises(UserError, match=rf"layer 'layer' received {rows} rows for 4 clients with 5 examples each"):
+            folded.call(inputs(rows))

@@ -354,7 +354,7 @@ def _together(layers: Sequence[StackedLinear], x: Tensor) -> Tensor:
     first, last = params[0], params[-2]
     assert first is not None and last is not None
     context = layers[0].context
-    layers[0].verify_rows(x.shape[:-1].numel())
+    layers[0].verify_rows(x.shape[0])
     rows = x.reshape(context.count, -1, x.shape[-1]).to(first.dtype)  # [C, B, in]
     tape, threads = context.tape, context.threads
     if tape is None:
