@@ -194,6 +194,17 @@ def averaging(m: Any, x: Tensor) -> Tensor:
     return m.b(h - m.average)
 
 
+def counting_large_batches(m: Any, x: Tensor) -> Tensor:
+    m.calls += len(x) > 4
+    return m.b(m.a(x)) / (1 + m.calls)
+
+
+def keeping_the_tenth_row(m: Any, x: Tensor) -> Tensor:
+    if len(x) > 10 and m.training:
+        m.average = m.average + x[10].mean()
+    return m.b(m.a(x)) + m.average
+
+
 def writing_to_a_log(m: Any, x: Tensor) -> Tensor:
     m.log["calls"] += 1
     return m.b(m.a(x))
@@ -214,6 +225,8 @@ def collecting(m: Any, x: Tensor) -> Tensor:
     [
         (counting, "calls"),
         (averaging, "average"),
+        (counting_large_batches, "calls"),
+        (keeping_the_tenth_row, "average"),
         (writing_to_a_log, "log"),
         (remembering_the_largest, "average"),
         (collecting, "seen"),

@@ -563,6 +563,18 @@ def drop_connect(m, x):
 # What a module keeps
 
 
+class CountingLarge(nn.Module):
+    """Counts minibatches of more than four rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.calls = head(6), 0
+
+    def forward(self, x):
+        self.calls += len(x) > 4
+        return self.fc(x) / (1 + 0.1 * self.calls)
+
+
 class Counting(nn.Module):
     """Another forward after ten steps: a warm-up by hand."""
 
@@ -2064,6 +2076,7 @@ TEXT = [
 
 REFUSED = [
     Entry("counter", Counting, VECTOR, quick=True, refused="Counting"),
+    Entry("counter of large batches", CountingLarge, VECTOR, refused="CountingLarge: attribute 'calls' changes"),
     Entry("annealed temperature", Annealed, VECTOR, refused="Annealed"),
     Entry("memory bank", Queue, VECTOR, refused="Queue"),
     Entry("batch norm in a checkpoint", lambda: Own(lambda m, x: m.b(checkpoint(m.a, x, use_reentrant=False)),

@@ -245,14 +245,22 @@ class RowChecks:
             module(x)
 
 
-def refuse_state(module: nn.Module, example: Tensor) -> None:
+def refuse_state(module: nn.Module, example: Tensor, rows: int = 2) -> None:
     """Refuse a module that remembers something from one call of its forward pass to the next.
 
     What it holds after calls with inputs a, b, a must be what it holds after a alone, and after a, b what it holds
     after b: activations may be stored, and so may tables that are made once. Buffers and parameters are looked at
     elsewhere.
+
+    Args:
+        module: The module.
+        example: Two inputs.
+        rows: How many rows each call has, of one of these inputs.
+
+    Raises:
+        UserError: The module remembers something.
     """
-    first, second = example[[0, 0]], example[[1, 1]]
+    first, second = example[[0] * rows], example[[1] * rows]
     for training in (True, False):
         known = copy.deepcopy(module).train(training), copy.deepcopy(module).train(training)
         expected = [_call(m, x) for m, x in zip(known, (first, second), strict=True)]

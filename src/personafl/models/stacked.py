@@ -83,6 +83,7 @@ from personafl.models.norms import norm_parameters
 from personafl.models.patterns import FusedForward, fused_forward
 
 LONG = 1e8  # FLOP of a forward pass of one example
+LARGE, LARGE_IF_LONG = 64, 8  # rows of the larger minibatches that a module is called with when it is made
 Mode = Literal["stacked", "layer by layer", "client by client"]
 _Way = Literal["stack", "alone", "whole"]
 _MODES: dict[_Way, Mode] = {"stack": "stacked", "alone": "layer by layer", "whole": "client by client"}
@@ -129,6 +130,9 @@ class StackedModel(Displayed):
         if policy == "drop":
             _forget_statistics(self.module)
         self.info = describe(self.module, example.clone(), head, policy)
+        self._long = self.info.other_flops + sum(2 * layer.macs for layer in self.info.layers) > LONG
+        if not is_library_code(module):  # something may be counted, or kept, of large minibatches only
+            refuse_state(self.module, example, LARGE_IF_LONG if self._long else LARGE)
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
         self.frozen_hashes = hash_weights(self.frozen, skip=not_persistent(self.module))
@@ -569,8 +573,7 @@ class StackedModel(Displayed):
 
     def _samples(self, example: Tensor) -> Iterator[Sample]:
         """What the module alone gives, in types of number a stack is compared in until it agrees."""
-        long = self.info.other_flops + sum(2 * layer.macs for layer in self.info.layers) > LONG
-        first, second = (torch.float32, torch.float64) if long else (torch.float64, torch.float32)
+        first, second = (torch.float32, torch.float64) if self._long else (torch.float64, torch.float32)
         given = False
         for dtype in (first, second):
             try:
@@ -583,7 +586,7 @@ class StackedModel(Displayed):
                 continue
             given = True
             yield truth
-            if not long:
+            if not self._long:
                 return
 
     def _checked_ways(self, example: Tensor) -> tuple[tuple[_Way, ...], str, RowChecks | None]:
