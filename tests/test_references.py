@@ -477,7 +477,7 @@ def assert_played_alike(case: Case) -> Simulation:
     return sim
 
 
-@pytest.mark.filterwarnings("ignore:.*units for", "ignore:CO-PFL. at . of this round's clients")
+@pytest.mark.filterwarnings("ignore:.*units for", "ignore:(CO-PFL|FedSelect). at . of this round's clients")
 @pytest.mark.parametrize("case", playable(CASES), ids=str)
 def test_engine_answers_as_the_reference_after_every_round(case: Case) -> None:
     """Three rounds or more with ragged clients, and what follows the last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_running_statistics_stay_with_the_client_whatever_the_policy() -> None:
 
     a = checks.played(FedSelect(select_share=0.0), num_rounds=4, model=normed("average"))
     b = checks.played(FedAvg(weights="uniform"), num_rounds=3, model=normed("local"))
-    assert a.server.keys() == b.server.keys()
+    assert tree.without(a.server, "aux").keys() == b.server.keys()
     assert not any("running" in n for n in a.server)
     checks.assert_close(b.server, a.server)
 
@@ -186,3 +187,39 @@ def test_matrices_turn_personal_whatever_they_are_called() -> None:
     sim = worlds.simulation(FedSelect(), model=model)
     held = tree.under(sim.store.gather(sim.everybody), "mask")
     assert list(held) == ["mix", "norm.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "head.weight"]
+
+
+def with_dead_inputs(dead: int) -> StackedModel:
+    """The usual model; so many of six inputs never reach it, as the first weights of these never get a gradient."""
+
+    class Masking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.first(x * (torch.arange(6) >= dead)).tanh())
+
+    return StackedModel(Masking(), torch.rand(2, 6))
+
+
+def test_one_warning_says_when_all_that_moves_is_personal() -> None:
+    """60 % of 30 and 15 positions: all 5 that move of the first layer and 9 of the head's 15; then all of the head."""
+    method = FedSelect(select_interval=1, select_share=0.6, personal_bound=1.0)
+    sim = worlds.simulation(method, model=with_dead_inputs(5), join_ratio=1.0, num_rounds=7)
+    sim.step()
+    sim.step()
+    shares = {n: m.double().flatten(1).mean(1) for n, m in sides(sim).items()}
+    assert shares["first.weight"].tolist() == [18 / 30] * 6 and shares["head.weight"].tolist() == [9 / 15] * 6
+    sim.step()  # 13 of the head's 15, and two more next time
+    with pytest.warns(UserWarning, match=r"FedSelect: at 6 of this round's clients, at least 99.9 % .* 0\.6\)"):
+        sim.step()
+    sim.step()  # does not say so again
+
+
+def test_no_warning_where_some_of_what_moves_stays_shared() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dead in (0, 3):
+            method = FedSelect(select_interval=1)
+            checks.played(method, model=with_dead_inputs(dead), join_ratio=1.0, num_rounds=4)

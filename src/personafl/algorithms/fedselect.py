@@ -11,6 +11,7 @@ up. As in the code, the aggregation uses the masks from before their update, the
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ from personafl.core.algorithm import Algorithm, ClientState, LocalWork, choose, 
 from personafl.core.errors import UserError
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.sparse import masks, means
+
+NEARLY_ALL = 0.999
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,10 @@ class FedSelect(Algorithm):
     def _nothing(self, params: Params) -> Params:
         return tree.prefixed({n: torch.zeros_like(params[n], dtype=torch.bool) for n in self._weights()}, "mask")
 
+    def init_server(self, params: Params) -> Params:
+        zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        return super().init_server(params) | {"aux/unsharing": zero}
+
     def init_coverage(self, params: Params) -> Params:
         return {n: torch.ones_like(params[n]) for n in self._weights()}
 
@@ -87,7 +94,7 @@ class FedSelect(Algorithm):
     # A round
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
-        mine = tree.under(known, "mask")
+        mine, server = tree.under(known, "mask"), tree.without(server, "aux")
         own: Payload = {n: Masked(server[n].expand_as(m), ~m) for n, m in mine.items()}
         return Download(shared=dict(tree.exclude(server, own)), own=own)
 
@@ -127,11 +134,24 @@ class FedSelect(Algorithm):
             out[n] = m | masks.top_k(moved, torch.where(room, more, 0))
         return out
 
+    def _personal_share(self, local: ClientState, mask: Params) -> Tensor:
+        """The share of the weights that have moved since the last selection, but for rounding, that are personal."""
+        personal = moving = torch.zeros((), dtype=torch.float64)
+        for n, m in mask.items():
+            before, now = local.fixed[f"snapshot/{n}"].flatten(1), local.params[n].flatten(1)
+            rounding = 64 * torch.finfo(now.dtype).eps * now.abs().amax(1, keepdim=True)
+            moved = (now - before).abs() > rounding
+            personal, moving = personal + (moved & m.flatten(1)).sum(1), moving + moved.sum(1)
+        return personal / moving.clamp(min=1)
+
     def upload(self, local: ClientState, rnd: Round) -> Payload:
         before = tree.under(local.fixed, "mask")
         out: Payload = dict(super().upload(local, rnd))
         out |= {n: Masked(local.params[n], ~m, known=True) for n, m in before.items()}
-        return out | dict(tree.prefixed(self._selected(local, rnd), "mask")) if self._selects(rnd) else out
+        if not self._selects(rnd):
+            return out
+        now = self._selected(local, rnd)
+        return out | dict(tree.prefixed(now, "mask")) | {"aux/personal": self._personal_share(local, now)}
 
     def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         new = tree.prefixed(tree.select(local.params, self.info.shapes), "own")
@@ -144,14 +164,41 @@ class FedSelect(Algorithm):
         return known | tree.select(tree.values(upload), known)
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        return super().summands(tree.without(upload, "mask"), weights, rnd) | means.covered(upload, weights)
+        sums = super().summands(tree.without(tree.without(upload, "mask"), "aux"), weights, rnd)
+        sums |= means.covered(upload, weights)
+        if self._selects(rnd):
+            sums["aux/unsharing"] = (tree.values(upload)["aux/personal"] >= NEARLY_ALL).to(weights)
+        return sums
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         new: Params = {}
         for n in self._weights():
             mean, held = means.mean(n, sums, server[n])
             new[n] = torch.where(held, self.approach(server[n], mean), server[n])
+        new["aux/unsharing"] = self._warned(server)
+        if "aux/unsharing" in sums:
+            counted = sums["aux/unsharing"].to(server["aux/unsharing"])
+            new["aux/unsharing"] = torch.where(server["aux/unsharing"] == 0, counted, -1)
         return super().aggregate(tree.exclude(server, new), sums, rnd) | new
+
+    def without_uploads(self, server: Params, rnd: Round) -> Params:
+        return super().without_uploads(server, rnd) | {"aux/unsharing": self._warned(server)}
+
+    def _warned(self, server: Params) -> Tensor:
+        """The count of clients is positive after one round only, and negative from then on."""
+        return torch.where(server["aux/unsharing"] > 0, -1, server["aux/unsharing"])
+
+    def notes(self, server: Params) -> dict[str, float]:
+        if (clients := int(server["aux/unsharing"])) > 0:
+            warnings.warn(
+                f"FedSelect: at {clients} of this round's clients, at least {100 * NEARLY_ALL:g} % of the weights that "
+                "have moved since the last selection are personal now. These clients share almost no weight that "
+                "training moves, so for them the method has become local training but for biases. Shares are of all "
+                f"positions of a tensor, moving or not: a smaller select_share (it is {self.select_share}) or "
+                f"personal_bound (it is {self.personal_bound}) keeps weights shared.",
+                stacklevel=2,
+            )
+        return {}
 
     def client_masks(self, kept: Params, down: Payload) -> Params:
         """Which positions are personal."""
