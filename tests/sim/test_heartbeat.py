@@ -179,14 +179,16 @@ def test_the_timeout_is_a_minute_or_what_a_variable_says(monkeypatch: pytest.Mon
 
 # Real processes
 
-RANK = """
+# Both ranks write to the same pipe. With PYTHONUNBUFFERED, print would write each of its arguments apart, and the lines
+# of two ranks would mix; os.write writes a line at once.
+RANK = r"""
 import os, personafl, torch
-print(os.environ["RANK"], os.getpid(), flush=True)
+os.write(1, f"{os.environ['RANK']} {os.getpid()}\n".encode())
 torch.manual_seed(0)  # ranks that begin with different weights are refused
 data = torch.randn(60, 4), torch.arange(60) % 2, torch.arange(60) // 10
 def watch(label, seed, stages, row):
     if row["round"] == 0:
-        print("playing", flush=True)
+        os.write(1, b"playing\n")
 personafl.run(
     data=data, model=torch.nn.Linear(4, 2), algorithms=["fedavg"], device="cpu", watch=watch,
     training={"num_rounds": 10**6}, evaluation={"eval_every": 10**6, "shift": "none"},
@@ -194,16 +196,16 @@ personafl.run(
 """
 
 
-IMPORTING = """
+IMPORTING = r"""
 import os, time, personafl
 launcher = os.getppid()  # asked before the line is printed, for the test kills the launcher as soon as it has read it
-print(os.environ["RANK"], os.getpid(), launcher, flush=True)
+os.write(1, f"{os.environ['RANK']} {launcher}\n".encode())
 while os.getppid() == launcher:  # as if PyTorch's import took that long
     time.sleep(0.01)
 import torch
 from personafl.sim import ranks
 with ranks.process_group("cpu"):
-    print("joined", flush=True)
+    os.write(1, b"joined\n")
 """
 
 
@@ -258,8 +260,8 @@ def test_ranks_that_import_while_their_launcher_is_killed_end_as_soon_as_they_lo
     script.write_text(IMPORTING)
     with torchrun(script) as launcher:
         assert launcher.stdout is not None
-        begun = [launcher.stdout.readline().split() for _ in range(2)]
-        assert {rank for rank, *_ in begun} == {"0", "1"} and {parent for *_, parent in begun} == {str(launcher.pid)}
+        begun = {launcher.stdout.readline() for _ in range(2)}
+        assert begun == {f"{rank} {launcher.pid}\n" for rank in range(2)}
         launcher.send_signal(signal.SIGKILL)
         out, said = launcher.communicate(timeout=HANGS)  # until the last rank has closed its end
         assert out == ""

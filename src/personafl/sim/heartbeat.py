@@ -43,7 +43,8 @@ def ended(rank: int, message: str) -> None:
     """Say why and end this process with exit code 1, whatever its other threads are at."""
     if rank:
         time.sleep(2)  # where the first rank found the same, torchrun ends this one before it says so again
-    print(f"personafl: {message}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"personafl: {message}\n")  # at once, so that it does not mix with what other ranks write
+    sys.stderr.flush()
     os._exit(1)
 
 
