@@ -200,7 +200,8 @@ def test_a_label_that_others_do_not_have_is_not_told(tmp_path: Path, caplog: pyt
     assert server.state.finished and server.world is not None
     other = dataclasses.asdict(server.world.form) | {"class_names": ["well", "unwell"]}
     work = next(r for _, r, _ in transport.log if r.kind == "work")
-    described = Request("describe", {"experiment": server.experiment, "recipe": text, "number": 0, "form": other})
+    told = {"experiment": server.experiment, "recipe": text, "number": 0, "form": other, "format": FORMAT}
+    described = Request("describe", told)
     for asked in (
         described,
         dataclasses.replace(work, told=work.told | {"world": work.told["world"] | {"form": other}}),
@@ -242,7 +243,7 @@ def test_a_damaged_split_is_told_to_the_client_alone(tmp_path: Path, caplog: pyt
     (tmp_path / "data").mkdir()
     np.savez(tmp_path / "data" / "a.npz", x=np.eye(8, dtype=np.float32), y=np.arange(8) % 2)
     node = Node(ClientSettings(id="c0", data=str(tmp_path / "data"), state=str(tmp_path / "state"), threads=1))
-    request = Request("describe", {"experiment": "e-1", "recipe": text, "number": 0})
+    request = Request("describe", {"experiment": "e-1", "recipe": text, "number": 0, "format": FORMAT})
     assert node.answer(request).told["sizes"] == {"train": 6, "validation": 0, "test": 2}
     assert not list((tmp_path / "state").rglob("split"))  # numbers may change until the first round
     (tmp_path / "state" / "e-1" / "c0" / "split").write_bytes(b"")

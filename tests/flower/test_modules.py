@@ -14,6 +14,7 @@ from personafl.deployment import coordinator
 from personafl.deployment import node as node_module
 from personafl.deployment import world as world_module
 from personafl.deployment.messages import Reply, Request
+from personafl.deployment.world import FORMAT
 from personafl.flower import control, folder, keys, modules
 from tests.deployment import worlds
 
@@ -77,11 +78,13 @@ def test_a_package_is_copied_whole(tmp_path: Path) -> None:
     (package / "__pycache__").mkdir()
     for file in ("__init__.py", "inner/__init__.py", "inner/sizes.json", "__pycache__/x.pyc", ".hidden"):
         (package / file).write_text("")
+    (package / "template.py").write_text("class {{ name }}:\n")  # no Python, and never imported
     (package / "inner" / "net.py").write_text(NET.format(helper="own_width"))
     path.write_text(worlds.recipe("fedavg", model={"name": "own_package.inner.net:Net"}))
     made = folder.init(str(path), [], tmp_path / "fed", 2, None)
     copied = {str(p.relative_to(made.modules)) for p in made.modules.rglob("*") if p.is_file()}
     inside = {f"own_package/{n}" for n in ("__init__.py", "inner/__init__.py", "inner/sizes.json", "inner/net.py")}
+    inside |= {"own_package/template.py"}
     assert copied == {"own_width.py"} | inside
 
 
@@ -183,5 +186,5 @@ def test_a_module_that_fails_is_named_without_what_it_says(tmp_path: Path, monke
     monkeypatch.syspath_prepend(str(path.parent))
     text = worlds.recipe("fedavg", model={"name": "own_other:Net"})
     node = worlds.nodes(tmp_path, 1)[100]
-    reply = node.answer(Request("describe", {"experiment": "e", "number": 0, "recipe": text}))
+    reply = node.answer(Request("describe", {"experiment": "e", "number": 0, "recipe": text, "format": FORMAT}))
     assert reply.told["error"].startswith("model.name 'own_other:Net': cannot be imported: RuntimeError. At the client")

@@ -103,7 +103,7 @@ class Node:
         return Reply(me | {"stages": self._state(told).stages()})
 
     def _describe(self, told: Mapping[str, Any]) -> Reply:
-        check_format("the server", {"format": FORMAT, **told})
+        check_format("the server", told)
         recipe = read_recipe(told.get("recipe"), hint=WHERE)
         if told.get("world") is not None:  # it is here before work, so that another model is found at once
             world = self._world(told)

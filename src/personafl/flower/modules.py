@@ -118,9 +118,13 @@ def _is_skipped(part: str) -> bool:
 
 
 def _imported_names(file: Path) -> set[str]:
-    """The first parts of the names of modules that a file imports."""
+    """The first parts of the names of modules that a file imports; none of one that is no Python, such as a template."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    try:
+        parsed = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return names
+    for node in ast.walk(parsed):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
