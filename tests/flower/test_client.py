@@ -88,12 +88,15 @@ def test_a_file_is_written_for_options(tmp_path: Path, monkeypatch: pytest.Monke
     assert settings.read_tables(file)["client"]["data"] == "mine.code:load"
 
 
-# The process that starts the app: it only notes with which secret it was started.
+# The process that starts the app: it only notes with which secret it was started, and waits for the SuperNode's start.
 STARTER = """
 import pathlib, sys, time
+while not pathlib.Path({starts!r}).exists():
+    time.sleep(0.01)
 secret = pathlib.Path(sys.argv[sys.argv.index("--superexec-auth-secret-file") + 1])
 with (secret.parent / "seen").open("a") as f:
-    f.write(f"{oct(secret.stat().st_mode & 0o777)} {secret.read_text()}\\n")
+    f.write(f"{{oct(secret.stat().st_mode & 0o777)}} {{secret.read_text()}}\\n")
+print({app!r}, flush=True)
 time.sleep(600)
 """
 
@@ -110,16 +113,18 @@ class World:
         self.said: list[str] = []
         monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
 
-    def node(self, text: str) -> None:
+    def node(self, text: str, app: str = "") -> None:
+        """Let the SuperNode run these lines, and its app print one."""
+        starts = str(self.root / "starts")
         begin = f"""
 import os, sys, time
-with open({str(self.root / "starts")!r}, "a") as f:
+with open({starts!r}, "a") as f:
     f.write(" ".join(sys.argv[1:]) + "\\n")
-count = len(open({str(self.root / "starts")!r}).readlines())
+count = len(open({starts!r}).readlines())
 """
         programs = {
             "flower-supernode": script(self.root / "flower-supernode", begin + text),
-            "flower-superexec": script(self.root / "flower-superexec", STARTER),
+            "flower-superexec": script(self.root / "flower-superexec", STARTER.format(starts=starts, app=app)),
         }
         self._patch.setattr(client, "program", programs.__getitem__)
 
@@ -168,9 +173,7 @@ time.sleep(600)
 def test_another_client_s_key_ends_the_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its app says so, in a process that ends; the SuperNode would go on."""
     monkeypatch.setattr(client, "ANSWER_SECONDS", 0.0)
-    world.node(
-        f"print('SuperNode ID: 1'); print({OTHER_KEY % ('me', 'c-1', 'c-1', 'c-1')!r}, flush=True); time.sleep(600)"
-    )
+    world.node("print('SuperNode ID: 1', flush=True); time.sleep(600)", app=OTHER_KEY % ("me", "c-1", "c-1", "c-1"))
     with pytest.raises(RefusedError, match=r"^client me is refused, .* client c-1 at the server, keys/c-1\.pub: use"):
         world.take_part()
     assert len(world.starts()) == 1
