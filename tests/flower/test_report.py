@@ -84,13 +84,20 @@ def test_a_status_says_what_the_server_waits_for_and_which_rounds_had_no_update(
 ) -> None:
     write(folder)
     folder.roster.parent.mkdir()
-    told = {"clients": [], "waits": "Stage 3 needs 2 clients", "stage": 3, "stages": 6, "rounds_without_update": 1}
+    told = {
+        "clients": [],
+        "waits": "Stage 3 needs 2 clients",
+        "unused": {"12": "another version"},
+        "stage": 3,
+        "stages": 6,
+        "rounds_without_update": 1,
+    }
     folder.roster.write_text(json.dumps(told))
     lines = report.status_lines(report.status(folder))
     assert "waits    Stage 3 needs 2 clients" in lines
     assert lines[-1] == "         1 round had no update and left the model as it was; logs/rounds.log has the reasons"
     monkeypatch.setattr(control, "runs", lambda folder: [Run("8", "finished:failed", "it waited", 0, 0, 1.0)])
-    assert not any(line.startswith("waits") for line in report.status_lines(report.status(folder)))
+    assert not any(line.startswith(("waits", "unused")) for line in report.status_lines(report.status(folder)))
 
 
 def test_a_run_whose_last_rounds_had_no_update_is_not_called_completed(folder: Folder) -> None:

@@ -25,9 +25,8 @@ def status(folder: Folder) -> dict[str, Any]:
         "server": "running" if up else "not running",
         "nodes": _nodes(folder) if up else [],
         "run": _run(runs[0]) if runs else None,
-        "run_has_ended": bool(runs) and runs[0].finished,
         "position": _position(folder),
-        "server_app": _server_app(folder),
+        "server_app": _server_app(folder, under_way=bool(runs) and not runs[0].finished),
         "certificates": _certificates(folder),
     }
 
@@ -48,7 +47,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     elif found["server"] == "running":
         lines.append("run      none yet; personafl deploy start begins one")
     app = found["server_app"]
-    if app.get("waits") and not found["run_has_ended"]:
+    if app.get("waits"):
         lines.append(harmless(f"waits    {app['waits']}"))
     named = {n["node"]: n["name"] for n in found["nodes"]}
     for node, why in app.get("unused", {}).items():
@@ -169,14 +168,13 @@ def _roster(folder: Folder) -> dict[str, str]:
         raise UserError(f"{folder.roster}: not a roster of clients") from None
 
 
-def _server_app(folder: Folder) -> dict[str, Any]:
-    """How far the server app is, and whom it does not use, by its own word."""
+def _server_app(folder: Folder, under_way: bool) -> dict[str, Any]:
+    """How far the server app is, and, of a run under way, what it waits for and whom it does not use."""
     try:
         held = json.loads(folder.roster.read_text(encoding="utf-8"))
         unused = {str(n): str(why) for n, why in dict(held.get("unused", {})).items()}
-        return {"waits": str(held.get("waits", "")), "unused": unused} | {
-            n: int(held.get(n, 0)) for n in ("stage", "stages", "rounds_without_update")
-        }
+        now = {"waits": str(held.get("waits", "")), "unused": unused} if under_way else {"waits": "", "unused": {}}
+        return now | {n: int(held.get(n, 0)) for n in ("stage", "stages", "rounds_without_update")}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
