@@ -62,16 +62,31 @@ def test_each_node_is_asked_and_its_answer_is_its_own() -> None:
     assert not made.outstanding
 
 
-def test_who_is_still_at_something_is_not_asked_again_and_its_late_answer_is_dropped() -> None:
+LATE = Failure("no answer within 0 s", busy=True)
+
+
+def test_who_is_still_at_something_is_not_asked_another_thing_and_its_late_answer_is_dropped() -> None:
     grid = SlowGrid()
     made = transport(grid)
-    assert made.exchange({1: HELLO}, 0.0) == {1: Failure("no answer within 0 s")}
-    assert made.exchange({1: HELLO}, 0.0) == {1: Failure("still at an earlier request", busy=True)}
+    other = Request("hello", {"another": "thing"})
+    assert made.exchange({1: HELLO}, 0.0) == {1: LATE}
+    assert made.exchange({1: other}, 0.0) == {1: Failure("still at an earlier request", busy=True, sent=False)}
     assert len(grid.sent) == 1
     grid.answer(1)  # late
     made.sleep = lambda seconds: grid.answer(1)
-    assert made.exchange({1: HELLO}, 60) == {1: Reply({"of": "message-2"}, b"blob")}
+    assert made.exchange({1: other}, 60) == {1: Reply({"of": "message-2"}, b"blob")}
     assert len(grid.sent) == 2
+
+
+def test_who_is_asked_the_same_again_may_answer_late() -> None:
+    """It is sent once: a client that takes longer than an exchange would else begin anew with every one."""
+    grid = SlowGrid()
+    made = transport(grid)
+    assert made.exchange({1: HELLO}, 0.0) == {1: LATE}
+    assert made.exchange({1: HELLO}, 0.0) == {1: Failure("no answer within 0 s", busy=True, sent=False)}
+    grid.answer(1)
+    assert made.exchange({1: HELLO}, 60) == {1: Reply({"of": "message-1"}, b"blob", sent=False)}
+    assert len(grid.sent) == 1 and not made.outstanding
 
 
 def test_one_that_is_late_does_not_hold_up_the_others() -> None:
@@ -81,7 +96,7 @@ def test_one_that_is_late_does_not_hold_up_the_others() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("personafl.flower.transport.time.monotonic", lambda: next(times))
         found = made.exchange({1: HELLO, 2: HELLO}, 5.0)
-    assert found[2] == Failure("no answer within 5 s") and isinstance(found[1], Reply)
+    assert found[2] == Failure("no answer within 5 s", busy=True) and isinstance(found[1], Reply)
     assert made.outstanding.keys() == {2}
 
 
@@ -90,7 +105,7 @@ def test_a_message_that_could_not_be_sent_is_not_waited_for() -> None:
     grid.unsent = {2}
     made = transport(grid, lambda: grid.answer(1))
     found = made.exchange({1: HELLO, 2: HELLO}, 60)
-    assert found[2] == Failure("the message could not be sent") and isinstance(found[1], Reply)
+    assert found[2] == Failure("the message could not be sent", sent=False) and isinstance(found[1], Reply)
     assert not made.outstanding
 
 

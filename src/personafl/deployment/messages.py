@@ -28,6 +28,7 @@ class Reply:
 
     told: dict[str, Any] = field(default_factory=dict)
     blob: bytes = b""
+    sent: bool = True  # whether the request was sent for it; not where it answers the same one, sent before
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Failure:
     """Why there is no reply, in words."""
 
     why: str
-    busy: bool = False  # whether the node was not asked, since it is still at an earlier request
+    busy: bool = False  # whether the node is still at an earlier request
+    sent: bool = True  # whether the request was sent
 
 
 class Transport(Protocol):
@@ -53,5 +55,9 @@ class Transport(Protocol):
         ...
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
-        """Ask each of these nodes one thing; an answer of some kind from each within so many seconds."""
+        """Ask each of these nodes one thing; an answer of some kind from each within so many seconds.
+
+        A node that is still at an earlier request is not sent another one: where both are the same, its answer is
+        waited for once more, else it counts as busy.
+        """
         ...

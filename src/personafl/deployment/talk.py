@@ -26,6 +26,7 @@ class Talk:
         self.sent: Payload = {}  # of the last stage
         self.apart = False  # whether what is done is part of no round: a newcomer's session at the end
         self.why, self.answered, self.lost, self.diverged, self.busy = "no answer", False, False, 0, False
+        self.was_sent = True  # whether the request was sent; it is not to a node that is still at an earlier one
         self.reply_blob = b""
         self.work: dict[str, float] = {}
         self.scores: Row | None = None
@@ -43,11 +44,13 @@ class Talk:
 
     @property
     def down_bytes(self) -> int:
-        return sum(len(b) for i, b in enumerate(self.blobs) if i in self.counted)
+        """What was sent for the round, once there is an answer of some kind."""
+        return sum(len(b) for i, b in enumerate(self.blobs) if i in self.counted) if self.was_sent else 0
 
     @property
     def evaluation_bytes(self) -> int:
-        return sum(len(b) for i, b in enumerate(self.blobs) if i not in self.counted)
+        """What was sent for scores alone."""
+        return sum(len(b) for i, b in enumerate(self.blobs) if i not in self.counted) if self.was_sent else 0
 
     @property
     def loss(self) -> float:
@@ -59,7 +62,7 @@ class Talk:
     def hear(self, reply: Reply | Failure, bounds: Mapping[str, float]) -> None:
         self.why, told = answer(reply)
         self.answered = isinstance(reply, Reply) and "error" not in told
-        self.busy = isinstance(reply, Failure) and reply.busy
+        self.busy, self.was_sent = isinstance(reply, Failure) and reply.busy, reply.sent
         self.lost = told.get("lost") is True
         self.reply_blob = reply.blob if isinstance(reply, Reply) else b""
         if told.get("diverged"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -38,6 +39,7 @@ class FlowerTransport:
         """`keys` gives the names of keys and the node ids they are registered under; None where nodes have none."""
         self.grid, self.keys, self.sleep = grid, keys, sleep
         self.outstanding: dict[int, str] = {}  # message ids by node
+        self._requests: dict[int, Request] = {}  # what these messages ask
 
     def nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
@@ -49,12 +51,15 @@ class FlowerTransport:
         return next((name for name, number in self.keys().items() if number == str(node)), "")
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
-        """Ask each node one thing; who is still at an earlier one is not asked."""
-        self._late()
+        """Ask each node one thing; a node that is still at an earlier request is sent no other one."""
+        awaited = {n for n in requests if n in self.outstanding and self._requests[n] == requests[n]}
+        self._drop_late(self.outstanding.keys() - awaited)
         found: dict[int, Reply | Failure] = {
-            n: Failure("still at an earlier request", busy=True) for n in requests if n in self.outstanding
+            n: Failure("still at an earlier request", busy=True, sent=False)
+            for n in requests
+            if n in self.outstanding and n not in awaited
         }
-        asked = [n for n in requests if n not in found]
+        asked = [n for n in requests if n not in found and n not in awaited]
         messages = [
             Message(
                 to_records(requests[n].told, requests[n].blobs),
@@ -67,34 +72,35 @@ class FlowerTransport:
         ids = list(self.grid.push_messages(messages)) if messages else []
         for n, number in zip(asked, ids, strict=True):
             if number:
-                self.outstanding[n] = number
+                self.outstanding[n], self._requests[n] = number, requests[n]
             else:  # Flower says why in its log
-                found[n] = Failure("the message could not be sent")
+                found[n] = Failure("the message could not be sent", sent=False)
         until = time.monotonic() + timeout
-        waiting = {n for n in asked if n not in found}
+        waiting = {n for n in requests if n not in found}
         while waiting:
             for n, reply in self._pulled(waiting):
-                found[n] = reply
+                found[n] = replace(reply, sent=n not in awaited)
                 waiting.discard(n)
             if waiting and time.monotonic() >= until:
-                found |= {n: Failure(f"no answer within {timeout:g} s") for n in waiting}
+                late = f"no answer within {timeout:g} s"
+                found |= {n: Failure(late, busy=True, sent=n not in awaited) for n in waiting}
                 break
             if waiting:
                 self.sleep(POLL)
         return found
 
-    def _late(self) -> None:
-        """Take note of nodes whose answer came after all; it is no use any more."""
-        for _ in self._pulled(set(self.outstanding)):
+    def _drop_late(self, nodes: Collection[int]) -> None:
+        """Drop the answers that came after all of nodes that are not asked the same again."""
+        for _ in self._pulled(nodes):
             pass
 
-    def _pulled(self, nodes: set[int]) -> Iterable[tuple[int, Reply | Failure]]:
-        by_message = {self.outstanding[n]: n for n in nodes}
+    def _pulled(self, nodes: Collection[int]) -> Iterable[tuple[int, Reply | Failure]]:
+        by_message = {self.outstanding[n]: n for n in list(nodes)}
         for message in self.grid.pull_messages(list(by_message)) if by_message else ():
             node = by_message.pop(message.metadata.reply_to_message_id, None)
             if node is None:  # nothing that was asked, or an answer that came before
                 continue
-            del self.outstanding[node]
+            del self.outstanding[node], self._requests[node]
             yield node, _reply(message)
 
 
