@@ -668,7 +668,7 @@ def _heard(server: Coordinator, reply: Reply) -> object:
         progress.record_update(0, update, talk)
         server._aggregate(progress.cohort_updates(), rnd)
     scores = [s for s in (talk.scores, talk.judged) if s is not None]
-    return json.dumps([progress.row(), progress.losses(), [server._stats({0: s}) for s in scores]])
+    return json.dumps([progress.failure_columns(), progress.losses(), [server._stats({0: s}) for s in scores]])
 
 
 def requests() -> list[bytes]:

@@ -43,7 +43,7 @@ def test_a_client_that_failed_is_asked_again_when_its_time_has_come() -> None:
     assert progress.to_ask([0, 1], now=29.0) == [] and progress.to_ask([0, 1], now=30.0) == [1]
     progress.record_update(1, {}, talk())
     assert progress.enough and list(progress.cohort_updates()) == [0, 1]
-    assert progress.row() == {"dropped": 1}  # client 2 never came
+    assert progress.failure_columns() == {"dropped": 1}  # client 2 never came
 
 
 def test_clients_that_diverged_are_not_asked_again() -> None:
@@ -51,7 +51,7 @@ def test_clients_that_diverged_are_not_asked_again() -> None:
     for n in (0, 1):
         progress.record_failure(n, "its loss is not finite", talk(answered=True, diverged=True), retry_at=0.0)
     assert progress.enough and progress.to_ask([0, 1], now=10.0) == []
-    assert progress.row()["diverged"] == 2
+    assert progress.failure_columns()["diverged"] == 2
 
 
 def test_a_row_tells_updates_that_did_not_come_from_those_that_cannot_be_used() -> None:
@@ -59,7 +59,7 @@ def test_a_row_tells_updates_that_did_not_come_from_those_that_cannot_be_used() 
     progress.record_update(0, {}, talk())
     progress.record_failure(1, "no answer within 1 s", talk(), retry_at=0.0)
     progress.record_failure(2, "not all values are finite", talk(answered=True), retry_at=0.0)
-    assert progress.row() == {
+    assert progress.failure_columns() == {
         "dropped": 1,
         "failed": [{"client": 1, "why": "no answer within 1 s"}],
         "quarantined": [{"client": 2, "why": "not all values are finite"}],

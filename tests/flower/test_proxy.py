@@ -146,9 +146,11 @@ class Link(http.server.BaseHTTPRequestHandler):
     """A SuperLink that notes what arrives."""
 
     arrived: list[tuple[str, int]]
+    addresses: list[str | None]  # from which it came by the proxy's word
 
     def do_POST(self) -> None:
         size = 0
+        self.addresses.append(self.headers.get("X-Forwarded-For"))
         if self.headers.get("Transfer-Encoding") == "chunked":
             while piece := int(self.rfile.readline(), 16):
                 size += len(self.rfile.read(piece + 2)) - 2
@@ -184,6 +186,10 @@ class Front:
     def arrived(self) -> list[tuple[str, int]]:
         return self._handler.arrived
 
+    @property
+    def addresses(self) -> list[str | None]:
+        return self._handler.addresses
+
     def ask(self, method: str, target: str, body: bytes = b"", head: str = "", registered: bool = True) -> int:
         """The status of an answer to a request that is sent as it stands, by default with a node's public key."""
         context = ssl.create_default_context(cafile=str(self.folder.keys / "ca.crt"))
@@ -208,7 +214,7 @@ def front(tmp_path: Path) -> Iterator[Front]:
     folder.logs.mkdir()
     proxy.admit(folder.root, control.public_keys(folder).values())
     proxy.check(nginx, folder.root, folder.link())
-    handler = type("Noting", (Link,), {"arrived": []})
+    handler = type("Noting", (Link,), {"arrived": [], "addresses": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", link), handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder.keys / "server.crt", folder.keys / "server.key")
@@ -241,6 +247,15 @@ def test_calls_of_nodes_get_through_and_nothing_else(front: Front) -> None:
     assert front.ask("POST", "/v1/fleet/pull-messages", hidden, both) == 400
     assert len(front.arrived) == 2
     assert any('"POST /v1/control/list-runs HTTP/1.1" 404' in line for line in front.lines)
+
+
+@pytest.mark.slow
+@needs_nginx
+def test_the_superlink_is_told_the_address_of_a_client_and_not_what_the_client_says(front: Front) -> None:
+    head = "Content-Length: 0\r\nX-Forwarded-For: 203.0.113.9\r\n"
+    assert front.ask("POST", "/v1/fleet/pull-messages", head=head) == 200
+    assert front.ask("POST", "/v1/fleet/activate-node", head=head, registered=False) == 200
+    assert front.addresses == ["127.0.0.1"] * 2
 
 
 @pytest.mark.slow

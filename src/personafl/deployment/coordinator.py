@@ -74,10 +74,16 @@ log = logging.getLogger("personafl")
 Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
 NAMED = 20  # clients whose names a line of the log has
+BUSY = 5.0  # seconds until a client that is still at an earlier request is looked at again
 RETRY = 30.0  # seconds until a node that could not be used is asked again
 DIVERGED = (
     "lower training.lr, set training.grad_clip, or normalise inputs and targets (data.normalize, "
     "data.normalize_targets)"
+)
+
+ADVICE = (
+    "personafl deploy start resumes the run at this stage. deployment.quorum sets how many updates a stage needs, and "
+    'deployment.without_quorum = "skip" leaves out the stages that too few clients play.'
 )
 
 
@@ -99,6 +105,10 @@ class State:
     judged: dict[str, Row] = field(default_factory=dict)  # scores of the last cohort right after training
     seconds: float = 0.0
     finished: bool = False
+
+
+class _QuorumError(RuntimeError):
+    """Too few clients have played a stage, or have their final model, for too long."""
 
 
 class Coordinator:
@@ -151,10 +161,10 @@ class Coordinator:
                 self._stage()
                 self.state.seconds += time.perf_counter() - begun - self._waited
                 self._save()
-            self._close()
+            too_few = self._close()
         self._save()
         self._finish()
-        if why := self._failure():
+        if why := self._failure() or too_few:
             raise UserError(why)
 
     def _failure(self) -> str:
@@ -165,7 +175,7 @@ class Coordinator:
         if not without:
             return ""
         rounds = "The last round" if without == 1 else f"The last {without} rounds"
-        return f"{rounds} had no update, so the model is that of the round before. The reason: {self.state.reason}."
+        return f"{rounds} had no update and left the model as it was. The reason: {self.state.reason.rstrip('.')}."
 
     def _restored(self) -> bool:
         found = self.files.load()
@@ -255,12 +265,9 @@ class Coordinator:
                 f"The run goes on once {count(wanted, 'client')} can be used; {len(here)} can now. "
                 f"{self._about_missing(away)}"
             )
-            if why != self.waits:
-                log.warning("%s", why)
-                self.waits = why
-            self._tell()
             if self.clock() > until:
                 raise UserError(f"{self._about_start(len(here))} {self._about_missing(away)}")
+            self._say_waiting(why)
             self.sleep(1.0)
 
     def _about_start(self, here: int) -> str:
@@ -356,6 +363,11 @@ class Coordinator:
         check_calibration(validation, parts.algorithm, parts.recipe.evaluation)
         check_augmentation("what the clients hold", form.shape, parts.training)
         self.world = dataclasses.replace(world, init=parts.model.initial_hash(), outputs=parts.outputs)
+        if not parts.outputs:
+            log.warning(
+                "The model has no finite outputs for drawn inputs, so it is not compared whether clients run the same "
+                "code: only the hash of the first weights is."
+            )
         self._build()
         self._save()
         log.info("%d clients are there: %s", len(members), list_names([m.name for m in members], NAMED))
@@ -502,12 +514,16 @@ class Coordinator:
         progress = StageProgress(ids, updates_needed(stage, len(ids), self.settings.quorum))
         scored = self._to_score()
         scores: dict[int, Row] = {}
-        asked = self._await_cohort(progress)
-        while True:
-            self._ask(progress, asked, rnd, scored - scores.keys(), scores)
-            if progress.enough:
-                break
-            asked = self._await_retry(progress)
+        before = dataclasses.replace(self.state, totals=dataclasses.replace(self.state.totals))
+        try:
+            self._play(progress, rnd, scored, scores)
+        except _QuorumError as e:
+            if self.settings.without_quorum == "stop":
+                self.state.totals, self.state.evaluation_bytes = before.totals, before.evaluation_bytes
+                self._save()  # nothing of the stage counts: the next run plays it from its beginning
+                raise UserError(f"{e} {ADVICE}") from None
+            log.warning("%s The stage is left out.", e)
+            progress.skipped = "it was left out, since too few updates came within deployment.quorum_timeout"
         self._clear_waiting()
         for n in ids:
             if n not in progress.updates and n not in progress.failures:
@@ -517,6 +533,7 @@ class Coordinator:
         updates = progress.cohort_updates()
         kept_model = self._aggregate(updates, rnd) if stage.up and stage.who != "nobody" else ""
         if stage.up and stage.who != "nobody":
+            kept_model = progress.skipped or kept_model
             self._count_without_update(progress, kept_model)
         for n in updates:
             self._acknowledge(n, position)
@@ -527,7 +544,7 @@ class Coordinator:
             "clients": len(updates.keys() | progress.failures.keys()),
             "lr": rnd.lr,
             "loss": finite_mean(progress.losses()),
-            **progress.row(),
+            **progress.failure_columns(),
             **({"kept_model": kept_model} if kept_model else {}),
             "up_bytes": self.state.totals.up_bytes,
             "down_bytes": self.state.totals.down_bytes,
@@ -547,6 +564,20 @@ class Coordinator:
         self.state.last_without_update += 1
         everybody = progress.diverged >= set(progress.ids)
         self.state.reason = f"the training of all its clients diverged; {DIVERGED}" if everybody else kept_model
+
+    def _play(self, progress: StageProgress, rnd: Round, scored: set[int], scores: dict[int, Row]) -> None:
+        """Ask the clients of a stage until enough of them have played it."""
+        asked = self._await_cohort(progress)
+        self._clear_waiting()
+        until = self.clock() + self.settings.quorum_timeout
+        while True:
+            before = len(progress.updates)
+            self._ask(progress, asked, rnd, scored - scores.keys(), scores)
+            if progress.enough:
+                return
+            if len(progress.updates) > before:
+                until = self.clock() + self.settings.quorum_timeout
+            asked = self._await_retry(progress, until)
 
     def _ask(
         self, progress: StageProgress, cohort: Sequence[int], rnd: Round, scored: set[int], scores: dict[int, Row]
@@ -568,6 +599,23 @@ class Coordinator:
         self._hold(again)
         talks |= again
         scores |= {n: t.scores for n, t in talks.items() if t.scores is not None and n in scored}
+        changed = self._note(progress, cohort, talks, rnd, wanted)
+        if changed:  # who fits still, with the data it has now, is asked once more
+            self._meet()
+            talks = {m.number: self._talk(m, position) for m in self._online(changed)}
+            self._hold(talks)
+            self._note(progress, changed, talks, rnd, wanted)
+
+    def _note(
+        self,
+        progress: StageProgress,
+        cohort: Sequence[int],
+        talks: Mapping[int, Talk],
+        rnd: Round,
+        wanted: admission.Schema,
+    ) -> list[int]:
+        """Note what came of these clients' exchanges: those of them whose data or model have changed."""
+        changed = []
         for n in cohort:
             if n not in talks:  # it has left since
                 continue
@@ -576,12 +624,13 @@ class Coordinator:
             if update is not None:
                 progress.record_update(n, update, talk)
                 continue
-            # Its data or its model have changed: it is asked about them again, and not used until they fit.
             if any(part in why for part in ("examples from a client that has", OTHER_CODE, OTHER_WEIGHTS)):
-                self.met.pop(talk.member.node, None)
-            if why != progress.failures.get(n):
-                log.warning("stage %d: client %s: %s", position, talk.member.name, why)
-            progress.record_failure(n, why, talk, self.clock() + (1.0 if talk.busy else RETRY))
+                self.met.pop(talk.member.node, None)  # it is asked about them again, and not used until they fit
+                changed.append(n)
+            if why != progress.failures.get(n) and not (talk.busy and n in progress.failures):
+                log.warning("stage %d: client %s: %s", self.state.played, talk.member.name, why)
+            progress.record_failure(n, why, talk, self.clock() + (BUSY if talk.busy else RETRY))
+        return changed
 
     def _await_cohort(self, progress: StageProgress) -> list[int]:
         """The clients of a stage that are there, once they are as many as it needs.
@@ -589,6 +638,7 @@ class Coordinator:
         With `offline = "wait"` the others are then waited for, for up to `wait` seconds.
         """
         until = self.clock() + self.settings.quorum_timeout
+        ids = progress.ids
         while len(here := self._present(progress.ids)) < progress.needed:
             away = [n for n in progress.ids if n not in here]
             self._wait(
@@ -597,22 +647,26 @@ class Coordinator:
                 until,
             )
         until = self.clock() + (self.settings.wait if self.settings.offline == "wait" else 0.0)
-        while len(here) < len(progress.ids) and self.clock() < until:
+        while len(here) < len(ids) and self.clock() < until:
+            away = [n for n in ids if n not in here]
+            self._say_waiting(f"{self._stage_name()} waits for all of its clients. {self._about_missing(away)}")
             self._pause()
-            here = self._present(progress.ids)
+            here = self._present(ids)
         return here
 
-    def _await_retry(self, progress: StageProgress) -> list[int]:
+    def _await_retry(self, progress: StageProgress, until: float) -> list[int]:
         """The clients to ask next, in a stage that has too few updates, as soon as there are some."""
-        until = self.clock() + self.settings.quorum_timeout
+        stage = self.schedule[self.state.played]
+        needs = "the updates of " if stage.up else ""
         while True:
             here = self._present(progress.ids)
             for n in progress.retry_at.keys() - here:  # it is asked as soon as it is back
                 progress.retry_at[n] = 0.0
-            if asked := progress.to_ask(here, self.clock()):
+            asked = progress.to_ask(here, self.clock())
+            if asked and self.clock() < until:
                 return asked
             self._wait(
-                f"{self._stage_name()} needs the updates of {count(progress.needed, 'client')} and has "
+                f"{self._stage_name()} needs {needs}{count(progress.needed, 'client')} and has "
                 f"{len(progress.updates)}. {self._about_failures(progress)}",
                 until,
             )
@@ -624,22 +678,24 @@ class Coordinator:
     # Waiting
 
     def _wait(self, why: str, until: float) -> None:
-        """Say what is waited for, sleep and look who has come; end the run where that has taken too long.
+        """Say what is waited for, sleep and look who has come.
 
-        The run is resumed by the next: nothing of a stage counts before enough clients have played it.
+        Raises:
+            _QuorumError: It has taken too long.
         """
         if self.clock() >= until:
-            self._save()
-            raise UserError(
-                f"{why} The server has waited for {self.settings.quorum_timeout:g} seconds "
-                "(deployment.quorum_timeout). personafl deploy start resumes the run; deployment.quorum sets how many "
-                "updates a stage needs."
+            raise _QuorumError(
+                f"{why} The server has waited for {self.settings.quorum_timeout:g} seconds (deployment.quorum_timeout)."
             )
+        self._say_waiting(why)
+        self._pause()
+
+    def _say_waiting(self, why: str) -> None:
+        """Say in the log and to `deploy status` what is waited for."""
         if why != self.waits:
             log.warning("%s The server waits.", why)
             self.waits = why
         self._tell()
-        self._pause()
 
     def _pause(self) -> None:
         begun = time.perf_counter()
@@ -651,6 +707,7 @@ class Coordinator:
         if self.waits:
             log.info("enough clients are there: the run goes on")
             self.waits = ""
+            self._tell()
 
     def _stage_name(self) -> str:
         stage = self.schedule[self.state.played]
@@ -662,20 +719,29 @@ class Coordinator:
 
     def _about_missing(self, ids: Sequence[int]) -> str:
         """A sentence on clients that cannot be asked."""
-        ids = sorted(ids)
-        names = [self._name(n) for n in ids]
-        refused = {self._refusal(n) for n in ids}
-        if ids and len(refused) == 1 and (why := refused.pop()):
-            who = f"Client {names[0]}" if len(ids) == 1 else f"Each of {list_names(names, NAMED)}"
+        known = sorted(n for n in ids if self.roster.numbered(n) is not None)
+        names = [self._name(n) for n in known]
+        refused = {self._refusal(n) for n in known}
+        strangers = len(ids) - len(known)
+        never = f"{count(strangers, 'client')} {'has' if strangers == 1 else 'have'} never come" if strangers else ""
+        if known and not never and len(refused) == 1 and (why := refused.pop()):
+            who = f"Client {names[0]}" if len(known) == 1 else f"Each of {list_names(names, NAMED)}"
             return f"{who} is refused: {why}."
-        return f"Missing: {list_names([self._with_reason(n, self._refusal(n)) for n in ids], NAMED)}."
+        missing = list_names([self._with_reason(n, self._refusal(n)) for n in known], NAMED)
+        return " ".join(f"{part}." for part in (missing and f"Missing: {missing}", never) if part)
 
     def _about_failures(self, progress: StageProgress) -> str:
         """A sentence on the clients that have no update, and why."""
         left = [n for n in progress.ids if n not in progress.updates]
         reasons = {n: progress.failures.get(n) or self._refusal(n) or "is not there" for n in left}
-        if len(left) > 1 and len(set(reasons.values())) == 1 and not progress.updates:
-            return f"All {len(left)} clients fail alike: {reasons[left[0]]}."
+        return self._reasons(reasons, alike=not progress.updates)
+
+    def _reasons(self, reasons: Mapping[int, str], *, alike: bool = True) -> str:
+        """A sentence on clients and the reason of each; of one for all where that may be said and is so."""
+        if not reasons:
+            return ""
+        if alike and len(reasons) > 1 and len(set(reasons.values())) == 1:
+            return f"All {len(reasons)} clients fail alike: {next(iter(reasons.values()))}."
         return f"Without one: {list_names([self._with_reason(n, why) for n, why in reasons.items()], NAMED)}."
 
     def _refusal(self, number: int) -> str:
@@ -957,46 +1023,58 @@ class Coordinator:
 
     # The end
 
-    def _close(self) -> None:
-        """Give every client that is there its final model, and score it.
+    def _close(self) -> str:
+        """Give every client that is there its final model, and score it; why too few have it, or nothing.
 
         Clients that are still at earlier work are waited for; so are others until as many have their model as a stage
         of all clients needs.
         """
         busy_until = self.clock() + 2 * self.settings.round_timeout
         until = self.clock() + self.settings.quorum_timeout
+        everybody = range(self.settings.clients)
         needed = self.settings.quorum or math.ceil(self.settings.clients / 2)
+        failures: dict[int, str] = {}  # why clients that were asked have no model
         retry_at: dict[int, float] = {}
+        busy: set[int] = set()
+        why = ""
         self._meet()
         while True:
             open_members = [m for m in self._online(m.number for m in self.roster.members) if not m.closed]
             asked = [m for m in open_members if retry_at.get(m.number, self.clock()) <= self.clock()]
-            busy = self._closed(asked)
-            retry_at |= {m.number: self.clock() + RETRY for m in asked if not m.closed and m.number not in busy}
-            without = [n for n in range(self.settings.clients) if not self._has_final_model(n)]
+            busy = (busy - {m.number for m in asked} | self._closed(asked, failures)) & {m.number for m in open_members}
+            for m in asked:
+                retry_at[m.number] = self.clock() + (BUSY if m.number in busy else RETRY)
+            without = [n for n in everybody if not self._has_final_model(n)]
             have = self.settings.clients - len(without)
             if have >= needed and not (busy and self.clock() < busy_until):
                 break
             if have >= needed:
                 self._pause()
                 continue
-            self._wait(
-                f"All rounds are played. The run ends once {count(needed, 'client')} have the final model; "
-                f"{have} so far. {self._about_missing(without)}",
-                until,
-            )
+            missing = [n for n in without if n not in self._present(without)]
+            reasons = {n: why for n, why in failures.items() if n in without and n not in missing}
+            try:
+                self._wait(
+                    f"All rounds are played. The run ends once {count(needed, 'client')} have the final model; "
+                    f"{have} so far. {' '.join(filter(None, (self._about_missing(missing), self._reasons(reasons))))}",
+                    until,
+                )
+            except _QuorumError as e:
+                why = f"{e} personafl deploy start gives the others their models."
+                break
         self._clear_waiting()
         if self.state.pending is not None:
             scored = set(self._evaluated())
             self._complete(
                 self.state.pending, {m.number: m.scores for m in self.roster.members if m.closed and m.number in scored}
             )
+        return why
 
     def _has_final_model(self, number: int) -> bool:
         member = self.roster.numbered(number)
         return member is not None and member.closed
 
-    def _closed(self, members: Sequence[Member]) -> set[int]:
+    def _closed(self, members: Sequence[Member], failures: dict[int, str]) -> set[int]:
         """Ask these clients to end: the numbers of those that are still at an earlier request."""
         talks = {m.number: self._talk(m, None, close=True) for m in members}
         self._hold(talks)
@@ -1008,8 +1086,10 @@ class Coordinator:
         self._hold(again)
         for n, talk in (talks | again).items():
             if talk.scores is None:
-                if not talk.busy:
-                    log.warning("client %s has no final model: %s", talk.member.name, talk.why or "it gave no scores")
+                why = talk.why or "it gave no scores"
+                if not talk.busy and why != failures.get(n):
+                    log.warning("client %s has no final model: %s", talk.member.name, why)
+                failures[n] = why
                 continue
             talk.member.closed, talk.member.scores = True, talk.scores
             if talk.told["plays"]:

@@ -30,15 +30,16 @@ class Deployment(Section):
     name: str = setting("federation", "what the federation is called")
     clients: int = setting(3, "clients that take part; those that come beyond them are newcomers")
     start: int = setting(0, "clients that must be there before a run begins or is resumed; 0: all of them")
-    quorum: int = setting(
-        0, "updates without which the server waits and does not go on to the next stage; 0: of half the sampled clients"
-    )
-    quorum_timeout: float = setting(
-        3600.0, "seconds that are waited for them; then the run ends, and personafl deploy start resumes it"
+    quorum: int = setting(0, "updates that a stage needs before the next one begins; 0: half of its sampled clients")
+    quorum_timeout: float = setting(3600.0, "seconds without a new update after which a stage is given up")
+    without_quorum: Literal["stop", "skip"] = setting(
+        "stop", "what becomes of a stage that is given up: stop ends the run, which can be resumed, skip leaves it out"
     )
     offline: Literal["skip", "wait"] = setting("skip", "what is done about sampled clients that are not there")
     wait: float = setting(120.0, "seconds a round waits for them at most, where it waits")
-    start_timeout: float = setting(3600.0, "seconds that are waited for the first clients")
+    start_timeout: float = setting(
+        3600.0, "seconds that are waited for the clients that a run begins or is resumed with"
+    )
     round_timeout: float = setting(600.0, "seconds after which a client's answer is not waited for any longer")
     labels: tuple[str, ...] = setting((), "names of the classes, in order; empty: clients tell which they have")
     bind: bool = setting(True, "whether a client's name must be that of its public key: client-3 for keys/client-3.pub")

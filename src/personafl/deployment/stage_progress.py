@@ -39,6 +39,7 @@ class StageProgress:
     answered: set[int] = field(default_factory=set)  # clients whose update came and cannot be used
     diverged: set[int] = field(default_factory=set)  # clients whose training diverged, as it would the next time
     retry_at: dict[int, float] = field(default_factory=dict)  # when a client that failed is asked again
+    skipped: str = ""  # why it is left out without enough updates
 
     @property
     def enough(self) -> bool:
@@ -57,7 +58,9 @@ class StageProgress:
 
     def record_failure(self, number: int, why: str, talk: Talk, retry_at: float) -> None:
         """Note why a client has no update, and when it is asked again."""
-        self.failures[number], self.retry_at[number] = why, retry_at
+        if not (talk.busy and number in self.failures):  # still at it, which says less than the reason before
+            self.failures[number] = why
+        self.retry_at[number] = retry_at
         if talk.answered:
             self.answered.add(number)
         else:
@@ -66,14 +69,14 @@ class StageProgress:
             self.diverged.add(number)
 
     def cohort_updates(self) -> dict[int, Payload]:
-        """The updates in the order of the cohort."""
-        return {n: self.updates[n] for n in self.ids if n in self.updates}
+        """The updates in the order of the cohort; none of a stage that is left out."""
+        return {} if self.skipped else {n: self.updates[n] for n in self.ids if n in self.updates}
 
     def losses(self) -> list[float]:
         """The training losses of the clients whose updates are taken."""
         return [self.talks[n].loss for n in self.cohort_updates()]
 
-    def row(self) -> Row:
+    def failure_columns(self) -> Row:
         """The columns of the row of this stage that tell what went wrong."""
         away = [n for n in self.ids if n not in self.updates and n not in self.failures]
         reasons = [(n, {"client": n, "why": self.failures[n]}) for n in self.ids if n in self.failures]
