@@ -104,12 +104,14 @@ def test_another_address_is_open_on_all_interfaces(host: str) -> None:
 def test_nginx_is_told_the_public_keys_that_nodes_send(tmp_path: Path) -> None:
     folder = with_keys(tmp_path / "fed")
     known = control.public_keys(folder)
-    assert proxy.admit(folder.root, known.values()) and not proxy.admit(folder.root, known.values())
+    assert proxy.write_admitted_keys(folder.root, known.values()) and not proxy.write_admitted_keys(
+        folder.root, known.values()
+    )
     text = (folder.root / "flower" / "nginx" / "nodes.conf").read_text()
     assert text.count(' "";') == 2 and "map $http_flwr_public_key $stranger {" in text
     assert all(f'"{key_header(folder, name)}" "";' in text for name in known)
     assert "default $remote_addr;" in text
-    assert proxy.admit(folder.root, [known["client-0"], "no key"])  # a file that is no key lets nobody in
+    assert proxy.write_admitted_keys(folder.root, [known["client-0"], "no key"])  # a file that is no key lets nobody in
     assert (folder.root / "flower" / "nginx" / "nodes.conf").read_text().count(' "";') == 1
 
 
@@ -117,7 +119,7 @@ def test_with_a_flower_that_names_no_such_header_no_key_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER")
-    assert proxy.admit(tmp_path, [])
+    assert proxy.write_admitted_keys(tmp_path, [])
     assert 'default "";' in (tmp_path / "flower" / "nginx" / "nodes.conf").read_text()
 
 
@@ -212,7 +214,7 @@ def front(tmp_path: Path) -> Iterator[Front]:
     port, link = free_port(), free_port()
     folder = with_keys(tmp_path / "fed", port=port, link=link)
     folder.logs.mkdir()
-    proxy.admit(folder.root, control.public_keys(folder).values())
+    proxy.write_admitted_keys(folder.root, control.public_keys(folder).values())
     proxy.check(nginx, folder.root, folder.link())
     handler = type("Noting", (Link,), {"arrived": [], "addresses": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", link), handler)
@@ -278,7 +280,7 @@ def test_a_body_without_a_registered_key_is_not_passed_on(front: Front) -> None:
     assert front.ask("POST", "/v1/fleet/activate-node", b"abc", registered=False) == 200  # it is told why by Flower
     assert front.ask("POST", "/v1/fleet/activate-node", bytes(9000), registered=False) == 413
     assert front.arrived == [("/v1/fleet/activate-node", 3)]
-    assert proxy.admit(front.folder.root, [])  # the keys are revoked
+    assert proxy.write_admitted_keys(front.folder.root, [])  # the keys are revoked
     front.child.process.send_signal(signal.SIGHUP)
     asked = lambda: {front.ask("POST", "/v1/fleet/pull-messages") for _ in range(5)}  # noqa: E731
     assert waited(lambda: asked() == {401})  # nginx ends its old processes a moment later

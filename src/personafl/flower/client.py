@@ -15,9 +15,9 @@ from personafl.core.errors import UserError
 from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
 from personafl.flower import expiry, keys
 from personafl.flower.folder import CLIENT, usable
-from personafl.flower.private_files import make_private, private_files
+from personafl.flower.private_files import make_private, private_files, write_new
 from personafl.flower.processes import Child, Stop, environment, free_port, option, program
-from personafl.flower.settings import LOOPBACK, Client, ClientLink, commented, read_client, split_address
+from personafl.flower.settings import Client, ClientLink, commented, is_loopback, read_client, split_address
 
 PLAIN = (
     "PLAIN: no encryption and no keys. Whoever reaches {address}, which is every user of this machine, can start runs "
@@ -148,8 +148,9 @@ def take_part(file: Path, plain: bool, say: Callable[[str], None], code: Path | 
         while not stop:
             hearer = Hearer(client.link.address, say, lambda: bool(stop))
             port, secret = free_port(), _new_secret(home)
-            child = Child(_supernode(client, plain, port, secret), env, client.file.parent, hearer)
-            starter = Child(_superexec(port, secret), env, client.file.parent, hearer.hear_app)
+            node, starter_command = _supernode(client, plain, port, secret), _superexec(port, secret)
+            child = Child(node, env, client.file.parent, hearer)
+            starter = Child(starter_command, env, client.file.parent, hearer.hear_app)
             try:
                 while child.ended() is None and starter.ended() is None and not stop and not hearer.fatal:
                     watch.look()
@@ -197,7 +198,7 @@ def _check_data(told: ClientSettings) -> None:
 
 def _check(client: Client, plain: bool) -> None:
     host, _ = split_address("link.address", client.link.address)
-    if plain and host not in LOOPBACK:
+    if plain and not is_loopback(host):
         raise UserError(f"--plain with link.address={client.link.address}: only within one machine, at 127.0.0.1")
     if not usable(str(client.file)):
         raise UserError(f"{client.file}: the path must be without quotation marks, backslashes, $, %, ;, braces")
@@ -210,9 +211,7 @@ def _new_secret(home: Path) -> Path:
     """Write a secret by which the SuperNode knows the process that starts its app; another one at every start."""
     file = home / "app.secret"
     file.unlink(missing_ok=True)
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="ascii") as f:
-        f.write(secrets.token_hex(32))
+    write_new(file, secrets.token_hex(32).encode())
     return file
 
 

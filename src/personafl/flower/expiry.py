@@ -120,16 +120,16 @@ def server_expires(address: str, ca: Path) -> datetime.datetime | None:
     context.load_verify_locations(str(ca))
     with contextlib.suppress(OSError, ValueError):
         try:
-            return _shown(address, context)
+            return _server_certificate(address, context)
         except ssl.SSLCertVerificationError as e:
             if e.verify_code != _HAS_EXPIRED:
                 return None
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to name the day it expired
-        return _shown(address, context)
+        return _server_certificate(address, context)
     return None
 
 
-def _shown(address: str, context: ssl.SSLContext) -> datetime.datetime | None:
+def _server_certificate(address: str, context: ssl.SSLContext) -> datetime.datetime | None:
     host, port = split_address("link.address", address)
     with (
         socket.create_connection((host, port), timeout=HANDSHAKE_SECONDS) as plain,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from personafl.core.errors import UserError
 from personafl.flower.folder import CLIENT, Folder
-from personafl.flower.private_files import make_private
+from personafl.flower.private_files import make_private, write_new
 from personafl.flower.settings import LOOPBACK, split_address
 
 CA_DAYS, SERVER_DAYS = 3650, 825
@@ -110,8 +109,8 @@ def _certificates(keys: Path, hosts: list[str]) -> list[str]:
     made = []
     if not ca.exists():
         signer = ec.generate_private_key(CURVE())
-        _private(ca_key, _pem(signer))
-        _public(ca, _sign_ca(signer))
+        write_new(ca_key, _pem(signer))
+        _write_public(ca, _sign_ca(signer))
         made += ["ca.key", "ca.crt"]
     loaded = serialization.load_pem_private_key(ca_key.read_bytes(), None)
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
@@ -120,10 +119,10 @@ def _certificates(keys: Path, hosts: list[str]) -> list[str]:
         own = serialization.load_pem_private_key(key.read_bytes(), None)
     else:
         own = ec.generate_private_key(CURVE())
-        _private(key, _pem(own))
+        write_new(key, _pem(own))
         made.append("server.key")
     assert isinstance(own, ec.EllipticCurvePrivateKey)
-    _public(certificate, _sign_server(own, loaded, _loaded(ca), hosts))
+    _write_public(certificate, _sign_server(own, loaded, _loaded(ca), hosts))
     return [*made, "server.crt"]
 
 
@@ -141,12 +140,12 @@ def _client(folder: Folder, name: str) -> None:
     home = folder.clients / name
     make_private(folder.clients)
     home.mkdir(mode=0o700)
-    _private(home / "node.key", secret)
-    _public(home / "ca.crt", (folder.keys / "ca.crt").read_bytes())
-    _public(home / "client.toml", text.encode())
+    write_new(home / "node.key", secret)
+    _write_public(home / "ca.crt", (folder.keys / "ca.crt").read_bytes())
+    _write_public(home / "client.toml", text.encode())
     if folder.modules.is_dir():
         shutil.copytree(folder.modules, home / "modules")
-    _public(folder.keys / f"{name}.pub", shown + b"\n")
+    _write_public(folder.keys / f"{name}.pub", shown + b"\n")
 
 
 def _sign_ca(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -209,16 +208,5 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _private(path: Path, content: bytes) -> None:
-    """A new file that nobody else can read, not even for a moment."""
-    _new(path, content, 0o600)
-
-
-def _public(path: Path, content: bytes) -> None:
-    _new(path, content, 0o644)
-
-
-def _new(path: Path, content: bytes, mode: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
+def _write_public(path: Path, content: bytes) -> None:
+    write_new(path, content, 0o644)

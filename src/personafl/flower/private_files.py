@@ -23,6 +23,13 @@ def make_private(path: Path) -> bool:
     return not path.stat().st_mode & 0o077
 
 
+def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file that does not exist yet, with its mode from the first moment."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
     """Let no other user read what this process and those that it starts write."""

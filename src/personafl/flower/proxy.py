@@ -197,7 +197,7 @@ def _loopback_listen(host: str, port: int) -> str:
     return f"        listen {four}:{port} ssl;\n        {six}listen [::1]:{port} ssl;\n"
 
 
-def admit(root: Path, public_keys: Iterable[str]) -> bool:
+def write_admitted_keys(root: Path, public_keys: Iterable[str]) -> bool:
     """Write which public keys nginx lets through; return whether that has changed.
 
     Args:
@@ -245,10 +245,15 @@ def find() -> str | None:
     )
 
 
+def is_root() -> bool:
+    """Whether this process, and so nginx, runs as root."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
 def command(nginx: str, root: Path) -> list[str]:
     """nginx in the foreground with the folder's configuration."""
     # Started by root, nginx would read requests as the user nobody, who cannot write bodies into the folder.
-    user = "user root; " if hasattr(os, "geteuid") and os.geteuid() == 0 else ""
+    user = "user root; " if is_root() else ""
     return [
         nginx,
         "-p",
@@ -270,7 +275,7 @@ def check(nginx: str, root: Path, link: ServerLink) -> None:
     if f"127.0.0.1:{link.port}/" not in file.read_text(encoding="utf-8"):
         raise UserError(f"{file}: does not lead to 127.0.0.1:{link.port}, the link.port of deployment.toml")
     if not (root / NODES_FILE).is_file():
-        admit(root, ())
+        write_admitted_keys(root, ())
     tried = subprocess.run([*command(nginx, root), "-t", "-q"], capture_output=True, text=True, errors="replace")
     if tried.returncode:
         raise UserError(f"{file}: nginx refuses it: {' '.join(tried.stderr.split())[-400:]}")

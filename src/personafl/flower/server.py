@@ -39,6 +39,7 @@ _SAID = {
 }
 
 
+@private_files()
 def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]) -> None:
     """Run until asked to stop; a SuperLink or proxy that ends by itself is started again."""
     link = folder.link()
@@ -57,10 +58,12 @@ def serve(folder: Folder, plain: bool, proxied: bool, say: Callable[[str], None]
     if nginx is not None:
         proxy.check(nginx, folder.root, link)
         _check_limits(folder, say)
+        if proxy.is_root():
+            say("nginx reads requests of strangers as root: run the server as a user of its own, as systemd/ does")
     watch = expiry.ExpiryWatch(lambda: [] if plain else expiry.server_certificates(folder), say)
     watch.look()
     adopt()
-    with private_files(), Stop() as stop:
+    with Stop() as stop:
         while not stop:
             server = Server(folder, plain, nginx, say, watch.look)
             try:
@@ -141,7 +144,7 @@ class Server:
         if self.plain:
             return
         self._admitted = control.public_keys(self.folder)
-        if proxy.admit(self.folder.root, self._admitted.values()) and "nginx" in self._children:
+        if proxy.write_admitted_keys(self.folder.root, self._admitted.values()) and "nginx" in self._children:
             self._children["nginx"].process.send_signal(signal.SIGHUP)  # it reads its configuration again
         control.synchronise(self.folder, self.say)
 
