@@ -105,9 +105,23 @@ def test_a_method_and_a_loss_are_copied_too(tmp_path: Path) -> None:
 
 def test_what_is_installed_is_named_and_not_copied(tmp_path: Path) -> None:
     path, said = written(tmp_path / "own"), list[str]()
-    path.write_text(worlds.recipe("fedavg", training={"loss": "numpy:mean"}))
+    path.write_text(worlds.recipe("fedavg", training={"loss": "pytest:approx"}))
     made = folder.init(str(path), [], tmp_path / "fed", 2, None, say=said.append)
-    assert said == ["to be installed on every machine, in the same version: numpy"] and not made.modules.exists()
+    assert said == ["to be installed on every machine, in the same version: pytest"] and not made.modules.exists()
+
+
+def test_what_a_copied_module_imports_is_copied_or_named(tmp_path: Path) -> None:
+    """A folder without __init__.py, in it an import of an installed package; PyTorch comes with personafl."""
+    path, said = written(tmp_path / "own"), list[str]()
+    (path.parent / "own_parts").mkdir()
+    (path.parent / "own_parts" / "width.py").write_text("import hypothesis\nimport numpy\n\nWIDTH = 4\n")
+    (path.parent / "own_net.py").write_text(NET.format(helper="own_parts.width"))
+    made = folder.init(str(path), [], tmp_path / "fed", 2, None, say=said.append)
+    assert {str(p.relative_to(made.modules)) for p in made.modules.rglob("*.py")} == {
+        "own_net.py",
+        "own_parts/width.py",
+    }
+    assert said[-1] == "to be installed on every machine, in the same version: hypothesis"
 
 
 def test_a_missing_module_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
@@ -168,7 +182,7 @@ def test_a_client_without_the_module_says_so_in_its_first_answer_and_is_taken_on
     server.run()
     why = (
         "model.name 'own_net:Net': cannot be imported: No module named 'own_net'. "
-        "At the client its module has to be beside client.toml, or in modules/ there."
+        "At the client it has to be installed, or its file has to be beside client.toml or in modules/ there."
     )
     assert seen == [why, why]
     assert f"client c2 is not used: {seen[0]}" in caplog.text

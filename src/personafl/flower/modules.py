@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import shutil
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,6 @@ from personafl.core.errors import UserError
 from personafl.deployment.own_code import named_code
 
 MOST_BYTES = 10 * 2**20  # of all that is copied
-_SKIP = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
 
 
 @dataclass
@@ -31,13 +31,27 @@ class OwnModules:
 
     sources: dict[str, Path] = field(default_factory=dict)  # files and folders of packages, by their names
     installed: list[str] = field(default_factory=list)  # packages that have to be installed on every machine
+    distributions: Mapping[str, list[str]] = field(
+        default_factory=importlib.metadata.packages_distributions, repr=False
+    )
+
+    def add_installed(self, name: str) -> None:
+        """Add an installed package, unless personafl brings it."""
+        packages = map(_normalized, self.distributions.get(name, [name]))
+        if name not in self.installed and not _own_requirements().issuperset(packages):
+            self.installed.append(name)
+
+    def is_installed(self, name: str, source: Path) -> bool:
+        """Whether a module is that of an installed package, which is not copied."""
+        places = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")]
+        return any(map(source.is_relative_to, places)) or name in self.distributions
 
     def copy(self, folder: Path) -> None:
         """Copy them into a folder, which is made where there is something to copy."""
         for name, source in self.sources.items():
             folder.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
-                shutil.copytree(source, folder / name, ignore=_SKIP)
+                shutil.copytree(source, folder / name, ignore=lambda _, names: {n for n in names if _is_skipped(n)})
             else:
                 shutil.copyfile(source, folder / name)
 
@@ -75,10 +89,10 @@ def find_modules(recipe: str) -> OwnModules:
         source = Path(places[0]).resolve()
         if source.is_relative_to(sysconfig.get_path("stdlib")) and "site-packages" not in source.parts:
             continue
-        if _is_installed(name, source):
-            found.installed += [name] if name not in found.installed else []
+        if found.is_installed(name, source):
+            found.add_installed(name)
         else:
-            _add(source, found.sources)
+            _add(source, found)
     size = sum(f.stat().st_size for source in found.sources.values() for f in _files(source))
     if size > MOST_BYTES:
         names = ", ".join(found.sources)
@@ -89,21 +103,33 @@ def find_modules(recipe: str) -> OwnModules:
     return found
 
 
-def _is_installed(name: str, source: Path) -> bool:
-    places = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")]
-    return any(map(source.is_relative_to, places)) or name in importlib.metadata.packages_distributions()
+def _own_requirements() -> set[str]:
+    """The packages that are installed together with personafl, without its extras."""
+    try:
+        required = importlib.metadata.requires("personafl") or []
+    except importlib.metadata.PackageNotFoundError:  # it is run from its sources
+        required = []
+    names = {_normalized(re.split(r"[^\w.-]", r)[0]) for r in required if "extra ==" not in r}
+    return names | {"personafl"}
 
 
-def _add(source: Path, found: dict[str, Path]) -> None:
-    """Add a module, and the modules beside it that it imports."""
-    if source.name in found:
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _add(source: Path, found: OwnModules) -> None:
+    """Add a module, the modules beside it that it imports, and the names of the installed packages that it imports."""
+    if source.name in found.sources:
         return
-    found[source.name] = source
+    found.sources[source.name] = source
     for file in _files(source):
-        for name in _imported_names(file) if file.suffix == ".py" else ():
-            for other in (source.parent / f"{name}.py", source.parent / name):
-                if name not in sys.stdlib_module_names and (other.is_file() or (other / "__init__.py").is_file()):
+        for name in sorted(_imported_names(file) - sys.stdlib_module_names) if file.suffix == ".py" else ():
+            beside = (source.parent / f"{name}.py", source.parent / name)
+            if others := [other for other in beside if other.is_file() or any(other.glob("*.py"))]:
+                for other in others:
                     _add(other, found)
+            elif name in found.distributions:
+                found.add_installed(name)
 
 
 def _files(source: Path) -> list[Path]:
@@ -118,7 +144,7 @@ def _is_skipped(part: str) -> bool:
 
 
 def _imported_names(file: Path) -> set[str]:
-    """The first parts of the names of modules that a file imports; none of one that is no Python, such as a template."""
+    """The top-level names that a file imports; none where it is not Python, such as a template."""
     names: set[str] = set()
     try:
         parsed = ast.parse(file.read_bytes())
