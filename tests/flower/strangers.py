@@ -274,7 +274,7 @@ class Row:
         return self.both < MEMORY_MB and self.log_bytes < LOG_BYTES
 
     @property
-    def is_a_stranger_s(self) -> bool:
+    def has_no_key(self) -> bool:
         return "public-key" not in self.name
 
     def line(self) -> str:
@@ -357,7 +357,7 @@ def main() -> None:
     told = parser.parse_args()
     with scratch() as box:
         rows = attacked(box, told.only.split(","), told.scale, lambda line: print(line, flush=True))
-    by_strangers = [row for row in rows if row.is_a_stranger_s]
+    by_strangers = [row for row in rows if row.has_no_key]
     worst = max(row.both for row in by_strangers), sum(row.log_bytes for row in by_strangers)
     print(f"without a key: SuperLink and nginx at most {worst[0]:.0f} MB, all logs {worst[1]:,} bytes")
     sys.exit(not all(row.is_bounded for row in by_strangers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,14 @@ import pytest
 
 from personafl.flower import proxy
 from tests.flower.strangers import ATTACKS, LOG_BYTES, MEMORY_MB, attacked
+
+# What strangers are answered; on a busy machine a connection may also be cut off.
+STATUSES = {
+    "held-back-bodies": {"413"},
+    "garbage": {"401"},
+    "refused-requests": {"404", "414"},
+    "unsigned-calls": {"401", "503"},
+}
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,3 +33,10 @@ def test_memory_and_logs_stay_small_and_a_round_is_played_under_attack(tmp_path:
     assert max(row.both for row in rows) < MEMORY_MB
     assert sum(row.log_bytes for row in rows) < LOG_BYTES
     assert rows[-1].answers == "the run ended well, 2 of 2 clients have a model"
+    answers = {row.name: row.answers for row in rows}
+    for name, expected in STATUSES.items():
+        statuses = set(re.findall(r"× (\w+)", answers[name]))
+        assert statuses & expected and statuses <= expected | {"cut"}, (name, answers[name])
+    for name in ("slow-headers", "idle"):
+        opened, closed = map(int, re.findall(r"\d+", answers[name]))
+        assert opened > 0 and closed > opened / 2, (name, answers[name])
