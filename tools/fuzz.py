@@ -663,7 +663,7 @@ def _heard(server: Coordinator, reply: Reply) -> object:
     update, why = server._update(talk, rnd, server._schema(rnd))
     progress = StageProgress([0], 1)
     if update is None:
-        progress.record_failure(0, why, talk, retry_at=0.0)
+        progress.record_failure(0, why, talk, now=0.0)
     else:
         progress.record_update(0, update, talk)
         server._aggregate(progress.cohort_updates(), rnd)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from personafl.core import tree, wire
 from personafl.core.errors import UserError
 from personafl.core.lock import locked
+from personafl.core.types import Params
 from personafl.deployment import coordinator as module
 from personafl.deployment import node as node_module
 from personafl.deployment import world as world_module
@@ -388,7 +389,7 @@ def test_a_stage_without_a_quorum_is_left_out_where_the_operator_wants_that(tmp_
     worlds.before_stages(server, {1: lambda: transport.online.discard(100 + gone)})
     server.run()
     row = server.results.rows()[1]
-    assert row["kept_model"] == "it was left out, since too few updates came within deployment.quorum_timeout"
+    assert row["kept_model"] == "it was left out, since too few clients played it within deployment.quorum_timeout"
     summary = json.loads((server.results.folder / "summary.json").read_text())
     assert summary["rounds_without_update"] == {"count": len(absent), "last": 0}
     worlds.same_state(server, tmp_path, worlds.simulated_without(text, absent))
@@ -402,6 +403,74 @@ def test_a_round_that_is_left_out_tells_nothing_of_the_one_before(tmp_path: Path
     server.run()
     rows = server.results.rows()
     assert "before" in rows[1] and "before" not in rows[2] and "before" in rows[3]
+
+
+def test_training_without_uploads_that_is_left_out_counts_as_a_round_without_an_update(tmp_path: Path) -> None:
+    """Nobody is there for the last two of three rounds; the next run would begin at the end."""
+    text = worlds.recipe("local", training={"join_ratio": 1.0, "num_rounds": 3})
+    server, transport = worlds.deployed(text, tmp_path, quorum_timeout=60.0, without_quorum="skip")
+    everybody = set(transport.online)
+    worlds.before_stages(server, {1: transport.online.clear, -1: lambda: transport.online.update(everybody)})
+    with pytest.raises(UserError, match=r"^The last 2 rounds had no update .* too few clients played it within"):
+        server.run()
+    rows = server.results.rows()
+    assert ["kept_model" in row for row in rows] == [False, True, True]
+    summary = json.loads((server.results.folder / "summary.json").read_text())
+    assert summary["rounds_without_update"] == {"count": 2, "last": 2}
+
+
+def test_a_stage_whose_quorum_diverged_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    """Of four clients one is finite, and half of them are needed; the row says how many diverged."""
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 3}, model={"name": SMALL})
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        if position(request) == 1 and node != 100:
+            return Reply({"diverged": "its loss is not finite"})
+        return answer(request)
+
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    models: list[Params] = []
+    keep = lambda: models.append({n: t.clone() for n, t in server.server.items()})  # noqa: E731
+    worlds.before_stages(server, {1: keep, 2: keep})
+    server.run()
+    assert all(torch.equal(models[0][n], models[1][n]) for n in models[0])
+    row = server.results.rows()[1]
+    assert row["clients"] == 4 and row["diverged"] == 3
+    assert row["kept_model"] == "the training of 3 clients diverged, and 2 updates were needed"
+    assert server.state.without_update == 1 and server.state.last_without_update == 0
+
+
+def test_a_resumed_run_shows_nothing_of_what_the_last_one_waited_for(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 2}, model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path, quorum_timeout=60.0)
+    worlds.before_stages(server, {1: transport.online.clear})
+    with pytest.raises(UserError, match="needs 2 clients and 0 of its 4 can be used now"):
+        server.run()
+    roster = tmp_path / "server-folder" / "server" / "roster.json"
+    assert json.loads(roster.read_text())["waits"] == ""
+    roster.write_text(json.dumps(json.loads(roster.read_text()) | {"waits": "Stage 1 needs", "unused": {"1": "x"}}))
+    shown: list[tuple[str, dict[str, str]]] = []
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        status = json.loads(roster.read_text())
+        shown.append((status["waits"], status["unused"]))
+        return answer(request)
+
+    again, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    again.run()
+    assert shown and set(map(str, shown)) == {"('', {})"}
+
+
+def test_a_run_goes_on_with_fewer_clients_as_its_message_says(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 2}, model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path, quorum_timeout=60.0)
+    worlds.before_stages(server, {1: lambda: transport.online.intersection_update({102})})
+    with pytest.raises(UserError, match=r"lower deployment\.start and deployment\.quorum first"):
+        server.run()
+    again, transport = worlds.deployed(text, tmp_path, start=1, quorum=1)
+    transport.online.intersection_update({102})
+    again.run()
+    assert [row["clients"] for row in again.results.rows()] == [4, 1]
 
 
 def test_training_that_stays_at_the_client_waits_for_one_of_them(tmp_path: Path) -> None:
@@ -1101,7 +1170,12 @@ def test_a_server_with_other_model_code_does_not_go_on(tmp_path: Path) -> None:
     text = worlds.recipe("fedavg", training={"num_rounds": 2}, model={"name": f"{HERE}:Bent"})
     begun = stopped(text, tmp_path, VERSION, stages=1)
     other, transport = worlds.deployed(text, tmp_path)
-    with other_code(), pytest.raises(UserError, match=f"The server of experiment {begun.experiment} now runs model "):
+    with (
+        other_code(),
+        pytest.raises(
+            UserError, match=f"The model code at the server has changed since experiment {begun.experiment} "
+        ),
+    ):
         other.run()
     assert not transport.log
 

@@ -73,14 +73,14 @@ def test_the_same_code_gives_the_same_outputs_whatever_was_drawn_before() -> Non
     first_outputs(model)
     assert torch.equal(torch.random.get_rng_state(), state) and not torch.equal(before, state)
     assert of_net(torch.relu) == first and len(first) == 6
-    check_outputs("it", first, of_net(torch.relu))
+    check_outputs(first, of_net(torch.relu))
 
 
 @pytest.mark.parametrize("other", [torch.tanh, nn.functional.gelu, lambda x: nn.functional.leaky_relu(x, 0.05)])
 def test_another_activation_is_found_behind_a_layer_of_zeros(other: Callable[[Tensor], Tensor]) -> None:
     why = r"^it runs model code that gives other outputs than the server's .*largest difference .* tolerance 0\.0001"
     with pytest.raises(UserError, match=why):
-        check_outputs("it", of_net(other), of_net(torch.relu))
+        check_outputs(of_net(other), of_net(torch.relu))
 
 
 def test_another_eps_is_found_where_it_matters() -> None:
@@ -90,7 +90,7 @@ def test_another_eps_is_found_where_it_matters() -> None:
         return net
 
     with pytest.raises(UserError, match="other outputs"):
-        check_outputs("it", outputs(make, torch.randn(2, 4)), of_net(torch.relu))
+        check_outputs(outputs(make, torch.randn(2, 4)), of_net(torch.relu))
 
 
 def test_tokens_are_drawn_from_the_table() -> None:
@@ -98,7 +98,7 @@ def test_tokens_are_drawn_from_the_table() -> None:
     first, other = (outputs(lambda f=f: Tokens(f), example) for f in (torch.relu, torch.tanh))  # type: ignore[misc]
     assert first[:3] != first[3:]
     with pytest.raises(UserError, match="other outputs"):
-        check_outputs("it", other, first)
+        check_outputs(other, first)
 
 
 def test_where_numbers_cannot_be_drawn_the_example_is_taken() -> None:
@@ -112,12 +112,12 @@ def test_outputs_are_bounded_in_number() -> None:
 def test_what_is_never_finite_is_not_compared() -> None:
     found = of_net(lambda x: x * math.inf)
     assert found == ()
-    check_outputs("it", of_net(torch.relu), found)
+    check_outputs(of_net(torch.relu), found)
 
 
 def test_rounding_is_none_of_it_and_a_missing_output_is() -> None:
     agreed = (1.0, -2.0, 0.0)
-    check_outputs("it", (1.0, -2.0, TOLERANCE), agreed)
+    check_outputs((1.0, -2.0, TOLERANCE), agreed)
     for mine in ((1.0, -2.0, 3 * TOLERANCE), (1.0, -2.0), ()):
         with pytest.raises(UserError, match="other outputs"):
-            check_outputs("it", mine, agreed)
+            check_outputs(mine, agreed)

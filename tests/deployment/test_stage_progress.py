@@ -38,27 +38,38 @@ def test_a_client_that_failed_is_asked_again_when_its_time_has_come() -> None:
     progress = StageProgress([2, 0, 1], 2)
     assert progress.to_ask([0, 1, 2], now=0.0) == [0, 1, 2]
     progress.record_update(0, {}, talk())
-    progress.record_failure(1, "No space left on device", talk(), retry_at=30.0)
+    progress.record_failure(1, "No space left on device", talk(), now=0.0)
     assert len(progress.updates) < progress.needed
     assert progress.to_ask([0, 1], now=29.0) == [] and progress.to_ask([0, 1], now=30.0) == [1]
     progress.record_update(1, {}, talk())
-    assert progress.enough and list(progress.cohort_updates()) == [0, 1]
+    assert progress.is_complete and list(progress.cohort_updates()) == [0, 1]
     assert progress.failure_columns() == {"dropped": 1}  # client 2 never came
+
+
+def test_a_client_whose_updates_are_refused_is_asked_again_after_ever_longer_times() -> None:
+    """After 30, 60 and 120 seconds; one that sent nothing is asked again after 30 every time."""
+    progress = StageProgress([0, 1], 2)
+    times = []
+    for _ in range(3):
+        progress.record_failure(0, "a value is not finite", talk(answered=True), now=100.0)
+        progress.record_failure(1, "No space left on device", talk(), now=100.0)
+        times.append((progress.retry_at[0] - 100, progress.retry_at[1] - 100))
+    assert times == [(30, 30), (60, 30), (120, 30)]
 
 
 def test_clients_that_diverged_are_not_asked_again() -> None:
     progress = StageProgress([0, 1], 1)
     for n in (0, 1):
-        progress.record_failure(n, "its loss is not finite", talk(answered=True, diverged=True), retry_at=0.0)
-    assert progress.enough and progress.to_ask([0, 1], now=10.0) == []
+        progress.record_failure(n, "its loss is not finite", talk(answered=True, diverged=True), now=0.0)
+    assert progress.is_complete and progress.to_ask([0, 1], now=10.0) == []
     assert progress.failure_columns()["diverged"] == 2
 
 
 def test_a_row_tells_updates_that_did_not_come_from_those_that_cannot_be_used() -> None:
     progress = StageProgress([0, 1, 2], 1)
     progress.record_update(0, {}, talk())
-    progress.record_failure(1, "no answer within 1 s", talk(), retry_at=0.0)
-    progress.record_failure(2, "not all values are finite", talk(answered=True), retry_at=0.0)
+    progress.record_failure(1, "no answer within 1 s", talk(), now=0.0)
+    progress.record_failure(2, "not all values are finite", talk(answered=True), now=0.0)
     assert progress.failure_columns() == {
         "dropped": 1,
         "failed": [{"client": 1, "why": "no answer within 1 s"}],

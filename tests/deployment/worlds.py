@@ -168,9 +168,9 @@ def before_stages(server: Coordinator, then: Mapping[int, Callable[[], object]])
         then.get(server.state.played, lambda: None)()
         stage()
 
-    def closed() -> None:
+    def closed() -> str:
         then.get(-1, lambda: None)()
-        close()
+        return close()
 
     setattr(server, "_stage", staged)  # noqa: B010
     setattr(server, "_close", closed)  # noqa: B010

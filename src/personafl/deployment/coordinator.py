@@ -45,16 +45,15 @@ from personafl.deployment.client_reports import (
     read_moments,
 )
 from personafl.deployment.messages import Failure, Reply, Request, Transport
-from personafl.deployment.model_outputs import OTHER_CODE, check_outputs
+from personafl.deployment.model_outputs import check_outputs
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
 from personafl.deployment.settings import NAME, Deployment
-from personafl.deployment.stage_progress import StageProgress, updates_needed
+from personafl.deployment.stage_progress import BUSY, RETRY, StageProgress, updates_needed
 from personafl.deployment.talk import Talk
 from personafl.deployment.world import (
     FORMAT,
-    OTHER_WEIGHTS,
     VERSION,
     Form,
     MeanAndStd,
@@ -74,16 +73,14 @@ log = logging.getLogger("personafl")
 Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
 NAMED = 20  # clients whose names a line of the log has
-BUSY = 5.0  # seconds until a client that is still at an earlier request is looked at again
-RETRY = 30.0  # seconds until a node that could not be used is asked again
 DIVERGED = (
     "lower training.lr, set training.grad_clip, or normalise inputs and targets (data.normalize, "
     "data.normalize_targets)"
 )
 
 ADVICE = (
-    "personafl deploy start resumes the run at this stage. deployment.quorum sets how many updates a stage needs, and "
-    'deployment.without_quorum = "skip" leaves out the stages that too few clients play.'
+    "personafl deploy start resumes the run at this stage. To continue with fewer clients, lower deployment.start and "
+    'deployment.quorum first. deployment.without_quorum = "skip" leaves out stages that too few clients play.'
 )
 
 
@@ -190,8 +187,11 @@ class Coordinator:
             raise UserError(f"{what} is not what experiment {self.experiment} began with; use a new folder for another")
         self.roster = Roster.read(self.settings.clients, numbers["members"])
         self._build()
-        whose = f"The server of experiment {self.experiment} now"
-        check_outputs(whose, self.parts.outputs, self.world.outputs)  # on another processor, too, where the hash is new
+        changed = (
+            f"The model code at the server has changed since experiment {self.experiment} began: it gives other "
+            "outputs for the same weights"
+        )
+        check_outputs(self.parts.outputs, self.world.outputs, changed)  # weights may differ on another processor
         held = numbers["state"]
         self.state = State(**(held | {"totals": Totals(**held["totals"])}))
         self.server = {n: t.to(self.parts.device) for n, t in server.items()}
@@ -200,6 +200,7 @@ class Coordinator:
         log.info("experiment %s goes on with stage %d", self.experiment, self.state.played)
         if self.world.version != VERSION:
             log.info("it began with personafl %s and goes on with %s", self.world.version, VERSION)
+        self._write_status()  # what the last process left there is no longer so
         return True
 
     def _build(self) -> None:
@@ -220,9 +221,9 @@ class Coordinator:
         }
         self.files.save(numbers, self.server, self.known, self._changed)
         self._changed = set()
-        self._tell()
+        self._write_status()
 
-    def _tell(self) -> None:
+    def _write_status(self) -> None:
         """Leave who takes part, who does not and how far it is where `deploy status` looks."""
         there = len(set(self.met.values()))
         waits = f"The first round waits for {count(self.settings.at_start, 'client')}; {there} can be used so far."
@@ -242,11 +243,12 @@ class Coordinator:
         until = self.clock() + self.settings.start_timeout
         wanted = self.settings.at_start
         log.info("experiment %s waits for %d clients", self.experiment, wanted)
+        self._write_status()
         while True:
             self._hello()
             if len(set(self.met.values())) >= wanted and self._agreed(wanted):
                 return
-            self._tell()
+            self._write_status()
             if self.clock() > until:
                 raise UserError(self._about_start(len(set(self.met.values()))))
             self.sleep(1.0)
@@ -258,7 +260,7 @@ class Coordinator:
             self._meet()
             here = self._present(range(self.settings.clients))
             if len(here) >= wanted:
-                self._clear_waiting()
+                self._resume_after_wait()
                 return
             away = [n for n in range(self.settings.clients) if n not in here]
             why = (
@@ -520,11 +522,17 @@ class Coordinator:
         except _QuorumError as e:
             if self.settings.without_quorum == "stop":
                 self.state.totals, self.state.evaluation_bytes = before.totals, before.evaluation_bytes
+                self.waits = ""
                 self._save()  # nothing of the stage counts: the next run plays it from its beginning
                 raise UserError(f"{e} {ADVICE}") from None
             log.warning("%s The stage is left out.", e)
-            progress.skipped = "it was left out, since too few updates came within deployment.quorum_timeout"
-        self._clear_waiting()
+            progress.skipped = "it was left out, since too few clients played it within deployment.quorum_timeout"
+            self._clear_waiting()
+        if 0 < len(progress.updates) < progress.needed:  # the others diverged, and would again
+            progress.skipped = progress.skipped or (
+                f"the training of {count(len(progress.diverged), 'client')} diverged, and "
+                f"{count(progress.needed, 'update')} were needed"
+            )
         for n in ids:
             if n not in progress.updates and n not in progress.failures:
                 log.warning("stage %d: client %s is not there", position, self._name(n))
@@ -532,7 +540,7 @@ class Coordinator:
             self._complete(self.state.pending, scores)
         updates = progress.cohort_updates()
         kept_model = self._aggregate(updates, rnd) if stage.up and stage.who != "nobody" else ""
-        if stage.up and stage.who != "nobody":
+        if stage.who == "sampled" or (stage.up and stage.who != "nobody"):
             kept_model = progress.skipped or kept_model
             self._count_without_update(progress, kept_model)
         for n in updates:
@@ -541,7 +549,7 @@ class Coordinator:
         row: Row = {
             "round": stage.number,
             "phase": stage.phase,
-            "clients": len(updates.keys() | progress.failures.keys()),
+            "clients": len(progress.updates.keys() | progress.failures.keys()),
             "lr": rnd.lr,
             "loss": finite_mean(progress.losses()),
             **progress.failure_columns(),
@@ -556,7 +564,7 @@ class Coordinator:
         log.info("stage %d (round %d, %s): %d of %d clients", position, stage.number, stage.phase, played, of)
 
     def _count_without_update(self, progress: StageProgress, kept_model: str) -> None:
-        """Count a round with uploads after which the model is what it had been."""
+        """Count a round after which the model is what it had been, or in which no client could train."""
         if not kept_model:
             self.state.last_without_update, self.state.reason = 0, ""
             return
@@ -568,12 +576,13 @@ class Coordinator:
     def _play(self, progress: StageProgress, rnd: Round, scored: set[int], scores: dict[int, Row]) -> None:
         """Ask the clients of a stage until enough of them have played it."""
         asked = self._await_cohort(progress)
-        self._clear_waiting()
+        self._resume_after_wait()
         until = self.clock() + self.settings.quorum_timeout
         while True:
             before = len(progress.updates)
             self._ask(progress, asked, rnd, scored - scores.keys(), scores)
-            if progress.enough:
+            if progress.is_complete:
+                self._resume_after_wait()
                 return
             if len(progress.updates) > before:
                 until = self.clock() + self.settings.quorum_timeout
@@ -599,14 +608,14 @@ class Coordinator:
         self._hold(again)
         talks |= again
         scores |= {n: t.scores for n, t in talks.items() if t.scores is not None and n in scored}
-        changed = self._note(progress, cohort, talks, rnd, wanted)
+        changed = self._record_replies(progress, cohort, talks, rnd, wanted)
         if changed:  # who fits still, with the data it has now, is asked once more
             self._meet()
             talks = {m.number: self._talk(m, position) for m in self._online(changed)}
             self._hold(talks)
-            self._note(progress, changed, talks, rnd, wanted)
+            self._record_replies(progress, changed, talks, rnd, wanted)
 
-    def _note(
+    def _record_replies(
         self,
         progress: StageProgress,
         cohort: Sequence[int],
@@ -614,7 +623,7 @@ class Coordinator:
         rnd: Round,
         wanted: admission.Schema,
     ) -> list[int]:
-        """Note what came of these clients' exchanges: those of them whose data or model have changed."""
+        """Record what came of these exchanges; return the clients whose data or model have changed."""
         changed = []
         for n in cohort:
             if n not in talks:  # it has left since
@@ -624,12 +633,12 @@ class Coordinator:
             if update is not None:
                 progress.record_update(n, update, talk)
                 continue
-            if any(part in why for part in ("examples from a client that has", OTHER_CODE, OTHER_WEIGHTS)):
+            if talk.has_changed:
                 self.met.pop(talk.member.node, None)  # it is asked about them again, and not used until they fit
                 changed.append(n)
             if why != progress.failures.get(n) and not (talk.busy and n in progress.failures):
                 log.warning("stage %d: client %s: %s", self.state.played, talk.member.name, why)
-            progress.record_failure(n, why, talk, self.clock() + (BUSY if talk.busy else RETRY))
+            progress.record_failure(n, why, talk, self.clock())
         return changed
 
     def _await_cohort(self, progress: StageProgress) -> list[int]:
@@ -695,7 +704,7 @@ class Coordinator:
         if why != self.waits:
             log.warning("%s The server waits.", why)
             self.waits = why
-        self._tell()
+        self._write_status()
 
     def _pause(self) -> None:
         begun = time.perf_counter()
@@ -703,11 +712,15 @@ class Coordinator:
         self._meet()
         self._waited += time.perf_counter() - begun
 
-    def _clear_waiting(self) -> None:
+    def _resume_after_wait(self) -> None:
         if self.waits:
             log.info("enough clients are there: the run goes on")
+            self._clear_waiting()
+
+    def _clear_waiting(self) -> None:
+        if self.waits:
             self.waits = ""
-            self._tell()
+            self._write_status()
 
     def _stage_name(self) -> str:
         stage = self.schedule[self.state.played]
@@ -871,6 +884,7 @@ class Coordinator:
         except wire.WireError as e:
             return None, str(e)
         update = Update(talk.member.number, found.stage, found.payload, found.examples)
+        talk.has_changed = update.examples != talk.member.sizes["train"]
         why = admission.refusal(update, wanted, self.state.played, talk.member.sizes["train"])
         self.state.totals.paper_bytes += _paper(rnd.stage, talk.sent, found.payload)
         return (None, why) if why else (found.payload, "")

@@ -28,7 +28,10 @@ TOLERANCE = 1e-4
 The instruction sets of one processor (SSE, AVX2, AVX-512) and numbers of threads made differences of up to 4e-6 in the
 shipped models: rounding, in the weights as in the products.
 """
-OTHER_CODE = "runs model code that gives other outputs than the server's for the same weights"
+
+
+class OtherModelError(UserError):
+    """A model is not the one agreed on."""
 
 
 def first_outputs(model: StackedModel) -> tuple[float, ...]:
@@ -49,16 +52,20 @@ def first_outputs(model: StackedModel) -> tuple[float, ...]:
     return ()
 
 
-def check_outputs(whose: str, mine: Sequence[float], agreed: Sequence[float]) -> None:
+def check_outputs(
+    mine: Sequence[float],
+    agreed: Sequence[float],
+    what: str = "it runs model code that gives other outputs than the server's for the same weights",
+) -> None:
     """Refuse a model whose outputs are not those agreed on.
 
     Args:
-        whose: Whose model it is, as the beginning of a sentence.
         mine: What `first_outputs` gives for it.
         agreed: The same of the server that began the experiment; nothing is compared where there are none.
+        what: The message of the error, to which the difference is added.
 
     Raises:
-        UserError: They differ by more than the tolerance.
+        OtherModelError: They differ by more than the tolerance.
     """
     if not agreed:
         return
@@ -70,7 +77,7 @@ def check_outputs(whose: str, mine: Sequence[float], agreed: Sequence[float]) ->
         difference = f"largest difference {apart:.2g}, largest output {largest:.2g}, tolerance {TOLERANCE:g} of it"
     else:
         difference = f"{len(mine)} outputs where the server has {len(agreed)}"
-    raise UserError(f"{whose} {OTHER_CODE} ({difference}); the module of the model must be the same everywhere")
+    raise OtherModelError(f"{what} ({difference}); the module of the model must be the same everywhere")
 
 
 def _trials(model: StackedModel) -> Iterator[tuple[Params, Tensor]]:

@@ -30,6 +30,7 @@ from personafl.deployment import local_data, requests
 from personafl.deployment.local_data import LocalData
 from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
+from personafl.deployment.model_outputs import OtherModelError
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
 from personafl.deployment.stored_split import SPLIT, StoredSplit
@@ -49,7 +50,7 @@ from personafl.evaluation.together import client_scores
 from personafl.sim.execution_plan import products, threads
 
 log = logging.getLogger("personafl")
-WHERE = "At the client its module has to be beside client.toml, or in modules/ there."
+WHERE = "At the client it has to be installed, or its file has to be beside client.toml or in modules/ there."
 ACTIVATIONS = 2.0**30  # bytes that one forward pass of an evaluation may leave behind
 
 
@@ -80,7 +81,8 @@ class Node:
             return Reply({"error": "its data cannot be used; its log has why"})
         except (UserError, wire.WireError) as e:
             log.error("client %s: %s", self.settings.id, e)
-            return Reply({"error": str(e)[:500]})
+            other_model = {"other_model": True} if isinstance(e, OtherModelError) else {}
+            return Reply({"error": str(e)[:500], **other_model})
         except OSError as e:
             log.error("client %s: %s", self.settings.id, e)
             return Reply({"error": e.strerror or "its disk cannot be written to"})
@@ -107,7 +109,7 @@ class Node:
         recipe = read_recipe(told.get("recipe"), hint=WHERE)
         if told.get("world") is not None:  # it is here before work, so that another model is found at once
             world = self._world(told)
-            check_model(world, build_parts(world, self.settings.device), "it")
+            check_model(world, build_parts(world, self.settings.device))
         data = self._data(recipe, requests.number(told), self._state(told))
         if told.get("form") is not None:  # others have agreed on it already
             try:
@@ -142,7 +144,7 @@ class Node:
     def _work(self, told: Mapping[str, Any], blobs: Sequence[bytes]) -> Reply:
         world = self._world(told)
         parts = build_parts(world, self.settings.device)
-        check_model(world, parts, "it")
+        check_model(world, parts)
         with warnings.catch_warnings():  # the server has said already what there is to say of a schedule
             warnings.simplefilter("ignore")
             schedule = parts.schedule()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from personafl.core.types import Payload, Stage
 from personafl.deployment.talk import Talk
 
 Row = dict[str, Any]
+RETRY = 30.0  # seconds until a client that could not be used is asked again
+BUSY = 5.0  # seconds until a client that is still at an earlier request is looked at again
 
 
 def updates_needed(stage: Stage, cohort: int, quorum: int) -> int:
@@ -39,10 +42,11 @@ class StageProgress:
     answered: set[int] = field(default_factory=set)  # clients whose update came and cannot be used
     diverged: set[int] = field(default_factory=set)  # clients whose training diverged, as it would the next time
     retry_at: dict[int, float] = field(default_factory=dict)  # when a client that failed is asked again
+    refusals: Counter[int] = field(default_factory=Counter)  # how many updates of a client were refused
     skipped: str = ""  # why it is left out without enough updates
 
     @property
-    def enough(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the stage can end: enough clients have played it, or there is nobody else to ask."""
         return len(self.updates) >= self.needed or self.updates.keys() | self.diverged >= set(self.ids)
 
@@ -56,13 +60,18 @@ class StageProgress:
         self.updates[number], self.talks[number] = update, talk
         self.failures.pop(number, None)
 
-    def record_failure(self, number: int, why: str, talk: Talk, retry_at: float) -> None:
-        """Note why a client has no update, and when it is asked again."""
+    def record_failure(self, number: int, why: str, talk: Talk, now: float) -> None:
+        """Record why a client has no update, and when it is asked again.
+
+        A client whose update was refused trains again in vain as long as nothing changes there, so the time until it
+        is asked again doubles with every refusal.
+        """
         if not (talk.busy and number in self.failures):  # still at it, which says less than the reason before
             self.failures[number] = why
-        self.retry_at[number] = retry_at
+        self.retry_at[number] = now + (BUSY if talk.busy else RETRY * 2 ** self.refusals[number])
         if talk.answered:
             self.answered.add(number)
+            self.refusals[number] += 1
         else:
             self.answered.discard(number)
         if talk.diverged:

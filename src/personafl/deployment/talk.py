@@ -26,6 +26,7 @@ class Talk:
         self.sent: Payload = {}  # of the last stage
         self.apart = False  # whether what is done is part of no round: a newcomer's session at the end
         self.why, self.answered, self.lost, self.diverged, self.busy = "no answer", False, False, 0, False
+        self.has_changed = False  # whether its data or its model are not what it has told of them
         self.was_sent = True  # whether the request was sent; it is not to a node that is still at an earlier one
         self.reply_blob = b""
         self.work: dict[str, float] = {}
@@ -64,6 +65,7 @@ class Talk:
         self.answered = isinstance(reply, Reply) and "error" not in told
         self.busy, self.was_sent = isinstance(reply, Failure) and reply.busy, reply.sent
         self.lost = told.get("lost") is True
+        self.has_changed = told.get("other_model") is True
         self.reply_blob = reply.blob if isinstance(reply, Reply) else b""
         if told.get("diverged"):
             self.why, self.diverged = one_line(told["diverged"]), 1

@@ -21,7 +21,7 @@ from personafl.core.tasks import as_targets
 from personafl.core.types import LOSSES, Params, Setup, Stage, TaskName, TrainedTask, Training
 from personafl.data import Source
 from personafl.data.columns import MOST_CATEGORIES, Column, name_features
-from personafl.deployment.model_outputs import MOST_OUTPUTS, check_outputs, first_outputs
+from personafl.deployment.model_outputs import MOST_OUTPUTS, OtherModelError, check_outputs, first_outputs
 from personafl.deployment.own_code import import_own_code
 from personafl.experiment import parts
 from personafl.models import MODELS, StackedModel
@@ -40,7 +40,6 @@ another. Raise it with every change after which they could not: another field or
 another `core/wire.py`, another name or shape of a method's state, another draw of splits, cohorts or minibatches for
 a seed.
 """
-OTHER_WEIGHTS = "the first weights differ"
 MOST_CLIENTS = 10**6
 MOST_CLASSES = 10_000  # of a deployment: one client's word makes everybody's last layer as large
 MOST_NAME, MOST_NAMES = 256, 2**18  # characters of a label or column, and of all of them
@@ -371,23 +370,22 @@ def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Par
     return Parts(recipe, algorithm, task, model, where, outputs)
 
 
-def check_model(world: World, parts: Parts, whose: str) -> None:
+def check_model(world: World, parts: Parts) -> None:
     """Refuse a model that is not the one agreed on: other first weights, or other outputs for the same weights.
 
     Args:
         world: What is agreed on, with the hash of the first weights and outputs at the server.
         parts: What is made of it here.
-        whose: Whose model it is, as the beginning of a sentence.
 
     Raises:
-        UserError: The model is another.
+        OtherModelError: The model is another.
     """
     if (mine := parts.model.initial_hash()) != world.init:
-        raise UserError(
-            f"{OTHER_WEIGHTS}: {mine} here, {world.init} at the server (model code, frozen weights that are not the "
-            "same everywhere, PyTorch?)"
+        raise OtherModelError(
+            f"the first weights differ: {mine} here, {world.init} at the server (model code, frozen weights that are "
+            "not the same everywhere, PyTorch?)"
         )
-    check_outputs(whose, parts.outputs, world.outputs)
+    check_outputs(parts.outputs, world.outputs)
 
 
 VERSION = __version__
