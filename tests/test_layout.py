@@ -23,6 +23,8 @@ ACROSS = {
     "algorithms/test_refusals.py": "what the settings of all methods refuse",
     "data/test_papers.py": "the papers' splits: loaders, partitions and federation together",
     "flower/test_loopback.py": "deployments of real processes; flower/loopback.py",
+    "flower/test_network.py": "deployments on hosts of a network, to which things happen; flower/network.py",
+    "flower/test_walkthrough.py": "the commands of docs/deployment.md, played",
     "flower/test_strangers.py": "what strangers can do to a deployment; flower/strangers.py",
     "models/test_networks.py": "all networks of the registry",
     "models/test_zoo.py": "modules of users, trained to the end; models/zoo.py",

@@ -130,6 +130,29 @@ class RandomFeatures(nn.Module):
         return self.head(torch.view_as_real(torch.view_as_complex(h.reshape(-1, 8, 2)) * self.rotation).flatten(1))
 
 
+class Scaled(nn.Module):
+    """A linear model of features times a number that no file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head = 1.0 + PROCESS[0], nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.flatten(1) * self.scale)
+        return out
+
+
+def test_a_model_of_other_outputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = worlds.recipe("ditto", training={"num_rounds": 1}, model={"name": f"{__name__}:Scaled"})
+    server, _ = worlds.deployed(text, tmp_path / "scaled")
+    server.run()
+    folder = tmp_path / "scaled" / "c0" / server.experiment / "c0" / MODEL
+    load_model(folder, trust=True)
+    monkeypatch.setattr(f"{__name__}.PROCESS", [1])
+    with pytest.raises(UserError, match="gives other outputs than that of the deployment for the same weights"):
+        load_model(folder, trust=True)
+
+
 @pytest.fixture
 def of_features(tmp_path: Path) -> tuple[Path, Tensor]:
     """The folder of a client's model on frozen features, and what the simulator's client answers to 50 digits."""

@@ -45,7 +45,6 @@ from personafl.deployment.client_reports import (
     read_moments,
 )
 from personafl.deployment.messages import Failure, Reply, Request, Transport
-from personafl.deployment.model_outputs import check_outputs
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
 from personafl.deployment.server_files import ServerFiles
@@ -65,6 +64,7 @@ from personafl.deployment.world import (
     read_recipe,
 )
 from personafl.evaluation import metrics, rounds
+from personafl.models.sample_outputs import outputs_difference
 from personafl.sim.accounting import Totals, finite_mean
 from personafl.sim.checks import check_augmentation, check_calibration, check_stopping
 from personafl.sim.execution_plan import products
@@ -187,11 +187,11 @@ class Coordinator:
             raise UserError(f"{what} is not what experiment {self.experiment} began with; use a new folder for another")
         self.roster = Roster.read(self.settings.clients, numbers["members"])
         self._build()
-        changed = (
-            f"The model code at the server has changed since experiment {self.experiment} began: it gives other "
-            "outputs for the same weights"
-        )
-        check_outputs(self.parts.outputs, self.world.outputs, changed)  # weights may differ on another processor
+        if difference := outputs_difference(self.parts.model.sample_outputs, self.world.outputs):
+            raise UserError(
+                f"The model code at the server has changed since experiment {self.experiment} began: it gives other "
+                f"outputs for the same weights ({difference}). The module of the model must stay the same."
+            )
         held = numbers["state"]
         self.state = State(**(held | {"totals": Totals(**held["totals"])}))
         self.server = {n: t.to(self.parts.device) for n, t in server.items()}
@@ -364,8 +364,8 @@ class Coordinator:
         check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
         check_calibration(validation, parts.algorithm, parts.recipe.evaluation)
         check_augmentation("what the clients hold", form.shape, parts.training)
-        self.world = dataclasses.replace(world, init=parts.model.initial_hash(), outputs=parts.outputs)
-        if not parts.outputs:
+        self.world = dataclasses.replace(world, init=parts.model.initial_hash(), outputs=parts.model.sample_outputs)
+        if not parts.model.sample_outputs:
             log.warning(
                 "The model has no finite outputs for drawn inputs, so it is not compared whether clients run the same "
                 "code: only the hash of the first weights is."

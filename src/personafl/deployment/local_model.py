@@ -21,6 +21,7 @@ from personafl.deployment.world import Parts, World, build_parts
 from personafl.models import StackedModel
 from personafl.models.client_module import ClientModule
 from personafl.models.frozen_weights import SAVED_FROZEN, complex_as_pairs, pairs_as_complex
+from personafl.models.sample_outputs import outputs_difference
 
 MODEL = "model"  # folder of it, among what the client keeps
 _TENSORS, _FROZEN, _ABOUT = "deployed.safetensors", "frozen.safetensors", "model.json"
@@ -107,6 +108,12 @@ def load_model(folder: str | Path, *, device: str = "cpu", trust: bool = False) 
         raise UserError(f"{home}: not a client's model: {e}") from None
     parts = build_parts(world, device, trust=trust)
     _restore_frozen(parts.model, home, frozen, world.init)
+    if difference := outputs_difference(parts.model.sample_outputs, world.outputs):
+        raise UserError(
+            f"{home}: the model gives other outputs than that of the deployment for the same weights ({difference}). "
+            "Its code, or a tensor in it that is neither a parameter nor a buffer, has changed; use the module that "
+            "the deployment had"
+        )
     return LocalModel(client, _module(parts, deployed, world), world, scores)
 
 

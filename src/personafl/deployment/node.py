@@ -30,7 +30,6 @@ from personafl.deployment import local_data, requests
 from personafl.deployment.local_data import LocalData
 from personafl.deployment.local_model import MODEL, write_model
 from personafl.deployment.messages import Reply, Request
-from personafl.deployment.model_outputs import OtherModelError
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
 from personafl.deployment.stored_split import SPLIT, StoredSplit
@@ -38,6 +37,7 @@ from personafl.deployment.world import (
     FORMAT,
     VERSION,
     Form,
+    OtherModelError,
     Parts,
     World,
     build_parts,

@@ -21,10 +21,10 @@ from personafl.core.tasks import as_targets
 from personafl.core.types import LOSSES, Params, Setup, Stage, TaskName, TrainedTask, Training
 from personafl.data import Source
 from personafl.data.columns import MOST_CATEGORIES, Column, name_features
-from personafl.deployment.model_outputs import MOST_OUTPUTS, OtherModelError, check_outputs, first_outputs
 from personafl.deployment.own_code import import_own_code
 from personafl.experiment import parts
 from personafl.models import MODELS, StackedModel
+from personafl.models.sample_outputs import MOST_OUTPUTS, outputs_difference
 from personafl.slots.assemble import assembled
 from personafl.version import __version__
 
@@ -215,7 +215,7 @@ class World:
     target_normalization: MeanAndStd | None = None
     init: str = ""  # hash of the first weights
     format: int = FORMAT
-    outputs: tuple[float, ...] = ()  # of the model on the server, by `model_outputs.py`
+    outputs: tuple[float, ...] = ()  # of the model on the server, by `sample_outputs`
 
     def told(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -294,7 +294,6 @@ class Parts:
     task: TrainedTask
     model: StackedModel
     device: torch.device
-    outputs: tuple[float, ...] = ()  # of the model, by `model_outputs.py`
 
     @property
     def training(self) -> Training:
@@ -358,7 +357,6 @@ def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Par
     where = torch.device(device)
     dtype = torch.float64 if training.precision == "float64" else torch.float32
     model = parts.model(recipe, source)
-    outputs = first_outputs(model)
     model.to(where, dtype, training.arithmetic)
     task = TrainedTask(
         model,
@@ -367,7 +365,11 @@ def build_parts(world: World, device: str = "cpu", *, trust: bool = True) -> Par
     )
     setup = Setup(model.info, training, world.clients, world.examples)
     algorithm = assembled(recipe.algorithms[0].algorithm, setup)
-    return Parts(recipe, algorithm, task, model, where, outputs)
+    return Parts(recipe, algorithm, task, model, where)
+
+
+class OtherModelError(UserError):
+    """A client's model is not the one agreed on."""
 
 
 def check_model(world: World, parts: Parts) -> None:
@@ -385,7 +387,11 @@ def check_model(world: World, parts: Parts) -> None:
             f"the first weights differ: {mine} here, {world.init} at the server (model code, frozen weights that are "
             "not the same everywhere, PyTorch?)"
         )
-    check_outputs(parts.outputs, world.outputs)
+    if difference := outputs_difference(parts.model.sample_outputs, world.outputs):
+        raise OtherModelError(
+            "it runs model code that gives other outputs than the server's for the same weights "
+            f"({difference}); the module of the model must be the same everywhere"
+        )
 
 
 VERSION = __version__

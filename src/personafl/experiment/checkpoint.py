@@ -40,6 +40,7 @@ from personafl.evaluation.run_records import misfit, read_rounds
 from personafl.experiment.environment import environment
 from personafl.models import StackedModel
 from personafl.models.frozen_weights import SAVED_FROZEN, complex_as_pairs, pairs_as_complex, size_in_bytes
+from personafl.models.sample_outputs import outputs_difference
 from personafl.sim.accounting import Totals
 from personafl.sim.execution_plan import ExecutionPlan
 from personafl.sim.ranks import SingleProcess
@@ -51,7 +52,8 @@ KEPT = 2
 FINAL, PROGRESS, MANIFEST, ROWS = "checkpoint", "progress", "manifest.json", "metrics.jsonl"
 STORES = ("clients", "known")
 NORMALIZATIONS = ("normalization.json", "target_normalization.json")  # of inputs, of targets
-BEGINNING = ("initial.safetensors", "frozen.safetensors", *NORMALIZATIONS)  # of a run, in its final folder
+OUTPUTS = "sample_outputs.json"
+BEGINNING = ("initial.safetensors", "frozen.safetensors", OUTPUTS, *NORMALIZATIONS)  # of a run, in its final folder
 COST = 1 / 50  # of a run's time that checkpoints may take by default
 
 
@@ -190,6 +192,7 @@ def begin(home: Path, sim: Simulation) -> None:
     folder = home / FINAL
     folder.mkdir(parents=True, exist_ok=True)
     _save_tensors(folder / "initial.safetensors", sim.model.initial)
+    files.write(folder / OUTPUTS, json.dumps(sim.model.sample_outputs) + "\n")
     if sim.model.frozen:
         _save_frozen(folder / "frozen.safetensors", sim.model)
     files.write(folder / "engine.json", json.dumps(dataclasses.asdict(sim.plan)) + "\n")
@@ -553,6 +556,25 @@ def restore_frozen(model: StackedModel, home: Path) -> None:
             f"{home}: the model has other frozen weights than that of this run: {list_names(differ)} differ. Weights "
             f"that no client trains are saved up to {SAVED_FROZEN >> 20} MiB, beyond that only hashed; build the model "
             "with the weights the run had"
+        )
+
+
+def check_outputs(model: StackedModel, home: Path) -> None:
+    """Refuse a model that gives other outputs for the same weights than that of a run."""
+    path = home / FINAL / OUTPUTS
+    try:
+        expected = json.loads(files.read_text(path))
+        if not isinstance(expected, list) or not all(isinstance(value, float) for value in expected):
+            raise ValueError("not a list of numbers")
+    except FileNotFoundError:  # a run of an earlier version, or one that has only been copied in part
+        return
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{path}: cannot be read: {e}") from None
+    if difference := outputs_difference(model.sample_outputs, expected):
+        raise UserError(
+            f"{home}: the model gives other outputs than that of this run for the same weights ({difference}). Its "
+            "code, or a tensor in it that is neither a parameter nor a buffer, has changed; build the model as the run "
+            "did"
         )
 
 

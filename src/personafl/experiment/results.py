@@ -476,6 +476,7 @@ def began(network: StackedModel, home: Path) -> StackedModel:
     network = network.copy()
     network.initial = tree.copied({n: held[n] for n in mine})
     checkpoint.restore_frozen(network, home)
+    checkpoint.check_outputs(network, home)
     return network
 
 

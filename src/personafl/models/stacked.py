@@ -81,6 +81,7 @@ from personafl.models.layers import (
 )
 from personafl.models.norms import norm_parameters
 from personafl.models.patterns import FusedForward, fused_forward
+from personafl.models.sample_outputs import sample_outputs
 
 LONG = 1e8  # FLOP of a forward pass of one example
 LARGE, LARGE_IF_LONG = 64, 8  # rows of the larger minibatches that a module is called with when it is made
@@ -165,6 +166,7 @@ class StackedModel(Displayed):
         self._in_closed_form = self._last_linears(example)
         features, outputs, why = self._measure_head(example)
         self.info = dataclasses.replace(self.info, features=features, without_features=why, outputs=outputs)
+        self.sample_outputs = sample_outputs(self, self.module, self.initial, self.example)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -194,6 +196,7 @@ class StackedModel(Displayed):
         restored = {n: weights[n] for n in self.frozen if n in weights}  # of their type, whatever a run computes in
         self.frozen_hashes |= hash_weights(restored, skip=not_persistent(self.module))
         self.small_frozen |= small_weights(restored)
+        self.sample_outputs = sample_outputs(self, self.module, self.initial, self.example)
 
     def weight_hashes(self) -> dict[str, str]:
         """A hash of every tensor the model begins with, frozen ones included."""
