@@ -23,7 +23,7 @@ class Diary(Algorithm):
     told: frozenset[str] = frozenset()
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
-        own = tree.prefixed(tree.select(params, self.own_head()), "own") | {"rounds": torch.zeros(())}
+        own = tree.prefixed(tree.select(params, self.own_head()), "own") | {"own/rounds": torch.zeros(())}
         return super().init_clients(params, ids) | tree.stack(own, len(ids))
 
     def travels(self) -> frozenset[str]:
@@ -58,7 +58,7 @@ def test_what_a_method_adds_stays_on_the_client_unless_it_says_that_it_travels()
 def test_added_state_is_kept_over_rounds() -> None:
     sim = worlds.simulation(Diary(), num_rounds=2)
     sim.run()
-    assert {"own/head.weight", "own/head.bias", "rounds"} <= sim.store.gather(sim.everybody).keys()
+    assert {"own/head.weight", "own/head.bias", "own/rounds"} <= sim.store.gather(sim.everybody).keys()
 
 
 @dataclass(frozen=True, kw_only=True)

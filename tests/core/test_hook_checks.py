@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from personafl import FedAvg, Simulation, UserError
+from personafl import Evaluation, FedAvg, Simulation, UserError
 from personafl.core import admission
 from personafl.core.aggregation import next_server, summed
 from personafl.core.algorithm import ClientState, GradientPass, LocalWork, whole
@@ -88,6 +89,39 @@ WRONG = [
         {"init_server": lambda server, *_: server | {"head.bias": server["head.weight"]}},
         r"Mine.init_server: head.bias has shape \(3, 8\), in the model \(3,\)",
     ),
+    (
+        {"init_clients": lambda kept, *_: kept | {"head.wieght": torch.zeros(6, 3, 8)}},
+        rf"Mine.init_clients: head.wieght matches no tensor of the model. {HAS}",
+    ),
+    (
+        {"init_clients": lambda kept, params, ids: kept | {"head.bias": torch.zeros(len(ids), 4)}},
+        r"Mine.init_clients: head.bias has shape \(4,\), in the model \(3,\)",
+    ),
+    (
+        {"start": lambda local, *_: replace(local, params=local.params | {"head.wieght": local.params["head.weight"]})},
+        rf"Mine.start: head.wieght matches no tensor of the model. {HAS}",
+    ),
+    (
+        {"keep": lambda kept, *_: kept | {"head.wieght": torch.zeros(6, 3, 8)}},
+        rf"Mine.keep: head.wieght matches no tensor of the model. {HAS}",
+    ),
+    (
+        {"upload": lambda sent, *_: without(sent, "head.bias")},
+        r"Mine.upload lacks head.bias, which Mine.travels says are sent",
+    ),
+    (
+        {"personal": lambda own, *_: own | {"head.wieght": own["head.weight"]}},
+        rf"Mine.personal.*: head.wieght matches no tensor of the model. {HAS}",
+    ),
+    (
+        {"personal": lambda own, *_: without(own, "head.bias")},
+        r"Mine.personal.* gave clients a model without head.bias",
+    ),
+    (
+        {"deploy": lambda ready, *_: ready | {"head.wieght": ready["head.weight"]}},
+        rf"Mine.deploy: head.wieght matches no tensor of the model. {HAS}",
+    ),
+    ({"deploy": lambda ready, *_: without(ready, "head.bias")}, r"Mine.deploy gave clients a model without head.bias"),
     ({"aggregate": lambda new, *_: None}, r"Mine.aggregate must return the server's new state; it returned None"),
     (
         {"aggregate": lambda new, *_: without(new, "head.bias")},
@@ -114,6 +148,22 @@ def test_names_and_forms_that_are_not_the_model_s_are_refused(hooks: dict[str, A
         played(changed(**hooks))
     with pytest.raises(UserError, match=message):  # as `personafl.run` asks before anything is trained
         dry_run.check(changed(**hooks), worlds.model(), worlds.training(precision="float64"), 6)
+
+
+AFTER_LOCAL = Evaluation(shift="none", eval_every=1, when="after_local", clients="selected")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda own, *_: own | {"head.wieght": own["head.weight"]}, rf"after_training: head.wieght matches no .*{HAS}"),
+        (lambda own, *_: without(own, "head.bias"), r"after_training gave clients a model without head.bias"),
+    ],
+)
+def test_models_right_after_training_are_the_model_s(change: Callable[..., Params], message: str) -> None:
+    sim = worlds.simulation(changed(after_training=change), num_rounds=1, evaluation=AFTER_LOCAL)
+    with pytest.raises(UserError, match=message):
+        sim.run()
 
 
 def nan_for_half(new: Params, server: Params, sums: Params, rnd: Round) -> Params:

@@ -198,11 +198,11 @@ class Hollow(Ditto):
     late: int = 99
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
-        return super().init_clients(params, ids) | {"none": torch.zeros(len(ids), 0)}
+        return super().init_clients(params, ids) | {"aux/none": torch.zeros(len(ids), 0)}
 
     def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         new = super().keep(kept, local, rnd)
-        return new | ({"more": new["none"] + 1} if rnd.number >= self.late else {})
+        return new | ({"aux/more": new["aux/none"] + 1} if rnd.number >= self.late else {})
 
 
 @pytest.mark.parametrize("store", ["host", "disk"])
@@ -215,7 +215,7 @@ def test_a_client_may_keep_tensors_without_elements(store: str, tmp_path: Path) 
 
 def test_what_could_not_be_gone_on_with_is_refused_in_the_round_it_comes_up(tmp_path: Path) -> None:
     told: list[int] = []
-    with pytest.raises(UserError, match="'more': clients keep it but do not begin with it"):
+    with pytest.raises(UserError, match="'aux/more': clients keep it but do not begin with it"):
         run(tmp_path / "a", type("Late", (Hollow,), {"late": 2})(), watch=lambda *row: told.append(row[3]["round"]))
     assert told == [0, 1]
 

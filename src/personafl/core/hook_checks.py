@@ -34,8 +34,15 @@ def check_initial_server(algorithm: Algorithm, server: Params) -> Params:
     return server
 
 
+def check_kept(algorithm: Algorithm, hook: str, kept: Params) -> None:
+    """Refuse what clients keep if tensors of it look like the model's and are not."""
+    _check_names(algorithm, hook, kept)
+    _check_shapes(algorithm, hook, {n: tuple(t.shape[1:]) for n, t in kept.items()})
+
+
 def check_local_model(algorithm: Algorithm, params: Params) -> None:
     """Refuse a client's model before training that lacks tensors of the model, or has others in their place."""
+    _check_names(algorithm, "start", params)
     if missing := [n for n in algorithm.info.shapes if n not in params]:
         raise UserError(
             f"{algorithm.called}.start gave clients a model without {list_names(missing)}. Everything must be in what "
@@ -50,11 +57,25 @@ def check_upload(algorithm: Algorithm, upload: Payload, received: Collection[str
     What was received is shared in this round: LG-FedAvg's features are while it warms up.
     """
     _check_names(algorithm, "upload", upload)
+    if upload and (missing := [n for n in algorithm.info.shapes if n in algorithm.travels() and n not in upload]):
+        raise UserError(
+            f"{algorithm.called}.upload lacks {list_names(missing)}, which {algorithm.called}.travels says are sent"
+        )
     if leaving := [n for n in upload if n in algorithm.private() and n not in received]:
         raise UserError(
             f"{algorithm.called}.upload sends {list_names(leaving)}, which {algorithm.called}.private says never leave "
             "the client"
         )
+
+
+def check_client_model(algorithm: Algorithm, hook: str, params: Params) -> None:
+    """Refuse a model to predict with that lacks tensors of the model, or has others in their place."""
+    _check_names(algorithm, hook, params)
+    _check_shapes(algorithm, hook, {n: tuple(t.shape[1:]) for n, t in params.items()})
+    if type(algorithm).answer is not Algorithm.answer or type(algorithm).predict is not Algorithm.predict:
+        return  # it may predict with something else
+    if missing := [n for n in algorithm.info.shapes if n not in params]:
+        raise UserError(f"{algorithm.called}.{hook} gave clients a model without {list_names(missing)}")
 
 
 def check_moves(method: str, names: Collection[str], params: Collection[str]) -> None:

@@ -103,6 +103,7 @@ def client_round(
     replays what was played before.
     """
     payload = tree.received(down, data.ids.shape[0])
+    hook_checks.check_kept(algorithm, "init_clients", kept)
     local = algorithm.start(kept, payload, rnd)
     hook_checks.check_local_model(algorithm, local.params)
     turns, training = _listed(algorithm, algorithm.turns(local, rnd)), algorithm.training_at(rnd.stage)
@@ -120,7 +121,9 @@ def client_round(
     )
     upload = algorithm.upload(local, rnd) if rnd.stage.up else {}
     hook_checks.check_upload(algorithm, upload, payload)
-    return Outcome(algorithm.keep(kept, local, rnd), upload, local, work)
+    kept = algorithm.keep(kept, local, rnd)
+    hook_checks.check_kept(algorithm, "keep", kept)
+    return Outcome(kept, upload, local, work)
 
 
 def _listed(algorithm: Algorithm, turns: object) -> Sequence[LocalWork]:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from personafl.core import batches, tree
+from personafl.core import batches, hook_checks, tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.local import floating
 from personafl.core.model_around import ModelAround
@@ -31,7 +31,9 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, held:
     def sweep(measure: Callable[[Model, Batch], Params], split: Literal["train", "validation"] = "train") -> Params:
         return batches.sums(held(split), batches.SWEEP, dtype, functools.partial(measure, task.model))
 
+    hook_checks.check_client_model(algorithm, "personal or after_training", own)
     ready = algorithm.deploy(own, down)
+    hook_checks.check_client_model(algorithm, "deploy", ready)
     dtype = floating(ready)
     return algorithm.calibrate(ready, sweep)
 

@@ -11,7 +11,7 @@ from personafl.core import cost, tree
 from personafl.core.aggregation import aggregated
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import inputs
-from personafl.core.hook_checks import check_initial_server
+from personafl.core.hook_checks import check_client_model, check_initial_server
 from personafl.core.local import Work, client_round
 from personafl.core.tasks import as_targets
 from personafl.core.types import (
@@ -88,7 +88,11 @@ class _Client:
         """What the client would predict with after a stage, but for what is measured on data."""
         rnd = Round(stage, self.algorithm.rate(stage))
         down = tree.received(self.algorithm.download(self.server, self.known, rnd), 1)
-        return self.algorithm.deploy(self.algorithm.personal(self.kept, down), down)
+        own = self.algorithm.personal(self.kept, down)
+        check_client_model(self.algorithm, "personal", own)
+        ready = self.algorithm.deploy(own, down)
+        check_client_model(self.algorithm, "deploy", ready)
+        return ready
 
 
 @torch.no_grad()
