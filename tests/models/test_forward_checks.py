@@ -7,7 +7,7 @@ import itertools
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,13 +27,14 @@ EXAMPLE = torch.arange(12.0).view(2, 6) / 6
 class Own(nn.Module):
     """A forward pass of one's own over two linear layers."""
 
-    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor], **attributes: Any) -> None:
         super().__init__()
-        self.how = forward
+        self.how, self.called, self.weight, self.scale = forward, False, None, None
         self.a, self.b, self.norm = nn.Linear(6, 5), nn.Linear(5, 3), nn.BatchNorm1d(5)
         self.calls, self.average, self.table = 0, torch.zeros(()), None
         self.seen: list[Tensor] = []
         self.log = {"calls": 0}
+        self.__dict__ |= attributes
 
     def forward(self, x: Tensor) -> Tensor:
         return self.how(self, x)
@@ -264,6 +265,33 @@ def with_global_variable() -> int:
     return CALLS["n"]
 
 
+def next_of(numbers: Iterator[int]) -> Callable[[], int]:
+    return lambda: next(numbers)
+
+
+def with_default() -> Callable[[], int]:
+    def add(calls: list[int] = []) -> int:  # noqa: B006
+        calls.append(0)
+        return len(calls)
+
+    return add
+
+
+class Clock:
+    step = 0
+
+    @classmethod
+    def tick(cls) -> int:
+        Clock.step += 1
+        return cls.step
+
+
+class Watch:
+    def tick(self) -> int:
+        Clock.step += 1
+        return Clock.step
+
+
 def increased(numbers: np.ndarray[Any, Any]) -> Callable[[], int]:
     def increase() -> int:
         numbers[0] += 1
@@ -282,6 +310,13 @@ def increased(numbers: np.ndarray[Any, Any]) -> Callable[[], int]:
         lambda: added_to(bytearray()),
         lambda: increased(np.zeros(1)),
         lambda: itertools.count().__next__,
+        lambda: itertools.cycle(range(1000)).__next__,
+        lambda: iter(range(1000)).__next__,
+        lambda: iter([*range(1000)]).__next__,
+        lambda: next_of(i for i in range(1000)),
+        lambda: with_default(),
+        lambda: Clock.tick,
+        lambda: Watch().tick,
         lambda: functools.partial(random.Random(0).randrange, 10**9),
         lambda: functools.partial(np.random.default_rng(0).integers, 10**9),
         lambda: functools.partial(torch.randint, 10**9, (1,), generator=torch.Generator()),
@@ -298,6 +333,86 @@ def test_whatever_counts_calls_is_refused(make: Callable[[], Callable[[], Any]])
 
     with pytest.raises(UserError, match="changes from one call of the forward pass to the next"):
         StackedModel(Counting(), EXAMPLE)
+
+
+def test_hooks_that_count_calls_are_refused() -> None:
+    """Also on a module that PyTorch alone defines."""
+    calls = [0]
+
+    def double_the_tenth(module: nn.Module, inputs: Any, out: Tensor) -> Tensor:
+        calls[0] += 1
+        return out * (2.0 if calls[0] == 100 else 1.0)
+
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    module[0].register_forward_hook(double_the_tenth)
+    with pytest.raises(UserError, match="Sequential: what the forward hooks of layer '0' remember changes"):
+        StackedModel(module, EXAMPLE)
+
+
+def test_a_module_in_a_list_is_looked_at() -> None:
+    """PyTorch knows nothing of it, so its running statistics are neither saved nor each client's own."""
+    with pytest.raises(UserError, match="attribute 'norms' changes from one call"):
+        StackedModel(Own(lambda m, x: m.b(m.norms[0](m.a(x))), norms=[nn.BatchNorm1d(5)]), EXAMPLE)
+
+
+def test_what_cannot_be_copied_is_said() -> None:
+    with pytest.raises(UserError, match=r"Own holds something that cannot be copied \(cannot pickle 'generator'"):
+        StackedModel(Own(lambda m, x: m.b(m.a(x)), numbers=(i for i in range(9))), EXAMPLE)
+
+
+def flagged(m: Any, x: Tensor) -> Tensor:
+    """The first call gives other outputs."""
+    first, m.called = not m.called, True
+    return m.b(m.a(x)) * (2.0 if first else 1.0)
+
+
+def flagged_in_training(m: Any, x: Tensor) -> Tensor:
+    return flagged(m, x) if m.training else m.b(m.a(x))
+
+
+def normalized(m: Any, x: Tensor) -> Tensor:
+    """A weight that is computed in the first call."""
+    if m.weight is None:
+        m.weight = F.normalize(m.a.weight.detach())
+    return m.b(F.linear(x, m.weight))
+
+
+def standardized(m: Any, x: Tensor) -> Tensor:
+    """Activations are divided by the deviation of the first batch, as ActNorm begins."""
+    h = m.a(x)
+    if m.scale is None:
+        m.scale = float(1 / h.detach().std())
+    return m.b(h * m.scale)
+
+
+@pytest.mark.parametrize("how", [flagged, flagged_in_training, normalized])
+def test_a_module_whose_first_call_decides_on_others_is_refused(how: Callable[..., Tensor]) -> None:
+    with pytest.raises(UserError, match="Own: its outputs depend on what an earlier call"):
+        StackedModel(Own(how), EXAMPLE)
+
+
+def test_a_scale_of_the_first_batch_is_refused() -> None:
+    with pytest.raises(UserError, match="Own: attribute 'scale' changes"):
+        StackedModel(Own(standardized), EXAMPLE)
+
+
+class ActNorm(nn.Module):
+    """Parameters that the first batch decides on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.began, self.fc = nn.Parameter(torch.zeros(6)), False, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.began:
+            self.shift.data.copy_(-x.mean(0))
+            self.began = True
+        return self.fc(x + self.shift)
+
+
+def test_parameters_that_the_first_batch_decides_on_are_refused() -> None:
+    with pytest.raises(UserError, match=r"ActNorm: .*(its outputs depend|parameter 'shift' is changed)"):
+        StackedModel(ActNorm(), EXAMPLE)
 
 
 def test_attributes_of_a_class_are_looked_at() -> None:
@@ -423,7 +538,7 @@ def run_twice(model: StackedModel, clients: int, rows: int) -> list[Tensor]:
     x *= torch.linspace(0.2, 3, clients, dtype=dtype).view(-1, 1, 1)
     valid = torch.arange(rows) < torch.linspace(rows, 2, clients).long().unsqueeze(1)
     outputs = [model(params, x, valid, torch.arange(clients)), model(params, x)]
-    return [*outputs, *(params[n] for n in model.info.buffers), torch.get_rng_state()]
+    return [*outputs, *(params[n] for n in sorted(model.info.buffers)), torch.get_rng_state()]
 
 
 class Dropping(Own):

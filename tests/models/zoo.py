@@ -2089,7 +2089,7 @@ REFUSED = [
     Entry("complex weights", lambda: Own(lambda m, x: (x @ m.w).abs(), w=nn.Parameter(torch.randn(6, 3) * 1j)), VECTOR,
           refused="parameter 'w' is complex"),
     Entry("old weight norm", old_weight_norm, VECTOR, quick=True, refused="weight_norm"),
-    Entry("old spectral norm", old_spectral_norm, VECTOR, refused="spectral_norm|weight_u"),
+    Entry("old spectral norm", old_spectral_norm, VECTOR, refused="layer .* uses torch.nn.utils.spectral_norm"),
     Entry("pruned", pruned, VECTOR, quick=True, refused="prun"),
     Entry("spectral norm", lambda: parametrized(parametrizations.spectral_norm), VECTOR,
           refused="buffer .* is changed"),

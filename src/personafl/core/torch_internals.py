@@ -68,6 +68,11 @@ def is_hooked(module: nn.Module, *kinds: str) -> bool:
     return any(getattr(module, name, True) for name in names)
 
 
+def forward_hooks(module: nn.Module) -> list[Any]:
+    """Return the hooks that are called before and after the forward pass of a module; none if these are not known."""
+    return [*forward_pre_hooks(module), *getattr(module, "_forward_hooks", {}).values()]
+
+
 def forward_pre_hooks(module: nn.Module) -> list[Any]:
     """Return the hooks that are called before the forward pass of a module; none if this is not known."""
     return list(getattr(module, "_forward_pre_hooks", {}).values())

@@ -11,10 +11,11 @@ import copy
 import functools
 import itertools
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import CellType, FunctionType, ModuleType
+from types import CellType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from personafl.core import rng
 from personafl.core.errors import UserError
-from personafl.core.torch_internals import is_hooked
+from personafl.core.torch_internals import forward_hooks, is_hooked
 
 ROWS = 6  # of the recording that the others are compared with: two clients with three examples each
 OTHER_ROWS = (3, 2**20)  # an odd number, and a power of two that is larger than any stack
@@ -49,7 +50,12 @@ def has_hooks(module: nn.Module) -> bool:
 
 def copy_module(module: nn.Module) -> nn.Module:
     """Copy a module. Activations that an earlier call left in it are kept without their graph."""
-    return copy.deepcopy(module, activations(module))
+    try:
+        return copy.deepcopy(module, activations(module))
+    except (TypeError, copy.Error) as e:  # of a generator, a file or a lock, for example
+        raise UserError(
+            f"{type(module).__name__} holds something that cannot be copied ({e}); keep it elsewhere"
+        ) from e
 
 
 def activations(module: nn.Module) -> dict[int, Any]:
@@ -275,44 +281,119 @@ def refuse_state(module: nn.Module, example: Tensor, rows: int = 2) -> None:
                     )
 
 
+def refuse_dependence_on_first_call(module: nn.Module, example: Tensor) -> None:
+    """Refuse a module that keeps what its first call computed, such as a weight that is normalised once.
+
+    It must give the same outputs whether or not it was called before, with another input and other weights.
+
+    Args:
+        module: The module.
+        example: Two inputs.
+
+    Raises:
+        UserError: The outputs differ.
+    """
+    first, second = example[[0, 0]], example[[1, 1]]
+    for training in (True, False):
+        fresh, again, called = (copy.deepcopy(module).train(training) for _ in range(3))
+        _outputs(called, first)
+        for m in (fresh, again, called):
+            _set_weights(m, module)
+        outputs = [_outputs(m, second) for m in (fresh, again, called)]
+        if _equal(outputs[0], outputs[1]) and not _close(outputs[2], outputs[0]):
+            raise UserError(
+                f"{type(module).__name__}: its outputs depend on what an earlier call of the forward pass was given "
+                "or on the weights it had then; all clients of a stack would share that. Compute what depends on "
+                "weights or inputs in every call"
+            )
+
+
+@torch.no_grad()
+def _set_weights(module: nn.Module, original: nn.Module) -> None:
+    """Give a module the buffers of another one, and its weights, each changed a little."""
+    draw = torch.Generator().manual_seed(0)
+    for t, value in zip(module.buffers(), original.buffers(), strict=False):
+        if t.shape == value.shape:
+            t.copy_(value)
+    for t, value in zip(module.parameters(), original.parameters(), strict=False):
+        if t.shape == value.shape and t.is_floating_point():
+            noise = torch.rand(t.shape, generator=draw).to(t)
+            t.copy_(value + (0.1 * value.abs() + 0.01) * noise)
+
+
 def _call(module: nn.Module, x: Tensor) -> dict[str, Any]:
     """Call a module, always with the same random numbers, and return what it holds then."""
+    _outputs(module, x)
+    return dict(_attributes(module))
+
+
+def _outputs(module: nn.Module, x: Tensor) -> Any:
+    """Call a module, always with the same random numbers of PyTorch."""
     with rng.torch_generator():
         torch.manual_seed(0)
-        module(x.clone())
-    return dict(_attributes(module))
+        return module(x.clone())
+
+
+def _close(a: Any, b: Any) -> bool:
+    """Whether outputs are equal but for rounding; anything but two real tensors of one shape counts as equal."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.shape != b.shape or a.is_complex():
+        return True
+    a, b = a.detach().double(), b.detach().double()
+    largest = float(b.abs().nan_to_num(0.0, 0.0, 0.0).max()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * largest, equal_nan=True)
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """What a module and its layers hold that are neither parameters, buffers nor layers, described and copied.
 
-    Attributes of their classes are among it, and the global variables that the functions of these classes use.
+    Attributes of their classes are among it, the global variables that the functions of these classes use, and what
+    hooks remember.
     """
-    plain, seen = vars(nn.Module()), set[int]()
+    yield from _attributes_within(module, {id(m) for m in module.modules()})
+
+
+def _attributes_within(module: nn.Module, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """The same, but for objects whose ids have been seen."""
+    plain = vars(nn.Module())
     for prefix, m in module.named_modules():
         for name, value in vars(m).items():
             if name not in plain:
                 yield f"attribute {f'{prefix}.{name}'.lstrip('.')!r}", _snapshot(value, seen)
+        if hooks := forward_hooks(m):
+            place = f"of layer {prefix!r}" if prefix else "of the module"
+            yield f"what the forward hooks {place} remember", _snapshot(hooks, seen)
         for kind in type(m).__mro__:
-            if kind is object or kind.__module__.startswith(("torch.", *_LIBRARIES)) or id(kind) in seen:
-                continue
-            seen.add(id(kind))
-            for name, value in vars(kind).items():
-                if isinstance(value, FunctionType):
-                    yield f"a variable of {kind.__name__}.{name}", _variables(value, seen)
-                elif not name.startswith("__") and not hasattr(value, "__get__"):
-                    yield f"attribute {name!r} of class {kind.__name__}", _snapshot(value, seen)
+            yield from _class_attributes(kind, seen)
+
+
+def _class_attributes(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Attributes of a class of the user's, and the variables that its functions use."""
+    package = kind.__module__.partition(".")[0]
+    if (
+        package in _DATA
+        or package in sys.stdlib_module_names
+        or kind.__module__.startswith(_LIBRARIES)
+        or id(kind) in seen
+    ):
+        return
+    seen.add(id(kind))
+    for name, value in list(vars(kind).items()):
+        if isinstance(value, FunctionType):
+            yield f"a variable of {kind.__name__}.{name}", _variables(value, seen)
+        elif not name.startswith("__") and not hasattr(value, "__get__"):
+            yield f"attribute {name!r} of class {kind.__name__}", _snapshot(value, seen)
 
 
 def _variables(function: FunctionType, seen: set[int]) -> list[Any]:
-    """Copy the variables outside of a function that it uses: those of functions around it, and global ones.
+    """Copy what a function has beside its arguments: variables of functions around it, global ones, and defaults.
 
     Of global variables, only data and what the function's own module defines are looked at: no loggers and the like.
     """
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     used = (function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__)
     own = (v for v in used if _defined_in(v) in (function.__module__, *_DATA))
-    return [_snapshot(v, seen) for v in (*cells, *own)]
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return [_snapshot(v, seen) for v in (*cells, *own, *defaults)]
 
 
 def _defined_in(value: Any) -> str:
@@ -331,9 +412,25 @@ def _snapshot(value: Any, seen: set[int]) -> Any:
         return bytes(value) if isinstance(value, bytearray) else value
     if isinstance(value, np.ndarray | np.generic):
         return value.copy()
-    if isinstance(value, nn.Module | type | ModuleType) or id(value) in seen:
+    if isinstance(value, ModuleType) or id(value) in seen:
         return type(value)
+    if isinstance(value, type):
+        return dict(_class_attributes(value, seen))
     seen.add(id(value))
+    if isinstance(value, nn.Module):  # in a list or behind a variable, so that nobody else looks at it
+        buffers = {n: t.detach().clone() for n, t in value.named_buffers()}
+        return {
+            "attributes": dict(_attributes_within(value, seen | {id(m) for m in value.modules()})),
+            "buffers": buffers,
+        }
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return None if frame is None else [frame.f_lasti, _snapshot(dict(frame.f_locals), seen)]
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        try:
+            return _snapshot(value.__reduce__(), seen)
+        except TypeError:  # where it stands is not known
+            return type(value)
     if isinstance(value, FunctionType):
         return _variables(value, seen)
     if isinstance(value, functools.partial):
@@ -354,7 +451,8 @@ def _snapshot(value: Any, seen: set[int]) -> Any:
         return _snapshot(owner, seen)  # of a method
     slots = [n for kind in type(value).__mro__ for n in vars(kind).get("__slots__", ()) if hasattr(value, n)]
     held = {n: getattr(value, n) for n in slots} | getattr(value, "__dict__", {})
-    return {n: _snapshot(v, seen) for n, v in held.items()} if held else type(value)
+    of_class = dict(_class_attributes(type(value), seen))
+    return of_class | {n: _snapshot(v, seen) for n, v in held.items()} if held or of_class else type(value)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -54,6 +54,7 @@ from personafl.models.forward_checks import (
     copy_module,
     has_hooks,
     is_library_code,
+    refuse_dependence_on_first_call,
     refuse_state,
 )
 from personafl.models.forward_cost import observe
@@ -124,15 +125,17 @@ class StackedModel(Displayed):
         example = _as_weights(module, example)
         self.example = example[:1].clone()
         self.module = copy_module(module).eval()
-        if not is_library_code(module):
+        own_code = not is_library_code(module) or has_hooks(module)
+        if own_code:
             refuse_state(self.module, example)
+            refuse_dependence_on_first_call(self.module, example)
         _without_nested_tensors(self.module)
         self._alters = _alters_input(self.module, example)
         if policy == "drop":
             _forget_statistics(self.module)
         self.info = describe(self.module, example.clone(), head, policy)
         self._long = self.info.other_flops + sum(2 * layer.macs for layer in self.info.layers) > LONG
-        if not is_library_code(module):  # something may be counted, or kept, of large minibatches only
+        if own_code:  # something may be counted, or kept, of large minibatches only
             refuse_state(self.module, example, LARGE_IF_LONG if self._long else LARGE)
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self.initial: Params = {n: state[n].detach().clone() for n in self.info.shapes}
@@ -656,6 +659,11 @@ def _refuse_odd(module: nn.Module) -> None:
                 raise UserError(
                     f"{name}: layer {path!r} uses torch.nn.utils.weight_norm, whose weight is no parameter; use "
                     "torch.nn.utils.parametrizations.weight_norm"
+                )
+            if type(hook).__name__ == "SpectralNorm":
+                raise UserError(
+                    f"{name}: layer {path!r} uses torch.nn.utils.spectral_norm, which changes buffers in every call; "
+                    "all clients of a stack would share them"
                 )
             if isinstance(hook, BasePruningMethod):
                 pruned = pruned_parameter(hook)
