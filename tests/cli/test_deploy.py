@@ -153,7 +153,7 @@ def test_status_and_collect_in_words_and_as_json(deploy: Callable[..., Said], fe
     (results / "summary.json").write_text('{"accuracy": {"personal": {"mean": 0.5}}}')
     (results / "clients.csv").write_text("client,own\na,0.25\nb,0.75\n")
     code, out, _ = deploy("collect", "fed")
-    assert code == 0 and out.startswith("client own a 0.2500 b 0.7500 accuracy, personal: 0.5000 (mean over clients)")
+    assert code == 0 and out.startswith("client own a 0.2500 b 0.7500 accuracy, personal: 0.5000 (mean over clients, ")
     assert json.loads(deploy("collect", "fed", "--json")[1])["clients"][1] == {"client": "b", "own": 0.75}
 
 

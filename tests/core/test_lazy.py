@@ -124,11 +124,12 @@ import personafl.flower.client_app
 from personafl.deployment.node import Node
 from personafl.deployment.messages import Request
 from personafl.deployment.settings import ClientSettings
+from personafl.deployment.world import FORMAT
 home, recipe = Path(sys.argv[1]), sys.argv[2]
 (home / "data").mkdir()
 np.savez(home / "data" / "mine.npz", x=np.zeros((8, 4), np.float32), y=np.arange(8) % 2)
 node = Node(ClientSettings(id="c", data=str(home / "data"), state=str(home / "state")))
-told = node.answer(Request("describe", {"experiment": "e", "recipe": recipe, "number": 0})).told
+told = node.answer(Request("describe", {"experiment": "e", "recipe": recipe, "number": 0, "format": FORMAT})).told
 print(json.dumps([told["form"]["classes"], *sys.modules]))
 """
 

@@ -278,12 +278,13 @@ def test_recordings_are_trusted_also_without_gradients() -> None:
 ELSEWHERE = {
     "_exit": "os",
     "_getframe": "sys",
+    "_replace": "named tuples, of which it is public",
     "_processes": "concurrent.futures",
     "_forkserver": "multiprocessing",
     "_forkserver_pid": "multiprocessing",
     "_stop": "multiprocessing",
 }
-"""Private attributes of other packages than PyTorch."""
+"""Attributes of other packages than PyTorch whose names begin with an underscore."""
 
 
 def own_attributes() -> set[str]:
