@@ -147,7 +147,7 @@ def test_status_and_collect_in_words_and_as_json(deploy: Callable[..., Said], fe
     assert deploy("status", "fed") == (0, "server not running", "")
     assert json.loads(deploy("status", "fed", "--json")[1])["nodes"] == []
     code, _, err = deploy("collect", "fed")
-    assert code == 2 and "no round is done; no run is under way, personafl deploy start begins one" in err
+    assert code == 2 and "no stage is done; no run is under way, personafl deploy start begins one" in err
     results = fed / "results"
     results.mkdir()
     (results / "summary.json").write_text('{"accuracy": {"personal": {"mean": 0.5}}}')

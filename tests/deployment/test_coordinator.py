@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -333,6 +333,27 @@ def test_clients_that_all_fail_alike_pause_the_run_with_their_message(
     worlds.same_state(server, tmp_path, worlds.simulated(text))
 
 
+def test_before_the_first_round_a_failure_of_all_clients_is_shown(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"num_rounds": 1}, model={"name": SMALL})
+    missing = [True]
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        bad = missing[0] and request.kind == "describe"
+        return Reply({"error": "No module named 'wards'"}) if bad else answer(request)
+
+    server, _ = worlds.deployed(text, tmp_path, spoil=spoil)
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.append(json.loads((server.folder / "server" / "roster.json").read_text())["waits"])
+        missing[0] = False
+
+    worlds.later(server, 20.0, look)
+    server.run()
+    why = "All 4 that came cannot be used: No module named 'wards'."
+    assert seen == [f"The first round waits for 4 clients; 0 can be used so far. {why}"]
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_clients_that_are_there_and_never_play_end_the_run_at_the_limit(busy: bool, tmp_path: Path) -> None:
     """What they are asked in vain does not count: neither bytes that are not sent, nor the stage that is not played."""
@@ -438,6 +459,104 @@ def test_a_stage_whose_quorum_diverged_leaves_the_model_as_it_was(tmp_path: Path
     assert row["clients"] == 4 and row["diverged"] == 3
     assert row["kept_model"] == "the training of 3 clients diverged, and 2 updates were needed"
     assert server.state.without_update == 1 and server.state.last_without_update == 0
+
+
+def diverging(nodes: set[int]) -> Spoil:
+    """Training that diverges at these nodes for as long as they are in the set."""
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
+        if node in nodes and position(request) >= 0:
+            return Reply({"diverged": "its loss is not finite"})
+        return answer(request)
+
+    return spoil
+
+
+def test_a_quorum_that_diverges_again_and_again_ends_the_run_before_the_third_round(tmp_path: Path) -> None:
+    """All four clients are needed and one always diverges; the run continues with a quorum of three."""
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 4}, model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path, spoil=diverging({101}), quorum=4)
+    words = (
+        r"^Stage 2 \(round 2, train\) would be round 3 in a row without an update: the training of 1 client diverged, "
+        r"and 4 updates were needed\. The training of c1 diverged; lower training\.lr.* start resumes the run"
+    )
+    with pytest.raises(UserError, match=words):
+        server.run()
+    again = worlds.coordinator(server.folder, server.settings, text, transport)
+    with pytest.raises(UserError, match=r"^Stage 2 .* round 3 in a row"):
+        again.run()
+    assert again.state.played == 2 and again.state.without_update == 2
+    assert dataclasses.asdict(again.state.totals) == dataclasses.asdict(server.state.totals)
+    fewer = dataclasses.replace(server.settings, quorum=3)
+    last = worlds.coordinator(server.folder, fewer, text, transport)
+    last.run()
+    assert ["kept_model" in row for row in last.results.rows()] == [True, True, False, False]
+    summary = json.loads((server.results.folder / "summary.json").read_text())
+    assert summary["rounds_without_update"] == {"count": 2, "last": 0} and "not_completed" not in summary
+
+
+def test_a_quorum_that_diverges_is_left_out_where_the_operator_wants_that(tmp_path: Path) -> None:
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 4}, model={"name": SMALL})
+    server, _ = worlds.deployed(text, tmp_path, spoil=diverging({101}), quorum=4, without_quorum="skip")
+    with pytest.raises(UserError, match=r"^The last 4 rounds had no update"):
+        server.run()
+
+
+def test_rounds_without_uploads_in_which_everybody_diverges_are_counted(tmp_path: Path) -> None:
+    """Local: everybody diverges in the second and third of three rounds, and in the second alone."""
+    text = worlds.recipe("local", training={"join_ratio": 1.0, "num_rounds": 3}, model={"name": SMALL})
+    for stages, last in (({1, 2}, 2), ({1}, 0)):
+        nodes: set[int] = set()
+        server, transport = worlds.deployed(text, tmp_path / str(last), spoil=diverging(nodes))
+        change = {n: (lambda n=n: nodes.update(transport.online) if n in stages else nodes.clear()) for n in range(3)}
+        worlds.before_stages(server, change)
+        if last:
+            with pytest.raises(UserError, match=r"^The last 2 rounds had no update .* all its clients diverged"):
+                server.run()
+        else:
+            server.run()
+        summary = json.loads((server.results.folder / "summary.json").read_text())
+        assert summary["rounds_without_update"] == {"count": len(stages), "last": last}
+        assert ("not_completed" in summary) == bool(last)
+
+
+def test_a_round_without_uploads_does_not_make_up_for_those_without_an_update(tmp_path: Path) -> None:
+    """FedSelect ends with a round that stays at the clients; in the one before it everybody diverges."""
+    text = worlds.recipe("fedselect", training={"join_ratio": 1.0, "num_rounds": 3}, model={"name": SMALL})
+    server, transport = worlds.deployed(text, tmp_path, spoil=diverging(nodes := set()))
+    last = len(worlds.simulation(text).schedule) - 1
+    assert not worlds.simulation(text).schedule[last].up
+    everybody = set(transport.online)
+    worlds.before_stages(server, {last - 1: lambda: nodes.update(everybody), last: nodes.clear})
+    with pytest.raises(UserError, match=r"^The last round had no update .* all its clients diverged"):
+        server.run()
+    assert server.state.without_update == 1
+
+
+def test_a_node_that_does_not_say_who_it_is_holds_up_the_run_once(tmp_path: Path) -> None:
+    """It has two minutes the first time; after that its answer is looked for, and it is used once it comes."""
+    text = worlds.recipe("fedavg", training={"join_ratio": 1.0, "num_rounds": 2}, model={"name": SMALL})
+    silent = {103}
+
+    def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply | Failure:
+        if node in silent and request.kind == "hello":
+            return Failure("no answer within 120 s", busy=True)
+        return answer(request)
+
+    server, transport = worlds.deployed(text, tmp_path, spoil=spoil)
+    waits: list[float] = []
+    exchange = transport.exchange
+
+    def timed(requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
+        if 103 in requests and requests[103].kind == "hello":
+            waits.append(timeout)
+        return exchange(requests, timeout)
+
+    transport.exchange = timed  # type: ignore[method-assign]
+    worlds.later(server, 100.0, silent.clear)
+    server.run()
+    assert waits == [120.0, 1.0, 1.0, 1.0, 1.0]  # at 0, 30, 60, 90 and 120 seconds
+    assert not server.silent and server.state.without_update == 0
 
 
 def test_a_resumed_run_shows_nothing_of_what_the_last_one_waited_for(tmp_path: Path) -> None:

@@ -161,12 +161,24 @@ def test_early_stops_and_targets_are_told_below_the_table() -> None:
     assert report.remarks(runs) == [
         "Stopped by training.patience on validation data: ditto after 20–30 rounds.",
         "Stopped by training.target on test data: fedavg after 30 rounds (1 of 2 seeds).",
-        "Rounds to an accuracy of 80 %: ditto 12.5, local –, fedavg 7 (1 of 2 seeds).",
-        "Rounds to a global accuracy of 80 %: ditto –, local –, fedavg 7 (1 of 2 seeds).",
+        "Rounds to the target accuracy 80 %: ditto 12.5, local –, fedavg 7 (1 of 2 seeds).",
+        "Rounds to the target accuracy 80 % of the global model: ditto –, local –, fedavg 7 (1 of 2 seeds).",
     ]
-    told = [c for c in report.concerns(runs) if "test accuracy" in c]
-    assert told == ["fedavg stopped by test accuracy: set data.validation_share to stop without a look at test data"]
+    told = [c for c in report.concerns(runs) if "stopped by" in c]
+    assert told == [
+        "fedavg stopped by the score on test data: set data.validation_share to stop without a look at test data"
+    ]
     assert not [line for line in report.remarks(runs[:3]) if "global" in line]
+
+
+def test_a_target_is_written_in_the_unit_of_its_metric() -> None:
+    mae = {"name": "mae", "better": "lower"}
+    reached = {"1500.0": {"personal": 4, "global": None}, "0.25": {"personal": None, "global": None}}
+    run = summary("ditto", 0, 900.0, 0.5, metric=mae, rounds_to_target=reached)
+    assert report.remarks([run]) == [
+        "Rounds to the target mae 1500: ditto 4.",
+        "Rounds to the target mae 0.25: ditto –.",
+    ]
 
 
 def test_the_execution_of_the_model_is_told_below_the_table() -> None:

@@ -66,7 +66,7 @@ def test_a_status_says_how_far_the_run_is(folder: Folder) -> None:
     told = {"clients": [], "unused": {"12": "another version"}, "waits": "", "stage": 3, "stages": 6}
     folder.roster.write_text(json.dumps(told))
     found = report.status(folder)
-    assert found["position"] == {"round": 1, "rounds": 80, "phase": "tune", "personal": 0.5}
+    assert found["position"] == {"round": 1, "phase": "tune", "personal": 0.5}
     assert report.status_lines(found) == [
         "server   running",
         "nodes    1 of 2 online",
@@ -101,10 +101,12 @@ def test_a_status_says_what_the_server_waits_for_and_which_rounds_had_no_update(
 
 
 def test_a_run_whose_last_rounds_had_no_update_is_not_called_completed(folder: Folder) -> None:
-    finish(folder, rounds_without_update={"count": 3, "last": 2})
+    finish(folder, rounds_without_update={"count": 3, "last": 2}, not_completed="The last 2 rounds had no update.")
     lines = report.collect_lines(report.collect(folder))
     assert "3 rounds had no update and left the model as it was; logs/rounds.log has the reasons" in lines
-    assert "the run is not completed: its last 2 rounds had no update" in lines
+    assert "The run is not completed. The last 2 rounds had no update." in lines
+    finish(folder)
+    assert not any("not completed" in line for line in report.collect_lines(report.collect(folder)))
 
 
 def test_a_failed_run_is_told_with_its_reason(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +155,12 @@ def test_results_do_not_need_the_server(folder: Folder, monkeypatch: pytest.Monk
 
 
 def test_results_of_a_run_that_has_not_ended_are_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"no such file: no round is done; run 8 is under way; see personafl deploy"):
+    with pytest.raises(UserError, match=r"no such file: no stage is done; run 8 is under way; see personafl deploy"):
         report.collect(folder)
-    write(folder)
+    folder.roster.parent.mkdir()
+    folder.roster.write_text(json.dumps({"clients": [], "stage": 2, "stages": 80}))
     monkeypatch.setattr(control, "is_up", lambda folder: False)
-    with pytest.raises(UserError, match=r"2 of 80 rounds are done; no run is under way, personafl deploy start begins"):
+    with pytest.raises(UserError, match=r"2 of 80 stages are done; no run is under way, personafl deploy start begins"):
         report.collect(folder)
 
 

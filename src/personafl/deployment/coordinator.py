@@ -72,6 +72,7 @@ from personafl.sim.execution_plan import products
 log = logging.getLogger("personafl")
 Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
+HELLO_AGAIN = 1.0  # seconds a node has that did not say it the last time; its answer is looked for every half minute
 NAMED = 20  # clients whose names a line of the log has
 DIVERGED = (
     "lower training.lr, set training.grad_clip, or normalise inputs and targets (data.normalize, "
@@ -96,6 +97,7 @@ class State:
     metrics: int = 0  # bytes of metrics.jsonl that are theirs
     without_update: int = 0  # rounds with uploads after which the model was what it had been
     last_without_update: int = 0  # how many of them there are since the last update
+    last_wanted_uploads: bool = False  # whether clients were to send updates in the last of them
     reason: str = ""  # why there was none, in the last of them
     pending: Row | None = None  # a row whose scores are to come
     left: dict[str, float] = field(default_factory=dict)
@@ -131,6 +133,7 @@ class Coordinator:
         self.world: World | None = None
         self.known: dict[int, Params] = {}  # of each client: known/..., and lasting/... of what it added for good
         self.aside: dict[int, float] = {}  # nodes that cannot be used, and until when
+        self.silent: set[int] = set()  # nodes that did not say in time who they are
         self.met: dict[int, str] = {}  # nodes by name, in this process
         self.unused: dict[str, str] = {}  # nodes that cannot be used, and why
         self.schedule: list[Stage] = []
@@ -160,8 +163,9 @@ class Coordinator:
                 self._save()
             too_few = self._close()
         self._save()
-        self._finish()
-        if why := self._failure() or too_few:
+        why = self._failure() or too_few
+        self._finish(why)
+        if why:
             raise UserError(why)
 
     def _failure(self) -> str:
@@ -227,6 +231,8 @@ class Coordinator:
         """Leave who takes part, who does not and how far it is where `deploy status` looks."""
         there = len(set(self.met.values()))
         waits = f"The first round waits for {count(self.settings.at_start, 'client')}; {there} can be used so far."
+        if not there and len(self.unused) > 1 and len(set(self.unused.values())) == 1:
+            waits += f" All {len(self.unused)} that came cannot be used: {next(iter(self.unused.values()))}."
         told = {
             "unused": self.unused,
             "waits": self.waits if self.world else waits,
@@ -294,7 +300,11 @@ class Coordinator:
         bound = {n: {"key": keys[n]} if self.settings.bind and keys[n] != str(n) else {} for n in new}
         asked = {n: Request("hello", {"experiment": self.experiment, **bound[n]}) for n in new}
         found = {}
-        for node, reply in self._exchange(asked, HELLO).items():
+        replies = self._exchange({n: r for n, r in asked.items() if n not in self.silent}, HELLO)
+        replies |= self._exchange({n: r for n, r in asked.items() if n in self.silent}, HELLO_AGAIN)
+        self.silent = (self.silent - replies.keys()) & set(online)
+        self.silent |= {n for n, reply in replies.items() if isinstance(reply, Failure) and reply.busy}
+        for node, reply in replies.items():
             why, told = answer(reply)
             name = str(told.get("client", ""))
             if not why and not NAME.fullmatch(name):
@@ -521,18 +531,23 @@ class Coordinator:
             self._play(progress, rnd, scored, scores)
         except _QuorumError as e:
             if self.settings.without_quorum == "stop":
-                self.state.totals, self.state.evaluation_bytes = before.totals, before.evaluation_bytes
-                self.waits = ""
-                self._save()  # nothing of the stage counts: the next run plays it from its beginning
-                raise UserError(f"{e} {ADVICE}") from None
+                raise self._end_resumably(before, str(e)) from None
             log.warning("%s The stage is left out.", e)
             progress.skipped = "it was left out, since too few clients played it within deployment.quorum_timeout"
             self._clear_waiting()
-        if 0 < len(progress.updates) < progress.needed:  # the others diverged, and would again
-            progress.skipped = progress.skipped or (
+        if 0 < len(progress.updates) < progress.needed and not progress.skipped:  # the others diverged, and would again
+            progress.skipped = (
                 f"the training of {count(len(progress.diverged), 'client')} diverged, and "
                 f"{count(progress.needed, 'update')} were needed"
             )
+            earlier = self.state.last_without_update
+            if self.settings.without_quorum == "stop" and earlier >= rounds.DIVERGED_ROUNDS - 1:
+                names = list_names([self._name(n) for n in progress.ids if n in progress.diverged], NAMED)
+                why = (
+                    f"{self._stage_name()} would be round {earlier + 1} in a row without an update: "
+                    f"{progress.skipped}. The training of {names} diverged; {DIVERGED}."
+                )
+                raise self._end_resumably(before, why)
         for n in ids:
             if n not in progress.updates and n not in progress.failures:
                 log.warning("stage %d: client %s is not there", position, self._name(n))
@@ -541,8 +556,8 @@ class Coordinator:
         updates = progress.cohort_updates()
         kept_model = self._aggregate(updates, rnd) if stage.up and stage.who != "nobody" else ""
         if stage.who == "sampled" or (stage.up and stage.who != "nobody"):
-            kept_model = progress.skipped or kept_model
-            self._count_without_update(progress, kept_model)
+            kept_model = progress.skipped or kept_model or ("" if updates else "no client could train")
+            self._count_without_update(progress, kept_model, wants_uploads=stage.up)
         for n in updates:
             self._acknowledge(n, position)
         self.state.played += 1
@@ -563,13 +578,25 @@ class Coordinator:
         played, of = len(updates), len(ids)
         log.info("stage %d (round %d, %s): %d of %d clients", position, stage.number, stage.phase, played, of)
 
-    def _count_without_update(self, progress: StageProgress, kept_model: str) -> None:
-        """Count a round after which the model is what it had been, or in which no client could train."""
+    def _end_resumably(self, before: State, why: str) -> UserError:
+        """The error that ends the run before the present stage; nothing of the stage counts, the next run plays it."""
+        self.state.totals, self.state.evaluation_bytes = before.totals, before.evaluation_bytes
+        self.waits = ""
+        self._save()
+        return UserError(f"{why} {ADVICE}")
+
+    def _count_without_update(self, progress: StageProgress, kept_model: str, *, wants_uploads: bool) -> None:
+        """Count a round after which the model is what it had been, or in which no client could train.
+
+        Training that stays at the clients does not make up for rounds in which the server had no update.
+        """
         if not kept_model:
-            self.state.last_without_update, self.state.reason = 0, ""
+            if wants_uploads or not self.state.last_wanted_uploads:
+                self.state.last_without_update, self.state.reason = 0, ""
             return
         self.state.without_update += 1
         self.state.last_without_update += 1
+        self.state.last_wanted_uploads = wants_uploads
         everybody = progress.diverged >= set(progress.ids)
         self.state.reason = f"the training of all its clients diverged; {DIVERGED}" if everybody else kept_model
 
@@ -1110,12 +1137,13 @@ class Coordinator:
                 self._acknowledge(n, talk.told["plays"][-1]["position"])
         return {n for n, t in (talks | again).items() if t.busy}
 
-    def _finish(self) -> None:
+    def _finish(self, why: str) -> None:
+        """Write the results, and why the run is not completed where it is not."""
         missing = [m.name for m in self.roster.members if not m.closed]
         if missing:
             log.warning("without a final model: %s; start again once they are there", ", ".join(missing))
         self.state.finished = not missing
-        self.results.finish(self._summary(), self.roster)
+        self.results.finish(self._summary() | ({"not_completed": why} if why else {}), self.roster)
         self._save()
 
     def _summary(self) -> Row:

@@ -322,7 +322,8 @@ def _targets(summaries: Sequence[Summary]) -> list[str]:
     """Rounds to each target, for clients' own models and the global one."""
     targets = dict.fromkeys(t for s in summaries for t in s.get("rounds_to_target", ()))
     out = []
-    for model, words in (("personal", "an accuracy"), ("global", "a global accuracy")):
+    metric = Shown.of(summaries)
+    for model, which in (("personal", ""), ("global", " of the global model")):
         for target in targets:
             cells = {}
             for label, seeds in groups(summaries).items():
@@ -330,7 +331,7 @@ def _targets(summaries: Sequence[Summary]) -> list[str]:
                 cells[label] = _reached([a[model] for a in asked])
             if model == "personal" or set(cells.values()) != {"–"}:
                 told = ", ".join(f"{label} {cell}" for label, cell in cells.items())
-                out.append(f"Rounds to {words} of {100 * float(target):g} %: {told}.")
+                out.append(f"Rounds to the target {metric.target(float(target))}{which}: {told}.")
     return out
 
 
@@ -390,7 +391,9 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
     peeked = [s["label"] for s in summaries if s.get("stopped", {}).get("on") == "test"]
     if peeked:
         which = ", ".join(dict.fromkeys(peeked))
-        found.append(f"{which} stopped by test accuracy: set data.validation_share to stop without a look at test data")
+        found.append(
+            f"{which} stopped by the score on test data: set data.validation_share to stop without a look at test data"
+        )
     have = {label: sorted({s["seed"] for s in of}) for label, of in groups(summaries).items()}
     if len(set(map(tuple, have.values()))) > 1:
         told = "; ".join(f"{label}: {', '.join(map(str, seeds))}" for label, seeds in have.items())

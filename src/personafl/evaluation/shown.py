@@ -52,6 +52,10 @@ class Shown:
     def number(self, value: float) -> str:
         return f"{100 * value:.1f}" if self.percent else f"{value:.4g}"
 
+    def target(self, value: float) -> str:
+        """A number that a user gave, with all of its digits."""
+        return f"{self.words} {self.scaled(value):.6g}{' %' if self.percent else ''}"
+
     def text(self, value: float) -> str:
         """A number by itself, as while a run goes on."""
         return f"{self.words} {self.number(value)}{' %' if self.percent else ''}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +70,8 @@ def collect(folder: Folder) -> dict[str, Any]:
     runs = control.runs(folder) if control.is_up(folder) else None
     under_way = next((r.id for r in runs or () if not r.finished), None)
     if not summary.is_file():
-        at = _position(folder)
-        done = f"{at['round'] + 1} of {at['rounds']} rounds are done" if at else "no round is done"
+        app = _server_app(folder, under_way=under_way is not None)
+        done = f"{app['stage']} of {app['stages']} stages are done" if app.get("stages") else "no stage is done"
         now = f"run {under_way} is under way" if under_way else "no run is under way, personafl deploy start begins one"
         raise UserError(f"{summary}: no such file: {done}; {now}; see personafl deploy status")
     try:
@@ -112,9 +111,8 @@ def collect_lines(found: dict[str, Any]) -> list[str]:
     without = summary.get("rounds_without_update", {})
     if without.get("count"):
         lines.append(_without_update(without["count"]))
-    if last := without.get("last"):
-        rounds = "round" if last == 1 else f"{last} rounds"
-        lines.append(f"the run is not completed: its last {rounds} had no update")
+    if why := summary.get("not_completed"):
+        lines.append(harmless(f"The run is not completed. {why}"))
     if found["under_way"]:
         lines.insert(0, f"run {found['under_way']} is under way: these are results from before it")
     sent = summary.get("communication", {})
@@ -216,21 +214,16 @@ def _traffic(runs: list[control.Run]) -> dict[str, int]:
 
 
 def _position(folder: Folder) -> dict[str, Any] | None:
-    """The last round that is done, and of how many."""
+    """The last round whose row is written, and its scores."""
     file = folder.results / "metrics.jsonl"
     whole = file.read_bytes().rfind(b"\n") + 1 if file.is_file() else 0  # a line may be being written
     rows = read_rounds(file, whole) if whole else []
     if not rows:
         return None
-    try:
-        rounds = tomllib.loads(folder.recipe.read_text(encoding="utf-8"))["training"]["num_rounds"]
-    except (ValueError, KeyError, OSError):
-        raise UserError(f"{folder.recipe}: cannot be read") from None
     scored = [row["personal"]["mean"] for row in rows if "personal" in row]
     last = rows[-1]
     return {
         "round": last["round"],
-        "rounds": rounds,
         "phase": last["phase"],
         "personal": scored[-1] if scored else None,
     }
