@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -502,28 +503,32 @@ def test_a_quorum_that_diverges_is_left_out_where_the_operator_wants_that(tmp_pa
         server.run()
 
 
-def test_rounds_without_uploads_in_which_everybody_diverges_are_counted(tmp_path: Path) -> None:
-    """Local: everybody diverges in the second and third of three rounds, and in the second alone."""
+@pytest.mark.parametrize(("stages", "last"), [({1, 2}, 2), ({1}, 0)])
+def test_rounds_without_uploads_in_which_everybody_diverges_are_counted(
+    stages: set[int], last: int, tmp_path: Path
+) -> None:
+    """Three rounds of Local, in some of which everybody diverges."""
     text = worlds.recipe("local", training={"join_ratio": 1.0, "num_rounds": 3}, model={"name": SMALL})
-    for stages, last in (({1, 2}, 2), ({1}, 0)):
-        nodes: set[int] = set()
-        server, transport = worlds.deployed(text, tmp_path / str(last), spoil=diverging(nodes))
-        change = {n: (lambda n=n: nodes.update(transport.online) if n in stages else nodes.clear()) for n in range(3)}
-        worlds.before_stages(server, change)
-        if last:
-            with pytest.raises(UserError, match=r"^The last 2 rounds had no update .* all its clients diverged"):
-                server.run()
-        else:
+    nodes: set[int] = set()
+    server, transport = worlds.deployed(text, tmp_path, spoil=diverging(nodes))
+    everybody = set(transport.online)
+    change = {n: functools.partial(nodes.update, everybody) if n in stages else nodes.clear for n in range(3)}
+    worlds.before_stages(server, change)
+    if last:
+        with pytest.raises(UserError, match=r"^The last 2 rounds had no update .* all its clients diverged"):
             server.run()
-        summary = json.loads((server.results.folder / "summary.json").read_text())
-        assert summary["rounds_without_update"] == {"count": len(stages), "last": last}
-        assert ("not_completed" in summary) == bool(last)
+    else:
+        server.run()
+    summary = json.loads((server.results.folder / "summary.json").read_text())
+    assert summary["rounds_without_update"] == {"count": len(stages), "last": last}
+    assert ("not_completed" in summary) == bool(last)
 
 
 def test_a_round_without_uploads_does_not_make_up_for_those_without_an_update(tmp_path: Path) -> None:
     """FedSelect ends with a round that stays at the clients; in the one before it everybody diverges."""
     text = worlds.recipe("fedselect", training={"join_ratio": 1.0, "num_rounds": 3}, model={"name": SMALL})
-    server, transport = worlds.deployed(text, tmp_path, spoil=diverging(nodes := set()))
+    nodes: set[int] = set()
+    server, transport = worlds.deployed(text, tmp_path, spoil=diverging(nodes))
     last = len(worlds.simulation(text).schedule) - 1
     assert not worlds.simulation(text).schedule[last].up
     everybody = set(transport.online)
