@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -164,6 +165,16 @@ def test_models_right_after_training_are_the_model_s(change: Callable[..., Param
     sim = worlds.simulation(changed(after_training=change), num_rounds=1, evaluation=AFTER_LOCAL)
     with pytest.raises(UserError, match=message):
         sim.run()
+
+
+def test_what_newcomers_begin_with_is_the_model_s() -> None:
+    misspelt = changed(newcomer=lambda kept, *_: kept | {"head.wieght": torch.zeros(1, 3, 8)})
+    everybody = worlds.federation("mlp")
+    fed = dataclasses.replace(everybody, num_clients=everybody.num_clients - 1, unseen=1)
+    sim = worlds.simulation(misspelt, fed=fed, num_rounds=1)
+    sim.run()
+    with pytest.raises(UserError, match=rf"Mine.newcomer: head.wieght matches no tensor of the model. {HAS}"):
+        sim.newcomers()
 
 
 def nan_for_half(new: Params, server: Params, sums: Params, rnd: Round) -> Params:

@@ -335,6 +335,27 @@ def test_whatever_counts_calls_is_refused(make: Callable[[], Callable[[], Any]])
         StackedModel(Counting(), EXAMPLE)
 
 
+def test_hooks_of_all_modules_are_heeded_in_training() -> None:
+    """A hook of `register_module_forward_hook` halves what every Tanh returns; two clients equal each alone."""
+    halve = lambda module, given, out: out / 2 if isinstance(module, nn.Tanh) else None  # noqa: E731
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x = torch.linspace(-1, 1, 48, dtype=torch.float64).view(2, 4, 6)
+    hook = nn.modules.module.register_module_forward_hook(halve)
+    try:
+        model = StackedModel(module, EXAMPLE.double())
+        params = {n: torch.stack([t, t + 0.1]).requires_grad_() for n, t in model.initial.items()}
+        grads = torch.autograd.grad(model(params, x).square().sum(), list(params.values()))
+        for client in range(2):
+            own = {n: t[client].detach().requires_grad_() for n, t in params.items()}
+            plain = torch.func.functional_call(module, own, (x[client],))
+            wanted = torch.autograd.grad(plain.square().sum(), list(own.values()))
+            for found, expected in zip(grads, wanted, strict=True):
+                torch.testing.assert_close(found[client], expected)
+    finally:
+        hook.remove()
+    assert str(model.execution) == "client by client: hooks are registered on its layers"
+
+
 def test_hooks_that_count_calls_are_refused() -> None:
     """Also on a module that PyTorch alone defines."""
     calls = [0]

@@ -58,14 +58,15 @@ def data_version(t: Tensor) -> int | None:
 
 
 def is_hooked(module: nn.Module, *kinds: str) -> bool:
-    """Return whether anybody registered hooks on a module; True if this is not known.
+    """Return whether anybody registered hooks on a module, or on all modules; True if this is not known.
 
     Args:
         module: The module. Its parts are not looked at.
         *kinds: The kinds of hooks that count, `forward` and `forward_pre` for example. All kinds count by default.
     """
     names = [f"_{kind}_hooks" for kind in kinds] or _MODULE_HOOKS
-    return any(getattr(module, name, True) for name in names)
+    everywhere = (getattr(nn.modules.module, f"_global{name}", None) for name in names)
+    return any(getattr(module, name, True) for name in names) or any(everywhere)
 
 
 def forward_hooks(module: nn.Module) -> list[Any]:

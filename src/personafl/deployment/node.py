@@ -21,6 +21,7 @@ from torch import Tensor
 from personafl.config import Recipe
 from personafl.core import admission, tree, wire
 from personafl.core.errors import UserError
+from personafl.core.hook_checks import check_kept
 from personafl.core.local import client_round
 from personafl.core.lock import locked
 from personafl.core.types import Download, Examples, Metric, Params, Payload, Round, Stage
@@ -254,7 +255,9 @@ class _Session:
         if begin == "fresh":
             return algorithm.init_clients(self.parts.initial, ids)
         if begin == "newcomer":
-            return algorithm.newcomer(self.parts.initial, Download(self.downs[self.told["given"]]), ids)
+            kept = algorithm.newcomer(self.parts.initial, Download(self.downs[self.told["given"]]), ids)
+            check_kept(algorithm, "newcomer", kept)
+            return kept
         found = self.state.load(int(self.told["acknowledged"]))
         return None if found is None else {n: t.to(self.parts.device) for n, t in found.items()}
 

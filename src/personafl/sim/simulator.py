@@ -717,6 +717,7 @@ class Simulation(Displayed):
         known = self.algorithm.init_known(self.model.initial, ids)
         down = self.algorithm.download(self.server, known, self.now)
         kept = self.algorithm.newcomer(self.model.initial, down, ids)
+        hook_checks.check_kept(self.algorithm, "newcomer", kept)
         if phase := self.algorithm.welcome():
             stage = Stage(number=self.schedule[-1].number + 1, phase=phase, who="all", up=False)
             rnd = Round(stage, self.algorithm.rate(self.schedule[-1]))
