@@ -156,8 +156,9 @@ class Loopback:
 
     def server(self) -> None:
         proxy = [] if find() else ["--no-proxy"]
+        before = self.log("server").count(" ready")
         self.launch("server", "server", str(self.folder), *proxy)
-        self.until(lambda: self.log("server").strip() != "", 90, "the server")
+        self.until(lambda: self.log("server").count(" ready") > before, 90, "the server")
 
     def client(self, number: int, **env: str) -> None:
         self.launch(f"client-{number}", "client", str(self.home(number) / "client.toml"), **env)
