@@ -19,8 +19,9 @@ PYTHONS = ["3.11", "3.12", "3.13"]
 TORCHES = ["2.11", "2.13", "2.15"]  # the oldest the package allows, the one of constraints.txt, and the newest
 SUITE = ("python", "-m", "pytest", "-n", "2")
 TESTERS = ("pytest", "pytest-xdist", "hypothesis")
-CORE = ("core/test_rng.py", "core/test_store.py", "core/test_wire.py")
-OTHERS = ("test_cli.py", "test_config.py", "config", *CORE, "data", "evaluation", "experiment", "flower", "cli")
+CORE = ("core/test_rng.py", "core/test_wire.py", "storage")
+FLOWER = "deployment/flower"
+OTHERS = ("test_cli.py", "test_config.py", "config", *CORE, "data", "evaluation", "experiment", FLOWER, "cli")
 """Tests of what is made with other packages than PyTorch."""
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import personafl
-from personafl.core.store import Store
-from personafl.core.store_files import StoreFiles
 from personafl.experiment import checkpoint
 from personafl.experiment.environment import environment
+from personafl.storage.store import Store
+from personafl.storage.store_files import StoreFiles
 
 MOST = 0.03
 CLIENTS = 200

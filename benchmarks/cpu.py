@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from personafl import ALGORITHMS, Evaluation, Federation, Simulation, StackedModel, Training, arrays
-from personafl.core import batches
 from personafl.core import rng as streams
+from personafl.data import batches
 from personafl.experiment.environment import environment
 from personafl.models import MODELS
 

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from personafl import config
-from personafl.core.files import write
 from personafl.deployment.coordinator import Coordinator
+from personafl.deployment.flower.processes import Child, call, environment, free_port, program
 from personafl.deployment.messages import Failure, Reply, Request
 from personafl.deployment.node import Node
 from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.experiment.environment import cpu
-from personafl.flower.processes import Child, call, environment, free_port, program
+from personafl.storage.files import write
 
 APP = """\
 [project]
@@ -112,7 +112,7 @@ def work(message, context):
 OURS = """\
 from flwr.clientapp import ClientApp
 from ours_app.age import note
-from personafl.flower import client_app as _module
+from personafl.deployment.flower import client_app as _module
 
 app = ClientApp()
 

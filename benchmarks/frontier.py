@@ -40,13 +40,13 @@ from personafl import config
 from personafl.core.types import Examples, Metric, Params
 from personafl.data.corruptions import STANDARD
 from personafl.data.shift import draw, mix_scores
-from personafl.evaluation import evaluate, image_transforms, together
+from personafl.evaluation import batch_inference, evaluate, image_transforms
 from personafl.evaluation.metrics import METRICS
 from personafl.experiment.jobs import side_by_side
 from personafl.models import StackedModel
-from personafl.sim.simulator import Simulation
-from personafl.slots import EstimatedPrior, RunningPrior
-from personafl.slots.label_prior import squared_lead
+from personafl.plugins import EstimatedPrior, RunningPrior
+from personafl.plugins.label_prior import squared_lead
+from personafl.simulation.simulator import Simulation
 
 DEGREES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Kept = dict[str, Any]
@@ -214,8 +214,8 @@ def judged(rule: Any, of: Outputs, metric: Metric, batch: int, before: int) -> d
         given["labels/now"] = of.own.clone()
 
     def accuracy(out: Tensor, data: Examples) -> float:
-        order = together.shuffled(data, 0)
-        scores = together.scores(rule, metric, given, out, data, order, batch, before)
+        order = batch_inference.shuffled(data, 0)
+        scores = batch_inference.scores(rule, metric, given, out, data, order, batch, before)
         return float(torch.stack([s.mean() for s in scores]).mean())
 
     found = {}

@@ -48,8 +48,9 @@ from personafl import (
     Training,
     arrays,
 )
-from personafl.core import batches, rng
-from personafl.data import DATASETS
+from personafl.core import rng
+from personafl.core.normalization import as_inputs
+from personafl.data import DATASETS, batches
 from personafl.data.partition import PartitionRequest, partition
 from personafl.experiment.environment import environment
 from personafl.experiment.jobs import side_by_side
@@ -104,7 +105,7 @@ def cifar_dirichlet(seed: int) -> Federation:
 def network(name: str, fed: Federation) -> StackedModel:
     torch.manual_seed(0)
     module = MODELS[name].build(tuple(fed.source.x.shape[1:]), fed.source.classes)
-    return StackedModel(module, batches.inputs(fed.source.x[:2], torch.float32))
+    return StackedModel(module, as_inputs(fed.source.x[:2], torch.float32))
 
 
 def clock(device: str) -> float:

@@ -24,8 +24,8 @@ import torch
 
 import personafl
 from personafl import Evaluation, FedAvg, Federation, Machine, Simulation, StackedModel, Training, arrays
-from personafl.core import batches
 from personafl.core import rng as streams
+from personafl.data import batches
 from personafl.data.normalize import SHIPPED, normalized
 from personafl.experiment.environment import environment
 from personafl.models import MODELS

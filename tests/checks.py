@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from personafl import Algorithm, Simulation
 from personafl.core import wire
-from personafl.core.local import Outcome, client_round
 from personafl.core.types import Download, Masked, Params, Payload, Round
+from personafl.engine.local import Outcome, client_round
 from tests import worlds
 
 

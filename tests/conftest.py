@@ -21,7 +21,7 @@ from tests.memory import misalign_files
 torch.set_num_threads(1)
 
 TESTS = Path(__file__).parent
-FOR_FLOWER = [TESTS / "flower", TESTS / "cli" / "test_deploy.py"]
+FOR_FLOWER = [TESTS / "deployment" / "flower", TESTS / "cli" / "test_deploy.py"]
 """Where tests need the extra `flower`."""
 
 

@@ -72,7 +72,7 @@ def _stores(home: Path) -> object:
     import torch
     from safetensors.torch import load_file
 
-    from personafl.core.store import Store
+    from personafl.storage.store import Store
 
     found = {}
     for name in ("clients", "known"):

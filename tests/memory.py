@@ -72,4 +72,4 @@ def misalign_files(patch: pytest.MonkeyPatch, by: int) -> None:
 
     for module in ("personafl.experiment.results", "personafl.data.custom"):
         patch.setattr(f"{module}.load_file", loaded)
-    patch.setattr("personafl.core.store.safe_open", lambda *given: _File(safe_open(*given), move))
+    patch.setattr("personafl.storage.store.safe_open", lambda *given: _File(safe_open(*given), move))

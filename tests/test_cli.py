@@ -239,7 +239,7 @@ from torch import nn
 
 import personafl
 from personafl.data.partition.partitioner import Setting, partitioner
-from personafl.slots import EstimatedPrior
+from personafl.plugins import EstimatedPrior
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def test_one_method_twice_under_two_labels() -> None:
 
 
 def test_a_method_of_ones_own_by_dotted_path() -> None:
-    found = config.load({"algorithms": [{"name": "personafl.algorithms.ditto:Ditto", "label": "mine"}]})
+    found = config.load({"algorithms": [{"name": "personafl.methods.ditto:Ditto", "label": "mine"}]})
     assert found.algorithms[0].algorithm == Ditto()
 
 

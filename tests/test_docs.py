@@ -22,6 +22,8 @@ from tests.test_references import ENGINE
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "algorithms"
+ROOMS = {"accel", "core", "data", "engine", "methods", "plugins", "simulation", "sparse", "storage"}
+"""Packages whose modules and their contents the pages of methods may name."""
 NAMES = sorted(ALGORITHMS)
 INDEX = PAGES / "README.md"
 
@@ -157,7 +159,7 @@ def named() -> dict[str, list[object]]:
     found: dict[str, list[object]] = {}
     for info in pkgutil.walk_packages(personafl.__path__, "personafl."):
         needs_triton = info.name.endswith("kernels")
-        if info.name.split(".")[1] in ("algorithms", "core", "slots", "sparse", "sim") and not needs_triton:
+        if info.name.split(".")[1] in ROOMS and not needs_triton:
             module = importlib.import_module(info.name)
             found.setdefault(info.name.rpartition(".")[2], []).append(module)
             for name, thing in vars(module).items():

@@ -26,19 +26,20 @@ from personafl import (
     Training,
     arrays,
 )
-from personafl.core import batches, rng
+from personafl.core import rng
 from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Turn
 from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Examples, Round, Task
+from personafl.data import batches
 from personafl.evaluation import report
 from personafl.models import MODELS, ResNet18, recurrent
-from personafl.sim.state import Row
+from personafl.simulation.state import Row
 from tests import kills, worlds
-from tests.algorithms.test_contract import BUSY
-from tests.core.test_admission import assert_the_largest_is_found
+from tests.engine.test_admission import assert_the_largest_is_found
 from tests.evaluation.common import ASKED, Flat, federation
 from tests.experiment.test_checkpoint import CutError, cut_at
-from tests.sim.test_faulty_clients import DAMPED, one, poisoned, simulated, without
+from tests.methods.test_contract import BUSY
+from tests.simulation.test_faulty_clients import DAMPED, one, poisoned, simulated, without
 
 PARTS = np.split(np.arange(sum(worlds.SIZES)), np.cumsum(worlds.SIZES)[:-1])
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*units for")]
@@ -295,7 +296,7 @@ def test_norms_and_relus_in_lanes_are_those_of_a_cpu(
         out: Tensor = alone(*given, added=added, relu=relu)
         return out
 
-    norms = pytest.importorskip("personafl.models.norm_kernels", exc_type=ImportError)
+    norms = pytest.importorskip("personafl.accel.norm_kernels", exc_type=ImportError)
     alone = norms.batch_norm
     monkeypatch.setattr(norms, "batch_norm", seen)
     with torch.random.fork_rng():

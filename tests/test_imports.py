@@ -17,28 +17,27 @@ import personafl
 
 ROOT = Path(personafl.__file__).parent
 
-# What each part may import of ours.
-MAY: dict[str, set[str]] = {
-    "core": {"core"},
-    "sparse": {"core", "sparse"},
-    "models": {"core", "models"},
-    "data": {"core", "data"},
-    "slots": {"core", "slots"},
-    "algorithms": {"core", "sparse", "slots", "algorithms"},
-    "authoring": {"core", "slots", "sparse"},
-    "evaluation": {"core", "data", "evaluation"},
-    "sim": {"core", "models", "data", "evaluation", "slots", "sim"},
-    "config": {"algorithms", "config", "core", "data", "evaluation", "models"},
-    "experiment": {"config", "core", "data", "evaluation", "experiment", "models", "sim", "version"},
-    "deployment": {
-        *("config", "core", "data", "deployment", "evaluation", "experiment", "models", "sim", "slots", "version"),
-    },
-    "flower": {"config", "core", "deployment", "evaluation", "flower", "version"},
-    "cli": {
-        *("algorithms", "cli", "config", "core", "data", "evaluation", "experiment", "flower", "models", "sim"),
-        "version",
-    },
-}
+# The rooms from top to bottom: each imports itself and what lies in the rows below it.
+ROOMS: tuple[tuple[str, ...], ...] = (
+    ("cli",),
+    ("experiment",),
+    ("simulation", "deployment"),
+    ("engine", "config"),
+    ("authoring",),
+    ("methods", "plugins"),
+    ("evaluation", "data", "models", "sparse"),
+    ("storage",),
+    ("accel",),
+    ("core",),
+    ("version",),
+)
+BESIDE = {("methods", "plugins"), ("evaluation", "data")}
+"""What a room imports of one in the same row."""
+
+
+def may_import(room: str, other: str) -> bool:
+    row, below = (next(i for i, rooms in enumerate(ROOMS) if name in rooms) for name in (room, other))
+    return room == other or row < below or (room, other) in BESIDE
 
 
 def imports(path: Path) -> set[str]:
@@ -52,13 +51,30 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("part", sorted(MAY))
-def test_parts_import_only_what_lies_below_them(part: str) -> None:
-    files = sorted((ROOT / part).rglob("*.py")) if (ROOT / part).is_dir() else [ROOT / f"{part}.py"]
+@pytest.mark.parametrize("room", [name for row in ROOMS for name in row])
+def test_a_room_imports_only_what_lies_below_it(room: str) -> None:
+    files = sorted((ROOT / room).rglob("*.py")) if (ROOT / room).is_dir() else [ROOT / f"{room}.py"]
     assert files
     for file in files:
         ours = {n.split(".")[1] for n in imports(file) if n.startswith("personafl.")}
-        assert ours <= MAY[part], f"{file.name} imports {ours - MAY[part]}"
+        assert not (wrong := {other for other in ours if not may_import(room, other)}), f"{file} imports {wrong}"
+
+
+def test_every_file_is_in_a_room() -> None:
+    named = {name for row in ROOMS for name in row} | {"__init__", "__main__"}
+    assert {file.relative_to(ROOT).parts[0].removesuffix(".py") for file in ROOT.rglob("*.py")} == named
+
+
+def test_simulation_and_deployment_do_not_know_each_other() -> None:
+    """They are in one row of the table above, and no way leads from one to the other."""
+    assert not may_import("simulation", "deployment") and not may_import("deployment", "simulation")
+
+
+def test_triton_and_cuda_graphs_are_used_behind_one_door() -> None:
+    for file in sorted(ROOT.rglob("*.py")):
+        if ROOT / "accel" not in file.parents:
+            assert not [n for n in imports(file) if n.split(".")[0] == "triton"], file
+            assert "torch.cuda.graph(" not in file.read_text() and "CUDAGraph(" not in file.read_text(), file
 
 
 def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
@@ -81,7 +97,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         name: {n if n in files else n.rpartition(".")[0] for n in imports(f)} & files.keys() - {name}
         for name, f in files.items()
     }
-    assert graph["personafl.sim.simulator"] >= {"personafl.sim.evaluator", "personafl.core.tree"}
+    assert graph["personafl.simulation.simulator"] >= {"personafl.simulation.evaluator", "personafl.core.tree"}
     graphlib.TopologicalSorter(graph).prepare()  # raises where there is a cycle, and names it
 
 
@@ -90,12 +106,12 @@ def test_an_algorithm_file_holds_no_loop_over_batches_no_optimiser_and_no_files(
         "torch.optim",
         "torch.utils.data",
         "pathlib",
-        "personafl.core.local",
-        "personafl.core.batches",
+        "personafl.engine.local",
+        "personafl.data.batches",
         "os",
         "io",
     )
-    for file in sorted((ROOT / "algorithms").glob("*.py")):
+    for file in sorted((ROOT / "methods").glob("*.py")):
         assert not [n for n in imports(file) if n.startswith(tuple(f"{b}." for b in banned)) or n in banned], file.name
         assert ".backward(" not in file.read_text()
         assert ".item()" not in file.read_text()
@@ -103,7 +119,7 @@ def test_an_algorithm_file_holds_no_loop_over_batches_no_optimiser_and_no_files(
 
 def test_flower_and_what_comes_with_it_are_imported_in_one_place() -> None:
     for file in sorted(ROOT.rglob("*.py")):
-        if (ROOT / "flower") not in file.parents:
+        if ROOT / "deployment" / "flower" not in file.parents:
             assert not [n for n in imports(file) if n.split(".")[0] in ("flwr", "cryptography")], file.name
 
 

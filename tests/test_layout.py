@@ -17,18 +17,18 @@ PACKAGE = ROOT / "src" / "personafl"
 
 # Tests that belong to no one source file, and why.
 ACROSS = {
-    "algorithms/test_contract.py": "what every registered method owes the engine",
-    "algorithms/test_newcomers.py": "how clients join every method after training",
-    "algorithms/test_optimizer_settings.py": "settings every method takes from the recipe or has of its own",
-    "algorithms/test_refusals.py": "what the settings of all methods refuse",
+    "methods/test_contract.py": "what every registered method owes the engine",
+    "methods/test_newcomers.py": "how clients join every method after training",
+    "methods/test_optimizer_settings.py": "settings every method takes from the recipe or has of its own",
+    "methods/test_refusals.py": "what the settings of all methods refuse",
     "data/test_papers.py": "the papers' splits: loaders, partitions and federation together",
-    "flower/test_loopback.py": "deployments of real processes; flower/loopback.py",
-    "flower/test_network.py": "deployments on hosts of a network, to which things happen; flower/network.py",
-    "flower/test_walkthrough.py": "the commands of docs/deployment.md, played",
-    "flower/test_strangers.py": "what strangers can do to a deployment; flower/strangers.py",
+    "deployment/flower/test_loopback.py": "deployments of real processes; deployment/flower/loopback.py",
+    "deployment/flower/test_network.py": "deployments on hosts of a network; deployment/flower/network.py",
+    "deployment/flower/test_walkthrough.py": "the commands of docs/deployment.md, played",
+    "deployment/flower/test_strangers.py": "what strangers can do to a deployment; deployment/flower/strangers.py",
     "models/test_networks.py": "all networks of the registry",
     "models/test_zoo.py": "modules of users, trained to the end; models/zoo.py",
-    "slots/test_registry.py": "fillings of one's own, in every registry",
+    "plugins/test_registry.py": "fillings of one's own, in every registry",
     "test_constraints.py": "constraints.txt against pyproject.toml",
     "test_docs.py": "docs/ against the code",
     "test_examples.py": "examples/",
@@ -53,7 +53,7 @@ def files() -> list[Path]:
 
 
 def sources(test: Path) -> list[Path]:
-    """The files a test may be for: `sim/test_ranks.py` for `sim/ranks.py` or the package `sim/ranks`.
+    """The files a test may be for: `engine/test_cost.py` for `engine/cost.py` or the package `engine/cost`.
 
     A package's own file has its test beside it or within, as `data/partition/test_partition.py`; tools have no package.
     """

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import personafl
 from personafl import ALGORITHMS, Algorithm, Ditto, Evaluation, FedAvg, Simulation, StackedModel
-from personafl.core import tree, wire
+from personafl.core import torch_state, tree, wire
 from personafl.core.types import Params
 from personafl.models import MODELS
-from personafl.sim import execution_plan
+from personafl.simulation import execution_plan
 from tests import checks, worlds
 from tests.memory import ALIGNED, misalign_files, misaligned
 
@@ -172,7 +172,7 @@ def test_every_kind_of_layer_is_the_same_with_one_thread_and_with_several(
     training = worlds.training(num_rounds=2, join_ratio=0.75, batch_size=40, precision="float32")
     done = []
     for n in (1, 2, 5):
-        with execution_plan.threads(n):
+        with torch_state.threads(n):
             sim = Simulation(fed, model, algorithm, training, Evaluation(eval_every=1, draws=1, degrees=(1.0,)))
             sim.run()
         assert max(sim.plan.threads, sim.plan.workers) == n
@@ -207,7 +207,7 @@ def test_modules_that_draw_for_themselves_run_on_all_threads() -> None:
     """One client at a time: PyTorch has one generator. Their results may depend on the number of threads."""
     model = StackedModel(Drawing(), worlds.federation("cnn").source.x[:2])
     assert model.random
-    with execution_plan.threads(2):
+    with torch_state.threads(2):
         sim = worlds.simulation(FedAvg(), "cnn", model=model)
     assert (sim.plan.workers, sim.plan.operations) == (1, 2)
     sim.run()

@@ -99,7 +99,7 @@ def test_a_seed_draws_the_same_mutants_and_a_larger_count_more_of_them() -> None
 
 def test_every_target_has_tests_that_exist() -> None:
     files = mutants.targets([])
-    for folder in ("algorithms", "sparse", "core", "evaluation", "data"):
+    for folder in ("methods", "sparse", "core", "evaluation", "data"):
         assert any(f.startswith(f"{mutants.PACKAGE}/{folder}/") for f in files)
     named = {t for f in files for stage in mutants.stages_of(f) for t in stage if t.startswith("tests")}
     assert all((mutants.ROOT / t).exists() for t in (*named, *mutants.BROAD))

@@ -18,10 +18,10 @@ import personafl
 from personafl import Algorithm, Federation, Simulation, Source, StackedModel, UserError
 from personafl.core import rng
 from personafl.core.types import Params
-from personafl.sim.dry_run import estimate_cost
+from personafl.engine.dry_run import estimate_cost
 from tests import checks, documented, reference, worlds
 from tests.deployment import worlds as deployments
-from tests.sim.test_ranks import assert_same_run, together
+from tests.simulation.test_ranks import assert_same_run, together
 
 SIZES = (9, 4, 14, 6)  # rows of the clients, a quarter of them for tests
 FedBN, RandomPart, PerFedAvg = (getattr(documented, n) for n in ("FedBN", "RandomPart", "PerFedAvg"))
@@ -221,7 +221,7 @@ def test_per_fedavg_is_a_loop_over_pairs_of_minibatches(length: dict[str, int], 
 def test_a_client_of_per_fedavg_predicts_after_a_step_on_all_its_examples(
     chunk: int, prior_free: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("personafl.core.batches.SWEEP", 4)  # some clients have several minibatches, some one
+    monkeypatch.setattr("personafl.data.batches.SWEEP", 4)  # some clients have several minibatches, some one
     sim = simulation(PerFedAvg(step_size=0.3, prior_free=prior_free), chunk)
     sim.run()
     ready = sim.deployed_models(sim.model, torch.arange(FED.num_clients))

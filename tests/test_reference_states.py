@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from personafl import Evaluation, Training
-from personafl.algorithms import DMPFL, DMPFLPlus, FedAvg
 from personafl.data.federated import Federation
+from personafl.methods import DMPFL, DMPFLPlus, FedAvg
 from personafl.models import CNN, MLP, StackedModel
-from personafl.sim.simulator import Simulation
+from personafl.simulation.simulator import Simulation
 from personafl.sparse.allocation import RULES
 from tests import reference
 from tests.references.world import CLASSES, federation_of

@@ -2,7 +2,7 @@
 
 To the last bit, with the same execution plan: in another process, wherever clients' rows are kept, with one thread or
 two. To rounding in float64: with other stacks, and on two ranks. docs/design.md says the same in words;
-tests/test_machine.py has more on threads, tests/sim/test_ranks.py all methods on ranks.
+tests/test_machine.py has more on threads, tests/simulation/test_ranks.py all methods on ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from personafl import ALGORITHMS, Evaluation, Simulation
-from personafl.sim import execution_plan
-from personafl.sim.machine import Machine
-from personafl.sim.ranks import SingleProcess
+from personafl.core import torch_state
+from personafl.simulation import execution_plan
+from personafl.simulation.machine import Machine
+from personafl.simulation.ranks import SingleProcess
 from tests import checks, worlds
-from tests.sim.test_ranks import DAMPED, assert_same_run, together
+from tests.simulation.test_ranks import DAMPED, assert_same_run, together
 
 METHODS = ("fedavg", "ditto", "dm-pfl", "fedpac", "co-pfl", "fedphp")
 STORES = ("device", "host", "disk")
@@ -36,7 +37,7 @@ def simulated(name: str, precision: str, threads: int = 1, **machine: Any) -> Si
     rounds = 8 if name == "dm-pfl" else 4
     training = worlds.training(num_rounds=rounds, join_ratio=0.67, local_epochs=1, precision=precision)
     evaluation = Evaluation(eval_every=2, draws=1, degrees=(1.0,))
-    with execution_plan.threads(threads):
+    with torch_state.threads(threads):
         sim = Simulation(
             worlds.federation(), worlds.model(), algorithm, training, evaluation, machine=Machine("cpu", **machine)
         )
@@ -113,7 +114,7 @@ def alone() -> dict[str, Simulation]:
 @pytest.mark.parametrize(("chunk", "size"), [(1, 1), (3, 1), (0, 2), (1, 2), (3, 2)])
 @pytest.mark.parametrize("name", METHODS)
 def test_stacks_and_ranks_change_rounding_alone(name: str, chunk: int, size: int, alone: dict[str, Simulation]) -> None:
-    """The bound is that of ranks (tests/sim/test_ranks.py): sums of gradients in another order."""
+    """The bound is that of ranks (tests/simulation/test_ranks.py): sums of gradients in another order."""
 
     def work(world: SingleProcess) -> Simulation:
         return simulated(name, "float64", chunk=chunk, ranks=world)

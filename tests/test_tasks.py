@@ -33,12 +33,12 @@ from personafl import (
     Training,
     UserError,
 )
-from personafl.algorithms import MOON, FedFu
 from personafl.core.normalization import Normalization
 from personafl.evaluation import report
+from personafl.evaluation.metric_format import Shown
 from personafl.evaluation.metrics import METRICS
-from personafl.evaluation.shown import Shown
 from personafl.experiment.progress import ProgressDisplay
+from personafl.methods import MOON, FedFu
 from personafl.models import MLP
 from tests import task_worlds
 

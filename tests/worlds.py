@@ -11,7 +11,7 @@ from torch import nn
 
 from personafl import Algorithm, Evaluation, Federation, Simulation, Source, StackedModel, Training
 from personafl.models import CNN, MLP
-from personafl.sim.machine import Machine
+from personafl.simulation.machine import Machine
 
 SIZES = (37, 8, 21, 14, 4, 30)  # rows per client, three quarters of them for training: 28, 6, 16, 10, 3, 22
 QUIET = Evaluation(shift="none", eval_every=10_000)

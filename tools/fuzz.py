@@ -55,10 +55,8 @@ from PIL import Image
 from safetensors.torch import save as save_safetensors
 
 from personafl import Result, config, resume, run
-from personafl.core import files, wire
+from personafl.core import wire
 from personafl.core.errors import UserError
-from personafl.core.npz import read_npy
-from personafl.core.store import FEWEST, Store
 from personafl.core.types import Masked
 from personafl.core.wire import WireError
 from personafl.data import Federation, Source, custom, formats, partition_file
@@ -69,6 +67,9 @@ from personafl.deployment.node import Node
 from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.deployment.stage_progress import StageProgress
 from personafl.experiment import checkpoint
+from personafl.storage import files
+from personafl.storage.npz import read_npy
+from personafl.storage.store import FEWEST, Store
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "fuzz_corpus"
 BODIES = CORPUS / "codec-bodies"  # what atheris kept: messages without their headers
@@ -279,7 +280,7 @@ def read_archive(raw: bytes, folder: Path) -> object:
     """As the file of a client, and as that of a data set."""
     path = folder / "a.npz"
     path.write_bytes(raw)
-    from personafl.experiment.parts import source
+    from personafl.config.components import source
 
     with contextlib.suppress(UserError):
         source(config.load({"data": {"dataset": str(path)}, "algorithms": [{"name": "local"}]}))

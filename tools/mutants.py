@@ -43,49 +43,51 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "src/personafl"
 
 REFERENCES = ("tests/test_references.py", "tests/test_reference_states.py")
-CONTRACT = "tests/algorithms/test_contract.py"
+CONTRACT = "tests/methods/test_contract.py"
 BROAD = (
     *REFERENCES,
     "tests/core",
-    "tests/slots",
-    "tests/algorithms",
+    "tests/plugins",
+    "tests/methods",
     "tests/sparse",
     "tests/evaluation",
-    "tests/sim/test_simulator.py",
+    "tests/simulation/test_simulator.py",
     "tests/experiment",
     "tests/test_docs.py",
     "tests/test_experiment.py",
 )
 """What is tried where the tests beside a file have let a mutant live."""
 
-SPARSE = ("tests/algorithms/test_dm_pfl.py", "tests/algorithms/test_feddst.py")
+SPARSE = ("tests/methods/test_dm_pfl.py", "tests/methods/test_feddst.py")
 TARGETS: dict[str, tuple[str, ...]] = {
-    "algorithms/__init__.py": (),
-    "algorithms/two_models.py": (
-        "tests/algorithms/test_ditto.py",
-        "tests/algorithms/test_apfl.py",
-        "tests/algorithms/test_fml.py",
+    "methods/__init__.py": (),
+    "methods/two_models.py": (
+        "tests/methods/test_ditto.py",
+        "tests/methods/test_apfl.py",
+        "tests/methods/test_fml.py",
         "-k ditto or apfl or fml",
     ),
-    "algorithms/masked_training.py": (*SPARSE, "-k dm-pfl or feddst"),
-    "algorithms/moon.py": ("tests/algorithms/test_moon.py", "-k moon or fedmmd"),
-    "algorithms/fedper.py": ("tests/algorithms/test_fedper.py", "-k fedper or lg-fedavg"),
-    "algorithms/fusing.py": ("tests/algorithms/test_fusing.py", "-k fedfu or flda"),
-    "algorithms/warmup.py": ("tests/algorithms/test_fedpews.py", "-k fedpews"),
-    "algorithms/local_only.py": ("tests/algorithms/test_fedavg.py", "-k local"),
-    "algorithms/simplex.py": ("tests/algorithms/test_simplex.py", "-k fedpac"),
-    "algorithms/*.py": ("tests/algorithms/test_{stem}.py", "-k {stem}"),
+    "methods/masked_training.py": (*SPARSE, "-k dm-pfl or feddst"),
+    "methods/moon.py": ("tests/methods/test_moon.py", "-k moon or fedmmd"),
+    "methods/fedper.py": ("tests/methods/test_fedper.py", "-k fedper or lg-fedavg"),
+    "methods/fusing.py": ("tests/methods/test_fusing.py", "-k fedfu or flda"),
+    "methods/warmup.py": ("tests/methods/test_fedpews.py", "-k fedpews"),
+    "methods/local_only.py": ("tests/methods/test_fedavg.py", "-k local"),
+    "methods/simplex.py": ("tests/methods/test_simplex.py", "-k fedpac"),
+    "methods/*.py": ("tests/methods/test_{stem}.py", "-k {stem}"),
     "sparse/*.py": ("tests/sparse", *SPARSE),
-    "slots/{wrapper,assemble}.py": ("tests/slots/test_assemble.py", "tests/slots/test_inherited.py"),
-    "algorithms/balanced.py": ("tests/algorithms/test_balanced.py", "tests/test_references.py"),
-    "slots/per_sample.py": ("tests/algorithms/test_dm_pfl.py", "tests/slots/test_assemble.py"),
-    "slots/prior_free.py": ("tests/slots/test_prior_free.py",),
-    "slots/label_prior.py": ("tests/slots/test_label_prior.py",),
-    "slots/mixture.py": ("tests/slots/test_label_prior.py",),
-    "evaluation/together.py": ("tests/slots/test_label_prior.py",),
-    "slots/{contribution,inherited,mmd}.py": ("tests/slots/test_{stem}.py",),
-    "core/algorithm.py": ("tests/core/test_algorithm.py", "tests/algorithms/test_refusals.py"),
-    "core/{optim,cost,tree,criteria,local,batches,wire}.py": ("tests/core/test_{stem}.py",),
+    "plugins/{wrapper,assemble}.py": ("tests/plugins/test_assemble.py", "tests/plugins/test_inherited.py"),
+    "methods/balanced.py": ("tests/methods/test_balanced.py", "tests/test_references.py"),
+    "plugins/per_sample.py": ("tests/methods/test_dm_pfl.py", "tests/plugins/test_assemble.py"),
+    "plugins/prior_free.py": ("tests/plugins/test_prior_free.py",),
+    "plugins/label_prior.py": ("tests/plugins/test_label_prior.py",),
+    "plugins/mixture.py": ("tests/plugins/test_label_prior.py",),
+    "evaluation/batch_inference.py": ("tests/plugins/test_label_prior.py",),
+    "plugins/{contribution,inherited,mmd}.py": ("tests/plugins/test_{stem}.py",),
+    "core/algorithm.py": ("tests/core/test_algorithm.py", "tests/methods/test_refusals.py"),
+    "core/{optim,tree,criteria,wire}.py": ("tests/core/test_{stem}.py",),
+    "engine/{cost,local}.py": ("tests/engine/test_{stem}.py",),
+    "data/batches.py": ("tests/data/test_batches.py",),
     "data/shift.py": ("tests/data/test_shift.py",),
     "evaluation/report.py": ("tests/evaluation/test_report.py", "tests/test_cli.py"),
     "evaluation/*.py": ("tests/evaluation", "tests/data/test_shift.py"),
@@ -635,9 +637,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="how many mutants are drawn")
     parser.add_argument("--jobs", type=int, default=1, help="how many are tried at a time")
     parser.add_argument("--out", type=Path, default=Path("mutants"), help="folder of the results")
-    parser.add_argument(
-        "--only", action="append", default=[], help="files, as 'core/*' or 'algorithms/{ditto,apfl}.py'"
-    )
+    parser.add_argument("--only", action="append", default=[], help="files, as 'core/*' or 'methods/{ditto,apfl}.py'")
     parser.add_argument("--ignore", action="append", default=[], help="a test file that is left out")
     parser.add_argument("--nearest-only", action="store_true", help="leave BROAD out")
     parser.add_argument("--limit", type=float, default=1800, help="seconds for the tests without any change")

@@ -30,7 +30,7 @@ from personafl.experiment.measures import RELATIVE
 from personafl.experiment.reproduction import Reproduction, finish
 from personafl.experiment.shared_runs import SharedRun
 from personafl.experiment.targets import Target
-from personafl.sim.machine import chosen_device
+from personafl.simulation.machine import chosen_device
 
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 RUNS = PAGES / "summaries"

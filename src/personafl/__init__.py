@@ -10,10 +10,22 @@ from personafl.version import __version__
 
 if "TORCHELASTIC_RUN_ID" in os.environ:
     # It notes which process started this one, before the import of PyTorch takes seconds.
-    from personafl.sim import heartbeat as _heartbeat  # noqa: F401
+    from personafl.simulation import heartbeat as _heartbeat  # noqa: F401
 
 if TYPE_CHECKING:
-    from personafl.algorithms import (
+    from personafl.authoring import Algorithm
+    from personafl.config import Data, ModelChoice
+    from personafl.core.errors import UserError
+    from personafl.core.faults import Faults
+    from personafl.core.types import Metric, Training
+    from personafl.data import Federation, Source, arrays
+    from personafl.evaluation.settings import Evaluation
+    from personafl.experiment.reproduction import Reproduction, reproduce, reproduce_all
+    from personafl.experiment.results import Result
+    from personafl.experiment.running import resume, run
+    from personafl.experiment.trials import Sweep
+    from personafl.experiment.tuning import sweep
+    from personafl.methods import (
         ALGORITHMS,
         APFL,
         COPFL,
@@ -44,22 +56,10 @@ if TYPE_CHECKING:
         LocalOnly,
         Scaffold,
     )
-    from personafl.authoring import Algorithm
-    from personafl.config import Data, ModelChoice
-    from personafl.core.errors import UserError
-    from personafl.core.faults import Faults
-    from personafl.core.types import Metric, Training
-    from personafl.data import Federation, Source, arrays
-    from personafl.evaluation.settings import Evaluation
-    from personafl.experiment.reproduction import Reproduction, reproduce, reproduce_all
-    from personafl.experiment.results import Result
-    from personafl.experiment.running import resume, run
-    from personafl.experiment.trials import Sweep
-    from personafl.experiment.tuning import sweep
     from personafl.models import StackedModel
-    from personafl.sim.machine import Machine
-    from personafl.sim.simulator import Simulation
-    from personafl.slots import Inherit, Robust
+    from personafl.plugins import Inherit, Robust
+    from personafl.simulation.machine import Machine
+    from personafl.simulation.simulator import Simulation
 
 _WHERE: dict[str, tuple[str, ...]] = {
     "personafl.config": ("Data", "ModelChoice"),
@@ -70,14 +70,14 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "personafl.data": ("Federation", "Source", "arrays"),
     "personafl.evaluation.settings": ("Evaluation",),
     "personafl.models": ("StackedModel",),
-    "personafl.slots": ("Inherit", "Robust"),
+    "personafl.plugins": ("Inherit", "Robust"),
     "personafl.experiment.results": ("Result",),
     "personafl.experiment.running": ("resume", "run"),
     "personafl.experiment.trials": ("Sweep",),
     "personafl.experiment.reproduction": ("Reproduction", "reproduce", "reproduce_all"),
     "personafl.experiment.tuning": ("sweep",),
-    "personafl.sim.machine": ("Machine",),
-    "personafl.sim.simulator": ("Simulation",),
+    "personafl.simulation.machine": ("Machine",),
+    "personafl.simulation.simulator": ("Simulation",),
 }
 
 
@@ -140,7 +140,7 @@ __all__ = [
 
 # All that is nowhere else is a method, or their names.
 _ELSEWHERE = {"__version__", *(n for names in _WHERE.values() for n in names)}
-_WHERE["personafl.algorithms"] = tuple(n for n in __all__ if n not in _ELSEWHERE)
+_WHERE["personafl.methods"] = tuple(n for n in __all__ if n not in _ELSEWHERE)
 
 
 def __getattr__(name: str) -> Any:

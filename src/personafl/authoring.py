@@ -41,7 +41,7 @@ from personafl.core.types import (
     Task,
     per_example,
 )
-from personafl.slots.wrapper import MethodWrapper
+from personafl.plugins.wrapper import MethodWrapper
 from personafl.sparse.masks import top_k
 
 __all__ = [

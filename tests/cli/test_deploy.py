@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from personafl import cli
-from personafl.flower import client, control, server
-from personafl.flower.control import Run
+from personafl.deployment.flower import client, control, server
+from personafl.deployment.flower.control import Run
 
 Said = tuple[int, str, str]
 

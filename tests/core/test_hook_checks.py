@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from personafl import Evaluation, FedAvg, Simulation, UserError
-from personafl.core import admission
-from personafl.core.aggregation import next_server, summed
 from personafl.core.algorithm import ClientState, GradientPass, LocalWork, whole
 from personafl.core.types import Download, Params, Payload, Round, Stage
-from personafl.deployment.world import build_parts
-from personafl.sim import dry_run
+from personafl.deployment.federation_spec import build_parts
+from personafl.engine import admission, dry_run
+from personafl.engine.aggregation import next_server, summed
 from tests import worlds
-from tests.deployment.test_world import world
+from tests.deployment.test_federation_spec import world
 from tests.deployment.worlds import recipe
 
 HAS = r"The model has layers.0.weight, layers.0.bias, .*, head.weight, head.bias"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import personafl
-from personafl import algorithms, data, experiment
+from personafl import data, experiment, methods
 from personafl.core.lazy import Registry, attributes
 
 HEAVY = ("json.tool", "wave")  # modules of the standard library that nothing else here imports
@@ -74,7 +74,7 @@ def test_an_attribute_comes_from_its_module_or_is_one() -> None:
         attributes("box", {"wave": ("Error",)}, "open")
 
 
-@pytest.mark.parametrize("package", [personafl, algorithms, experiment])
+@pytest.mark.parametrize("package", [personafl, methods, experiment])
 def test_a_package_has_what_it_says_it_has(package: Any) -> None:
     assert {name for name in package.__all__ if getattr(package, name) is None} == set()
     assert set(package.__all__) <= set(dir(package))
@@ -99,7 +99,7 @@ def test_the_package_alone_imports_no_torch() -> None:
     code = "import json, sys, personafl; print(json.dumps([personafl.__version__, *sys.modules]))"
     version, *modules = run(code)
     assert version == personafl.__version__
-    assert "torch" not in modules and "personafl.algorithms" not in modules
+    assert "torch" not in modules and "personafl.methods" not in modules
 
 
 def test_its_packages_are_attributes_as_they_are_asked_for() -> None:
@@ -120,11 +120,11 @@ DEPLOYED = """
 import json, sys
 from pathlib import Path
 import numpy as np
-import personafl.flower.client_app
+import personafl.deployment.flower.client_app
 from personafl.deployment.node import Node
 from personafl.deployment.messages import Request
 from personafl.deployment.settings import ClientSettings
-from personafl.deployment.world import FORMAT
+from personafl.deployment.federation_spec import FORMAT
 home, recipe = Path(sys.argv[1]), sys.argv[2]
 (home / "data").mkdir()
 np.savez(home / "data" / "mine.npz", x=np.zeros((8, 4), np.float32), y=np.arange(8) % 2)
@@ -139,8 +139,10 @@ def test_a_deployed_client_imports_its_method_and_no_simulator(tmp_path: Path) -
     recipe = '[evaluation]\nshift = "none"\n[[algorithms]]\nname = "dm-pfl"\n'
     classes, *modules = run(DEPLOYED, str(tmp_path), recipe)
     assert classes == 2
-    methods = set(algorithms.ALGORITHMS.modules)
-    assert methods & set(modules) == {"personafl.algorithms.dm_pfl"}
+    known = set(methods.ALGORITHMS.modules)
+    assert known & set(modules) == {"personafl.methods.dm_pfl"}
     readers = set(data.DATASETS.modules)
     assert not readers & set(modules)
-    assert not {"personafl.sim.simulator", "personafl.experiment.running", "sklearn", "matplotlib"} & set(modules)
+    assert not {"personafl.simulation.simulator", "personafl.experiment.running", "sklearn", "matplotlib"} & set(
+        modules
+    )

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import personafl
 from personafl.core import torch_internals
-from personafl.core.admission import Hopes
 from personafl.core.torch_internals import data_version, foreach, has_gradient_hooks, is_hooked, subtract_scaled
 from personafl.data.content_hash import content_hash
+from personafl.engine.admission import Hopes
 from personafl.models import StackedModel, forward_cost, patterns
 
 ROOT = Path(personafl.__file__).parent

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from personafl import FedAvg, Machine, Simulation, config, experiment
-from personafl.core import batches
 from personafl.core.errors import UserError
-from personafl.data import federated
+from personafl.data import batches, federated
 from personafl.data.client_corruption import corrupt_federation
 from personafl.data.dataset import Source
 from personafl.data.federated import Federation

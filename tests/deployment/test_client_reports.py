@@ -17,10 +17,10 @@ from personafl.data.columns import Column, unite_columns
 from personafl.deployment import client_reports, load_model, local_data
 from personafl.deployment.client_reports import Described, find_excess
 from personafl.deployment.coordinator import Coordinator
+from personafl.deployment.federation_spec import Form, World, read_recipe
 from personafl.deployment.local_model import MODEL
 from personafl.deployment.messages import Failure, Reply, Request
 from personafl.deployment.settings import ClientSettings
-from personafl.deployment.world import Form, World, read_recipe
 from tests.deployment import worlds
 from tests.deployment.worlds import InProcess
 

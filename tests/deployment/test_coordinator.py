@@ -22,16 +22,16 @@ from torch import Tensor, nn
 
 from personafl.core import tree, wire
 from personafl.core.errors import UserError
-from personafl.core.lock import locked
 from personafl.core.types import Params
 from personafl.deployment import coordinator as module
+from personafl.deployment import federation_spec as world_module
 from personafl.deployment import node as node_module
-from personafl.deployment import world as world_module
 from personafl.deployment.coordinator import Coordinator
+from personafl.deployment.federation_spec import FORMAT, VERSION
 from personafl.deployment.messages import Failure, Reply, Request
 from personafl.deployment.node import Node
 from personafl.deployment.settings import Deployment
-from personafl.deployment.world import FORMAT, VERSION
+from personafl.storage.lock import locked
 from tests.deployment import worlds
 from tests.deployment.worlds import InProcess, Spoil
 

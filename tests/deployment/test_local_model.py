@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from personafl.core.errors import UserError
 from personafl.deployment import load_model, local_model
+from personafl.deployment.federation_spec import build_parts
 from personafl.deployment.local_model import MODEL
-from personafl.deployment.world import build_parts
 from personafl.models import frozen_weights
 from tests.deployment import worlds
 

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from personafl.core import files, wire
-from personafl.core.lock import locked
+from personafl.core import wire
+from personafl.deployment.federation_spec import FORMAT
 from personafl.deployment.messages import Kind, Reply, Request
 from personafl.deployment.node import Node
 from personafl.deployment.settings import ClientSettings
 from personafl.deployment.stored_split import StoredSplit
-from personafl.deployment.world import FORMAT
+from personafl.storage import files
+from personafl.storage.lock import locked
 from tests.deployment import worlds
 
 SMALL = "tests.deployment.test_server_files:Small"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from personafl.core import files
 from personafl.core.types import Params
 from personafl.deployment.private_state import PrivateState
+from personafl.storage import files
 
 BEFORE: Params = {"b": torch.tensor([[1.0, 2.0]]), "a": torch.tensor([[True]])}
 AFTER: Params = {"b": torch.tensor([[3.0, 4.0]]), "a": torch.tensor([[False]])}

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.deployment import coordinator
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.server_files import STATE, ServerFiles
+from personafl.storage import files
 from tests.deployment import worlds
 
 HERE = "tests.deployment.test_server_files"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from personafl.core.types import Stage
+from personafl.deployment.conversation import Talk
 from personafl.deployment.roster import Member
 from personafl.deployment.stage_progress import StageProgress, updates_needed
-from personafl.deployment.talk import Talk
 
 
 @pytest.mark.parametrize(

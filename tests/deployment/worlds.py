@@ -20,14 +20,14 @@ from personafl.core.types import Params, Stage
 from personafl.data import DATASETS, Source
 from personafl.deployment import node as node_module
 from personafl.deployment.coordinator import Coordinator
+from personafl.deployment.federation_spec import build_parts
 from personafl.deployment.local_model import MODEL
 from personafl.deployment.messages import Failure, Reply, Request, Transport
 from personafl.deployment.node import Node
 from personafl.deployment.private_state import PrivateState
 from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.deployment.tensor_files import read_tensors
-from personafl.deployment.world import build_parts
-from personafl.experiment import build
+from personafl.experiment import run_setup
 
 RECIPE: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 4, "partition": "dirichlet", "alpha": 0.3},
@@ -137,7 +137,7 @@ def simulation(text: str) -> Simulation:
         path = Path(home) / "recipe.toml"
         path.write_text(text)
         made = config.load(path)
-    return build.simulation(made, made.algorithms[0])
+    return run_setup.simulation(made, made.algorithms[0])
 
 
 def simulated(text: str) -> Simulation:

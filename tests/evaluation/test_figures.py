@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from personafl.evaluation import figures
-from personafl.evaluation.shown import Shown
+from personafl.evaluation.metric_format import Shown
 
 
 def test_rows_of_a_matrix_are_called_by_their_clients() -> None:

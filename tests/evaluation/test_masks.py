@@ -14,9 +14,9 @@ from personafl import COPFL, DMPFL, Algorithm, DMPFLPlus, Evaluation, FedAvg, Fe
 from personafl.core import tree
 from personafl.core.types import Params
 from personafl.evaluation import masks
-from personafl.sim.ranks import SingleProcess
+from personafl.simulation.ranks import SingleProcess
 from tests import checks
-from tests.sim.test_ranks import together
+from tests.simulation.test_ranks import together
 
 
 def bits(*rows: str) -> Tensor:

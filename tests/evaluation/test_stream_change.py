@@ -14,7 +14,7 @@ import personafl
 from personafl import ALGORITHMS, Evaluation, Simulation
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.evaluation import stream_change, together
+from personafl.evaluation import batch_inference, stream_change
 from personafl.evaluation.image_transforms import corrupted
 from personafl.evaluation.metrics import METRICS
 from tests import worlds
@@ -33,7 +33,7 @@ def rows_by_hand(sim: Simulation, client: int, draw: int) -> list[int]:
     """Seven of its own in the order drawn for it, seven foreign ones, the next seven of its own."""
     data = sim.federation.examples("test", torch.tensor([client]))
     n = int(data.count[0])
-    own = data.rows[0][together.shuffled(data, sim.training.seed)[0, :n]].tolist()
+    own = data.rows[0][batch_inference.shuffled(data, sim.training.seed)[0, :n]].tolist()
     assert sim.shift is not None
     foreign = sim.shift.of(draw, client)[0].tolist()
     return [*(own[i % n] for i in range(7)), *(foreign[i % n] for i in range(7)), *(own[i % n] for i in range(7, 14))]

@@ -17,19 +17,19 @@ from torch import Tensor
 
 import personafl
 from personafl import Ditto
-from personafl.core import files, lock
 from personafl.core.algorithm import ClientState
 from personafl.core.errors import Note, UserError
-from personafl.core.lock import locked
 from personafl.core.types import Params, Round
 from personafl.evaluation import report
 from personafl.experiment import checkpoint, run_folder
 from personafl.experiment.checkpoint import DEFAULT, Checkpoints, Every, RowLog, every
-from personafl.sim import ranks
-from personafl.sim.ranks import SingleProcess
+from personafl.simulation import ranks
+from personafl.simulation.ranks import SingleProcess
+from personafl.storage import files, lock
+from personafl.storage.lock import locked
 from tests import kills, worlds
-from tests.core.test_files import recorded
-from tests.sim.test_ranks import together
+from tests.simulation.test_ranks import together
+from tests.storage.test_files import recorded
 
 QUICK: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 6},

@@ -46,7 +46,7 @@ from personafl.experiment import Client
 from personafl.models import MLP, CharLSTM
 from personafl.models.client_module import ClientModule
 from tests import worlds
-from tests.algorithms.test_contract import BUSY
+from tests.methods.test_contract import BUSY
 
 CLIENT, ANOTHER = 3, 0
 

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 import personafl
 from personafl import UserError
 from personafl.core.errors import Note
-from personafl.deployment.world import Form, World, build_parts
+from personafl.deployment.federation_spec import Form, World, build_parts
 from personafl.experiment import checkpoint
 from personafl.models import StackedModel, frozen_weights
 from personafl.models.frozen_weights import hash_weights
-from personafl.sim.checks import check_same_weights
-from personafl.sim.ranks import SingleProcess
+from personafl.simulation.ranks import SingleProcess, check_same_weights
 from tests.deployment import worlds
-from tests.sim.test_ranks import together
+from tests.simulation.test_ranks import together
 
 SMALL: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 4},

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from personafl import StackedModel
+from personafl.core.torch_state import products
 from personafl.models import recurrent
-from personafl.sim.execution_plan import products
 
 CLIENTS, STEPS, SIZE, INPUTS, WIDTH = 3, 5, 4, 6, 7
 

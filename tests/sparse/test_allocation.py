@@ -1,7 +1,7 @@
 import pytest
 
-from personafl.core import cost
 from personafl.core.types import Layer
+from personafl.engine import cost
 from personafl.sparse.allocation import RULES, erk, feddst, feddst_first_dense, uniform_first_dense
 
 # DM-PFL's CIFAR CNN: conv5 3-64, conv5 64-64, fc 1600-384-192-10 on images of 32, 28 (14), 10 (5) pixels.

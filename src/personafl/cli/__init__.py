@@ -18,7 +18,7 @@ from personafl.cli import compare, deploy, doctor, info, partition, reproduce, r
 from personafl.cli.plain_help import Command
 from personafl.cli.terminal import errors, fail, find_own_code, warn
 from personafl.core.errors import UserError
-from personafl.sim.ranks import LostError
+from personafl.simulation.ranks import LostError
 from personafl.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)

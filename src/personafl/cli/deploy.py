@@ -51,7 +51,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a deployment folder: recipe, settings, Flower app, nginx configuration, systemd units."""
-    from personafl.flower import folder as deployment
+    from personafl.deployment.flower import folder as deployment
 
     lines: list[str] = []
     made = deployment.init(recipe, overrides or [], folder, clients, address, port, lines.append)
@@ -71,9 +71,9 @@ def keys(
     ] = None,
 ) -> None:
     """Make what is missing of CA, server certificate and clients' keys; nothing is overwritten."""
-    from personafl.flower import keys as making
-    from personafl.flower.folder import Folder
-    from personafl.flower.settings import read_tables
+    from personafl.deployment.flower import keys as making
+    from personafl.deployment.flower.folder import Folder
+    from personafl.deployment.flower.settings import read_tables
 
     opened = Folder.open(folder)
     number = read_tables(opened.deployment).get("deployment", {}).get("clients") if clients is None else clients
@@ -106,8 +106,8 @@ def server(
     ] = False,
 ) -> None:
     """Run the server in the foreground: Flower's SuperLink, and nginx in front of it."""
-    from personafl.flower import server as serving
-    from personafl.flower.folder import Folder
+    from personafl.deployment.flower import server as serving
+    from personafl.deployment.flower.folder import Folder
 
     try:
         serving.serve(Folder.open(folder), plain, not no_proxy, say)
@@ -130,7 +130,7 @@ def client(
     ] = False,
 ) -> None:
     """Run a client in the foreground: by its client.toml, or by options."""
-    from personafl.flower import client as node
+    from personafl.deployment.flower import client as node
 
     options = {"--data": data, "--client-id": client_id, "--link": link, "--ca": ca, "--key": key, "--state": state}
     given = [name for name, value in options.items() if value is not None]
@@ -159,8 +159,8 @@ def start(
     ] = False,
 ) -> None:
     """Start a run, or go on where the last one stopped."""
-    from personafl.flower import control
-    from personafl.flower.folder import Folder
+    from personafl.deployment.flower import control
+    from personafl.deployment.flower.folder import Folder
 
     opened = Folder.open(folder)
     number = control.submit(opened)
@@ -177,8 +177,8 @@ def start(
 @app.command(cls=Command)
 def status(folder: Dir, as_json: AsJson = False) -> None:
     """Who is online, how far the run is, what has been sent."""
-    from personafl.flower import report
-    from personafl.flower.folder import Folder
+    from personafl.deployment.flower import report
+    from personafl.deployment.flower.folder import Folder
 
     found = report.status(Folder.open(folder))
     if as_json:
@@ -191,8 +191,8 @@ def status(folder: Dir, as_json: AsJson = False) -> None:
 @app.command(cls=Command)
 def collect(folder: Dir, as_json: AsJson = False) -> None:
     """The final metrics of every client, and what was sent: by our count and by Flower's."""
-    from personafl.flower import report
-    from personafl.flower.folder import Folder
+    from personafl.deployment.flower import report
+    from personafl.deployment.flower.folder import Folder
 
     found = report.collect(Folder.open(folder))
     if as_json:

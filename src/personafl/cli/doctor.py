@@ -35,7 +35,7 @@ def doctor(
 
     from personafl import experiment
     from personafl.evaluation.settings import Evaluation
-    from personafl.sim.machine import Machine
+    from personafl.simulation.machine import Machine
 
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     data = os.environ.get("PERSONAFL_DATA", "not set")
@@ -83,7 +83,7 @@ def _tell_execution(name: str | None, changes: list[str]) -> None:
     """How clients would go through a recipe's model on this machine, or through a model on the demo's data."""
     from personafl import experiment
     from personafl.models import MODELS
-    from personafl.sim.machine import Machine
+    from personafl.simulation.machine import Machine
 
     find_own_code()
     if name is not None and (":" in name or name in MODELS):

@@ -28,7 +28,7 @@ def _first_sentence(thing: object) -> str:
 
 
 def _algorithms() -> dict[str, str]:
-    from personafl.algorithms import ALGORITHMS
+    from personafl.methods import ALGORITHMS
 
     return {name: _first_sentence(cls) for name, cls in ALGORITHMS.items()}
 
@@ -62,7 +62,7 @@ def _corruptions() -> dict[str, str]:
 
 
 def _rules() -> dict[str, str]:
-    from personafl.core.slots import INFERENCE
+    from personafl.core.plugin_points import INFERENCE
 
     return {n: _first_sentence(kind) if kind else "The client's own model answers." for n, kind in INFERENCE.items()}
 
@@ -114,7 +114,7 @@ def _of_corruption(name: str) -> list[str]:
 
 
 def _of_rule(name: str) -> list[str]:
-    from personafl.core.slots import INFERENCE
+    from personafl.core.plugin_points import INFERENCE
 
     lines = _rule_details(INFERENCE[name])
     return [*lines, "docs/inference.md has more of them."] if lines else []
@@ -170,7 +170,7 @@ def info(
     ],
 ) -> None:
     """Explain one thing by name."""
-    from personafl.algorithms import ALGORITHMS
+    from personafl.methods import ALGORITHMS
 
     if name in SECTIONS:
         _section(name)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from personafl import config
 from personafl.cli.terminal import console, errors, first, print_table, seed_list, split, unique_folder
-from personafl.sim.ranks import launched
+from personafl.simulation.ranks import launched
 
 if TYPE_CHECKING:
     from personafl.experiment import Result

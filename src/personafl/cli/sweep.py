@@ -36,7 +36,7 @@ def sweep(
 ) -> None:
     """Choose settings by validation data: every method gets the same grid. The same command goes on with its folder."""
     from personafl import experiment
-    from personafl.evaluation.shown import Shown
+    from personafl.evaluation.metric_format import Shown
 
     name, changes = split(recipe, overrides)
     folder = out or unique_folder(f"sweep-{Path(name or 'demo').stem}")

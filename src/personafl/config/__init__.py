@@ -1,6 +1,6 @@
 """A run as frozen dataclasses: TOML in, objects out; what is unknown or impossible is refused by name."""
 
-from personafl.config.building import method
+from personafl.config.conversion import method
 from personafl.config.names import criterion, described, imported, name_of
 from personafl.config.reading import load, parts, raw, recipes
 from personafl.config.recipe import AUTO, Data, Method, ModelChoice, Recipe

@@ -9,12 +9,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from personafl.algorithms import ALGORITHMS
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.settings import shortened, unknown
 from personafl.core.types import Criterion, Metric
 from personafl.evaluation.metrics import chosen
+from personafl.methods import ALGORITHMS
 
 T = TypeVar("T")
 

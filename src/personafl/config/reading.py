@@ -10,8 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from personafl.algorithms import ALGORITHMS
-from personafl.config.building import build, entries, made_section, method
+from personafl.config.conversion import build, entries, made_section, method
 from personafl.config.defaults import BY_DATA
 from personafl.config.recipe import SECTIONS, Data, Method, Recipe, unused, values
 from personafl.config.trust import own_code, refuse_own_code
@@ -22,6 +21,7 @@ from personafl.core.settings import shortened, unknown
 from personafl.data import DATASETS
 from personafl.data.partition import knows_clients
 from personafl.data.pfllib import is_pfllib
+from personafl.methods import ALGORITHMS
 
 
 def recipes() -> dict[str, str]:

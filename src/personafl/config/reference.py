@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from personafl.algorithms import ALGORITHMS
 from personafl.config.defaults import BY_DATA
 from personafl.config.names import algorithm_class, table_of
 from personafl.config.recipe import AUTO, SECTIONS
@@ -23,6 +22,7 @@ from personafl.data.client_corruption import PER_CLIENT
 from personafl.data.corruptions import CORRUPTIONS
 from personafl.data.partition import declared_settings
 from personafl.evaluation.metrics import METRICS, names
+from personafl.methods import ALGORITHMS
 from personafl.models import MODELS
 
 NAMED: dict[str, Collection[str]] = {

@@ -39,9 +39,9 @@ from personafl.core import rng, tree
 from personafl.core.display import Displayed, table
 from personafl.core.errors import UserError
 from personafl.core.optim import Optimizer
+from personafl.core.plugin_points import INFERENCE, INHERIT, ROBUST, WEIGHTS, Filling, Inference
 from personafl.core.settings import BOUNDS, SettingsMeta, filled, hints, typed
 from personafl.core.settings import setting as setting
-from personafl.core.slots import INFERENCE, INHERIT, ROBUST, WEIGHTS, Filling, Inference
 from personafl.core.torch_internals import foreach
 from personafl.core.types import (
     Batch,

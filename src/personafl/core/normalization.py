@@ -84,3 +84,12 @@ def rescale(outputs: Tensor, scale: Tensor, shift: Tensor, axes: int) -> Tensor:
     if scale.numel() == 1:
         return outputs * scale + shift
     return (outputs.flatten(axes) * scale + shift).view_as(outputs)
+
+
+def as_inputs(x: Tensor, dtype: torch.dtype, normalization: Normalization | None = None) -> Tensor:
+    """Examples as a model takes them: bytes are pixels, other whole numbers (characters) stay what they are."""
+    if normalization is not None and (x.dtype == torch.uint8 or x.is_floating_point()):
+        return normalization(x, dtype)
+    if x.dtype == torch.uint8:
+        return x / 255 if dtype == torch.float32 else x.to(dtype) / 255
+    return x.to(dtype) if x.is_floating_point() else x.long()

@@ -183,3 +183,8 @@ def masked(t: Tensor, mask: Tensor) -> Tensor:
     if bits is None or t.device.type != "cpu" or t.requires_grad:
         return torch.where(mask, t, 0)
     return (t.view(bits) & mask.to(bits).neg_()).view(t.dtype)
+
+
+def floating(params: Params) -> torch.dtype:
+    """The floating-point type of a model."""
+    return next(t.dtype for t in params.values() if t.is_floating_point())

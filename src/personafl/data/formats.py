@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from personafl.core import npz
 from personafl.core.errors import UserError
 from personafl.data.checksums import DataError
 from personafl.data.dataset import Array
 from personafl.data.image_folder import check_pixels
 from personafl.data.locate import DatasetFiles
 from personafl.data.unpickle import numbers, unpickle, unwrap
+from personafl.storage import npz
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

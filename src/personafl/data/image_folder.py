@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from personafl.core.errors import UserError
-from personafl.core.npz import told
 from personafl.data.client_data import ClientData
 from personafl.data.client_files import PICTURES, ClientFiles, listed
 from personafl.data.dataset import Array
+from personafl.storage.npz import told
 
 MOST_PIXELS = 2**25  # of a picture; cameras make fewer
 _GREY = ("1", "L", "LA")  # modes that become one channel of bytes

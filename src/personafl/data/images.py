@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from personafl.core import rng
 from personafl.core.errors import UserError
-from personafl.core.npz import read_npy
 from personafl.data.checksums import DataError
 from personafl.data.dataset import Array, Source, from_arrays, official_test_mask
 from personafl.data.formats import (
@@ -30,6 +29,7 @@ from personafl.data.formats import (
 )
 from personafl.data.locate import DatasetFiles, obtain
 from personafl.data.prepared_cache import prepared_arrays
+from personafl.storage.npz import read_npy
 
 
 def _counts(found: DatasetFiles, y: Array, per_class: int, classes: int, what: str) -> None:

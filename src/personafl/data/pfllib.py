@@ -15,9 +15,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from personafl.core import batches
 from personafl.core.errors import UserError
-from personafl.core.npz import check_member, read_member, told
+from personafl.core.normalization import as_inputs
 from personafl.core.tasks import MOST_CLASSES
 from personafl.core.types import TaskName
 from personafl.data.client_data import ClientData, concatenate
@@ -25,6 +24,7 @@ from personafl.data.dataset import Array, Source
 from personafl.data.federated import Federation, Split
 from personafl.data.missing import Missing
 from personafl.data.unpickle import numbers, unpickle, unwrap
+from personafl.storage.npz import check_member, read_member, told
 
 
 def is_pfllib(path: str | Path) -> bool:
@@ -116,7 +116,7 @@ def to_pfllib(
         splits: tuple[tuple[str, tuple[Split, ...]], ...] = (("train", ("train", "validation")), ("test", ("test",)))
         for part, held in splits:
             rows = torch.cat([federation.rows(s, c) for s in held])
-            x = batches.inputs(federation.source.x[rows], torch.float32).cpu().numpy()
+            x = as_inputs(federation.source.x[rows], torch.float32).cpu().numpy()
             y = federation.source.y[rows].cpu().numpy()
             counts += np.bincount(y, minlength=len(counts))
             np.savez_compressed(home / part / f"{c}.npz", data={"x": x, "y": y})  # type: ignore[arg-type]

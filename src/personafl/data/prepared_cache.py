@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from personafl.core.errors import UserError
-from personafl.core.npz import read_npz
 from personafl.data.dataset import Array
 from personafl.data.locate import user_cache
+from personafl.storage.npz import read_npz
 
 _FORM = 1  # of the prepared files; another number makes all of them anew
 

@@ -1,7 +1,7 @@
 """The same round over a network: what a node and a server do, whatever carries their messages.
 
-`node.py` answers requests, `coordinator.py` asks them, `messages.py` has their form. `personafl/flower/` carries them
-over Flower.
+`node.py` answers requests, `coordinator.py` asks them, `messages.py` has their form. `personafl/deployment/flower/`
+carries them over Flower.
 """
 
 from personafl.deployment.local_model import LocalModel, load_model

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from personafl.data import normalize
 from personafl.data.columns import MOST_CATEGORIES, feature_places, unknown_category
+from personafl.deployment.federation_spec import MOST_CLASSES, MOST_NAMES, Form
 from personafl.deployment.messages import Failure, Reply
-from personafl.deployment.world import MOST_CLASSES, MOST_NAMES, Form
 
 Row = dict[str, Any]
 MOST_WORK = 1e30  # FLOP or steps of one exchange

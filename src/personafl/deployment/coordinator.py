@@ -22,14 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personafl.core import admission, cost, sampling, tree, wire
-from personafl.core.admission import Update
-from personafl.core.aggregation import add, next_server, summed
+from personafl.core import tree, wire
 from personafl.core.errors import UserError
 from personafl.core.hook_checks import check_initial_server
-from personafl.core.lock import locked
 from personafl.core.plain_text import count, list_names
-from personafl.core.schedule import ended_after, missed
+from personafl.core.torch_state import products
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.data import normalize
 from personafl.data.client_files import natural_order
@@ -44,14 +41,8 @@ from personafl.deployment.client_reports import (
     one_line,
     read_moments,
 )
-from personafl.deployment.messages import Failure, Reply, Request, Transport
-from personafl.deployment.results import Results, write_roster
-from personafl.deployment.roster import Member, Roster
-from personafl.deployment.server_files import ServerFiles
-from personafl.deployment.settings import NAME, Deployment
-from personafl.deployment.stage_progress import BUSY, RETRY, StageProgress, updates_needed
-from personafl.deployment.talk import Talk
-from personafl.deployment.world import (
+from personafl.deployment.conversation import Talk
+from personafl.deployment.federation_spec import (
     FORMAT,
     VERSION,
     Form,
@@ -63,11 +54,21 @@ from personafl.deployment.world import (
     other_format,
     read_recipe,
 )
+from personafl.deployment.messages import Failure, Reply, Request, Transport
+from personafl.deployment.results import Results, write_roster
+from personafl.deployment.roster import Member, Roster
+from personafl.deployment.server_files import ServerFiles
+from personafl.deployment.settings import NAME, Deployment
+from personafl.deployment.stage_progress import BUSY, RETRY, StageProgress, updates_needed
+from personafl.engine import admission, cost, sampling
+from personafl.engine.accounting import Totals, finite_mean
+from personafl.engine.admission import Update
+from personafl.engine.aggregation import add, next_server, summed
+from personafl.engine.checks import check_augmentation, check_calibration, check_stopping
+from personafl.engine.schedule import ended_after, missed
 from personafl.evaluation import metrics, rounds
 from personafl.models.sample_outputs import outputs_difference
-from personafl.sim.accounting import Totals, finite_mean
-from personafl.sim.checks import check_augmentation, check_calibration, check_stopping
-from personafl.sim.execution_plan import products
+from personafl.storage.lock import locked
 
 log = logging.getLogger("personafl")
 Row = dict[str, Any]

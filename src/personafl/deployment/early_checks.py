@@ -9,9 +9,9 @@ import torch
 from personafl.config import Recipe
 from personafl.core.errors import UserError
 from personafl.core.types import Setup
+from personafl.engine.checks import check_calibration, check_stopping
 from personafl.models import MODELS, StackedModel
-from personafl.sim.checks import check_calibration, check_stopping
-from personafl.slots.assemble import assembled, require_all_rounds
+from personafl.plugins.assemble import assembled, require_all_rounds
 
 SHAPE, CLASSES = (1, 8, 8), 2  # of examples a stand-in for the model is made for
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl import config
-from personafl.config import Recipe
+from personafl.config import Recipe, components
 from personafl.core.errors import UserError
 from personafl.core.normalization import Normalization
 from personafl.core.types import Examples, TaskName
@@ -24,10 +24,9 @@ from personafl.data.client_data import ClientData, concatenate
 from personafl.data.columns import Column, feature_places, name_features, unknown_category
 from personafl.data.federated import Split, split_client
 from personafl.data.normalize import Moments, Setting
+from personafl.deployment.federation_spec import Form
 from personafl.deployment.settings import ClientSettings
 from personafl.deployment.stored_split import Shares, StoredSplit, digest_rows, divide
-from personafl.deployment.world import Form
-from personafl.experiment import parts
 
 TRIAL = "recipe:"  # before the number of a client of the recipe's own data
 
@@ -146,12 +145,12 @@ def load(settings: ClientSettings, recipe: Recipe, client: int, stored: StoredSp
 
 def _of_recipe(name: str, recipe: Recipe) -> LocalData:
     number = name.removeprefix(TRIAL)
-    data = parts.source(recipe)
-    chosen = parts.settled_normalization(recipe, data).data
+    data = components.source(recipe)
+    chosen = components.settled_normalization(recipe, data).data
     plain = dataclasses.replace(
         recipe, data=dataclasses.replace(recipe.data, normalize="none", normalize_targets=False)
     )
-    fed = parts.federation(plain, data)
+    fed = components.federation(plain, data)
     if not number.isdecimal() or int(number) >= fed.everybody:
         raise UserError(f"client.data={name!r}: {data.name} is divided over clients 0..{fed.everybody - 1} here")
     splits: tuple[Split, ...] = ("train", "validation", "test")
@@ -200,8 +199,8 @@ def _converted(made: Any, client: str, task: TaskName | Literal["auto"]) -> Sour
         raise UserError(f"gave {type(made).__name__}; expected (train, test), each (x, y) or a data set, or a Source")
     if all(isinstance(part, tuple) and len(part) == 2 for part in made):
         (x, y), (test_x, test_y) = ((np.asarray(a) for a in part) for part in made)
-        parts = [ClientData(client, x, y, False), ClientData(client, test_x, test_y, True)]
-        return concatenate(client, parts, task=task)
+        components = [ClientData(client, x, y, False), ClientData(client, test_x, test_y, True)]
+        return concatenate(client, components, task=task)
     return custom.datasets([made], [client], name=client, task=task)
 
 

@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personafl.core import batches, files
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.plain_text import list_names
 from personafl.core.types import Params
+from personafl.data import batches
+from personafl.deployment.federation_spec import Parts, World, build_parts
 from personafl.deployment.tensor_files import read_tensors, write_tensors
-from personafl.deployment.world import Parts, World, build_parts
 from personafl.models import StackedModel
 from personafl.models.client_module import ClientModule
 from personafl.models.frozen_weights import SAVED_FROZEN, complex_as_pairs, pairs_as_complex
 from personafl.models.sample_outputs import outputs_difference
+from personafl.storage import files
 
 MODEL = "model"  # folder of it, among what the client keeps
 _TENSORS, _FROZEN, _ABOUT = "deployed.safetensors", "frozen.safetensors", "model.json"

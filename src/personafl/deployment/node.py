@@ -19,22 +19,15 @@ import torch
 from torch import Tensor
 
 from personafl.config import Recipe
-from personafl.core import admission, tree, wire
+from personafl.core import tree, wire
 from personafl.core.errors import UserError
 from personafl.core.hook_checks import check_kept
-from personafl.core.local import client_round
-from personafl.core.lock import locked
+from personafl.core.torch_state import products, threads
 from personafl.core.types import Download, Examples, Metric, Params, Payload, Round, Stage
 from personafl.data.federated import Split
 from personafl.data.normalize import Moments
 from personafl.deployment import local_data, requests
-from personafl.deployment.local_data import LocalData
-from personafl.deployment.local_model import MODEL, write_model
-from personafl.deployment.messages import Reply, Request
-from personafl.deployment.private_state import PrivateState
-from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
-from personafl.deployment.stored_split import SPLIT, StoredSplit
-from personafl.deployment.world import (
+from personafl.deployment.federation_spec import (
     FORMAT,
     VERSION,
     Form,
@@ -46,9 +39,17 @@ from personafl.deployment.world import (
     check_model,
     read_recipe,
 )
+from personafl.deployment.local_data import LocalData
+from personafl.deployment.local_model import MODEL, write_model
+from personafl.deployment.messages import Reply, Request
+from personafl.deployment.private_state import PrivateState
+from personafl.deployment.settings import NAME, OTHER_KEY, ClientSettings
+from personafl.deployment.stored_split import SPLIT, StoredSplit
+from personafl.engine import admission
+from personafl.engine.local import client_round
+from personafl.evaluation.batch_inference import client_scores
 from personafl.evaluation.evaluate import deployed, finite, scores
-from personafl.evaluation.together import client_scores
-from personafl.sim.execution_plan import products, threads
+from personafl.storage.lock import locked
 
 log = logging.getLogger("personafl")
 WHERE = "At the client it has to be installed, or its file has to be beside client.toml or in modules/ there."

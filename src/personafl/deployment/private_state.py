@@ -11,9 +11,9 @@ import json
 import re
 from pathlib import Path
 
-from personafl.core import files
 from personafl.core.types import Params
 from personafl.deployment.tensor_files import read_tensors, write_tensors
+from personafl.storage import files
 
 _FILE = re.compile(r"kept-(\d{6})\.json")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from personafl.core.errors import UserError
 from personafl.core.types import Stage
-from personafl.deployment.world import MOST_CLIENTS
+from personafl.deployment.federation_spec import MOST_CLIENTS
 
 MOST_STAGES = 10**6  # a state's file has its stage in six digits
 

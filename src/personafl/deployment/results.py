@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from personafl.core import files
 from personafl.deployment.roster import Roster
+from personafl.storage import files
 
 Row = dict[str, Any]
 ROWS, SUMMARY, CLIENTS, ROSTER = "metrics.jsonl", "summary.json", "clients.csv", "roster.json"

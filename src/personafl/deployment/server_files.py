@@ -14,10 +14,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.core.types import Params
 from personafl.deployment.tensor_files import read_tensors, write_tensors
+from personafl.storage import files
 
 STATE = "state.json"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.core.settings import Section, setting
+from personafl.storage import files
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OTHER_KEY = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from personafl.core.types import Payload, Stage
-from personafl.deployment.talk import Talk
+from personafl.deployment.conversation import Talk
 
 Row = dict[str, Any]
 RETRY = 30.0  # seconds until a client that could not be used is asked again

@@ -21,11 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.core import files, rng
+from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.data import Source
 from personafl.data.federated import Split, split_client
 from personafl.data.ragged import Indices
+from personafl.storage import files
 
 log = logging.getLogger("personafl")
 SPLIT = "split"  # file of it, among what the client keeps

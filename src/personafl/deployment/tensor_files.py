@@ -8,9 +8,10 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from personafl.core import files, tree
+from personafl.core import tree
 from personafl.core.errors import UserError
 from personafl.core.types import Params
+from personafl.storage import files
 
 
 def write_tensors(path: Path, tensors: Params) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from personafl.core import batches, hook_checks, tree
+from personafl.core import hook_checks, tree
 from personafl.core.algorithm import Algorithm
-from personafl.core.local import floating
-from personafl.core.model_around import ModelAround
+from personafl.core.model_wrapper import ModelAround
 from personafl.core.types import Batch, Examples, Model, Params, Payload, Task, TrainedModel, TrainedTask
+from personafl.data import batches
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, mix_scores
 
@@ -34,7 +34,7 @@ def deployed(algorithm: Algorithm, task: Task, own: Params, down: Payload, held:
     hook_checks.check_client_model(algorithm, "personal or after_training", own)
     ready = algorithm.deploy(own, down)
     hook_checks.check_client_model(algorithm, "deploy", ready)
-    dtype = floating(ready)
+    dtype = tree.floating(ready)
     return algorithm.calibrate(ready, sweep)
 
 
@@ -82,7 +82,7 @@ def _passed(
 ) -> Tensor | None:
     """What is made of the outputs of one pass over the examples, `[C, n, ...]`; None where nobody has any."""
     out: Tensor | None = None
-    for batch, first in batches.in_order(data, _at_a_time(task.model, data, activations), floating(ready)):
+    for batch, first in batches.in_order(data, _at_a_time(task.model, data, activations), tree.floating(ready)):
         k, size = batch.x.shape[:2]
         found = made(predict(_Ignoring(task.model, batch.valid), tree.take(ready, slice(k)), batch.x), batch)
         if out is None:

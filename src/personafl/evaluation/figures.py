@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from personafl.core.plain_text import IN_FIGURES
-from personafl.evaluation.shown import Shown, deviation
+from personafl.evaluation.metric_format import Shown, deviation
 
 MARKERS = "os^v"  # ten colours each
 

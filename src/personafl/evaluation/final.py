@@ -50,7 +50,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.errors import UserError
-from personafl.core.npz import npz_shapes, read_npz
 from personafl.core.types import Metric
 from personafl.data import client_corruption
 from personafl.data.federated import Federation
@@ -59,6 +58,7 @@ from personafl.evaluation import image_transforms, matrix, stream_change
 from personafl.evaluation.evaluate import at_degree, shifted, with_shift
 from personafl.evaluation.matrix import Score
 from personafl.evaluation.settings import Evaluation
+from personafl.storage.npz import npz_shapes, read_npz
 
 Arrays = dict[str, NDArray[Any]]
 Row = dict[str, Any]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from personafl.core.errors import UserError
 from personafl.evaluation import final, stream_change
 from personafl.evaluation.final import Arrays
+from personafl.evaluation.metric_format import Shown, deviation
 from personafl.evaluation.metrics import METRICS
-from personafl.evaluation.shown import Shown, deviation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

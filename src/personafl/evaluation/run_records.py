@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from personafl.core import files
 from personafl.core.errors import UserError
 from personafl.core.plain_text import from_spreadsheet_cell, harmless
 from personafl.evaluation import final
+from personafl.storage import files
 
 _NUMBER = (int, float)
 _MEAN = {"mean": _NUMBER, "std?": _NUMBER}

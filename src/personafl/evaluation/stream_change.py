@@ -21,7 +21,7 @@ from personafl.core.errors import UserError
 from personafl.core.types import Examples, Metric
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift
-from personafl.evaluation import together
+from personafl.evaluation import batch_inference
 from personafl.evaluation.matrix import Score
 from personafl.evaluation.settings import Evaluation
 
@@ -38,7 +38,7 @@ def check(evaluation: Evaluation, metric: Metric) -> None:
 def stream(federation: Federation, shift: Shift, ids: Tensor, draw: int, inputs: int, seed: int) -> Examples:
     """The streams of these clients, `[C, 3 * inputs]` rows in order; a client without test data has none."""
     data = federation.examples("test", ids)
-    order = together.shuffled(data, seed)
+    order = batch_inference.shuffled(data, seed)
     rows = data.rows.new_zeros(len(ids), len(PARTS) * inputs)
     for i, (c, n) in enumerate(zip(ids.tolist(), data.count.tolist(), strict=True)):
         if n:

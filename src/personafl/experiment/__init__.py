@@ -5,28 +5,28 @@ from typing import TYPE_CHECKING, Any
 from personafl.core.lazy import attributes
 
 if TYPE_CHECKING:
-    from personafl.experiment.build import resolved, simulation
+    from personafl.config.components import federation, model, note_clients, source
     from personafl.experiment.environment import cpu
-    from personafl.experiment.parts import federation, model, note_clients, source
     from personafl.experiment.reproduction import Reproduction, reproduce, reproduce_all
     from personafl.experiment.results import Client, MethodResult, Result
     from personafl.experiment.run_folder import checked
+    from personafl.experiment.run_setup import resolved, simulation
     from personafl.experiment.running import resume, run
     from personafl.experiment.trials import Sweep
     from personafl.experiment.tuning import sweep
-    from personafl.sim.machine import chosen_device
+    from personafl.simulation.machine import chosen_device
 
 _WHERE = {
-    "personafl.experiment.build": ("resolved", "simulation"),
+    "personafl.experiment.run_setup": ("resolved", "simulation"),
     "personafl.experiment.environment": ("cpu",),
-    "personafl.experiment.parts": ("federation", "model", "note_clients", "source"),
+    "personafl.config.components": ("federation", "model", "note_clients", "source"),
     "personafl.experiment.results": ("Client", "MethodResult", "Result"),
     "personafl.experiment.run_folder": ("checked",),
     "personafl.experiment.running": ("resume", "run"),
     "personafl.experiment.trials": ("Sweep",),
     "personafl.experiment.reproduction": ("Reproduction", "reproduce", "reproduce_all"),
     "personafl.experiment.tuning": ("sweep",),
-    "personafl.sim.machine": ("chosen_device",),
+    "personafl.simulation.machine": ("chosen_device",),
 }
 
 

@@ -5,9 +5,9 @@
     progress/<number>/    while it is under way, the last two states it was in, the first from before round one
     store/                what clients keep, where that is on disk; it can go back to either
 
-A checkpoint is the state of a run (`sim/state.py`), the rows of its stores and how many rows of metrics.jsonl belong
-to it. Its files are written and put on the disk before its manifest, which has their stamps, and all of them before
-the folder gets its name. One that is damaged is passed over for the one before it.
+A checkpoint is the state of a run (`simulation/state.py`), the rows of its stores and how many rows of metrics.jsonl
+belong to it. Its files are written and put on the disk before its manifest, which has their stamps, and all of them
+before the folder gets its name. One that is damaged is passed over for the one before it.
 
 With several ranks each writes and reads what is its own; the first writes the manifest once all are done. They must
 see the same folder.
@@ -30,22 +30,23 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 
-from personafl.core import files, tree
+from personafl.core import tree
 from personafl.core.errors import Note, UserError
-from personafl.core.files import Stamp
 from personafl.core.plain_text import list_names
-from personafl.core.store import HOST, Store
 from personafl.core.types import Params
+from personafl.engine.accounting import Totals
 from personafl.evaluation.run_records import misfit, read_rounds
 from personafl.experiment.environment import environment
 from personafl.models import StackedModel
 from personafl.models.frozen_weights import SAVED_FROZEN, complex_as_pairs, pairs_as_complex, size_in_bytes
 from personafl.models.sample_outputs import outputs_difference
-from personafl.sim.accounting import Totals
-from personafl.sim.execution_plan import ExecutionPlan
-from personafl.sim.ranks import SingleProcess
-from personafl.sim.simulator import Simulation
-from personafl.sim.state import Row, RunState
+from personafl.simulation.execution_plan import ExecutionPlan
+from personafl.simulation.ranks import SingleProcess
+from personafl.simulation.simulator import Simulation
+from personafl.simulation.state import Row, RunState
+from personafl.storage import files
+from personafl.storage.files import Stamp
+from personafl.storage.store import HOST, Store
 
 FORMAT = 1
 KEPT = 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from personafl.sim.simulator import Simulation
+from personafl.simulation.simulator import Simulation
 from personafl.version import __version__
 
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol, Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from personafl.core.plain_text import Console, harmless
-from personafl.evaluation.shown import Shown
-from personafl.sim.state import Row
+from personafl.evaluation.metric_format import Shown
+from personafl.simulation.state import Row
 
 Watch = Callable[[str, int, int, Row], None]
 """Told after every stage: label, seed, number of stages, and the row of metrics.jsonl with the metric it is in."""

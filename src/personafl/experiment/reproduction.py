@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from personafl import config
-from personafl.core import files
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
-from personafl.core.lock import locked
 from personafl.core.plain_text import spreadsheet_row
 from personafl.core.settings import unknown
 from personafl.evaluation import run_records
@@ -33,9 +31,11 @@ from personafl.experiment.run_folder import claimed
 from personafl.experiment.running import checked_seeds, resume, run
 from personafl.experiment.shared_runs import SharedRun
 from personafl.experiment.targets import Target
-from personafl.sim import ranks
-from personafl.sim.execution_plan import temporary
-from personafl.sim.machine import chosen_device
+from personafl.simulation import ranks
+from personafl.simulation.execution_plan import temporary
+from personafl.simulation.machine import chosen_device
+from personafl.storage import files
+from personafl.storage.lock import locked
 
 REQUEST = "reproduction.json"
 CONDITIONS = ("memory", "threads", "threads_per_client", "chunk", "store", "checkpoint_every")

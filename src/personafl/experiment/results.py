@@ -21,30 +21,32 @@ from torch import Tensor
 
 from personafl import config
 from personafl.config import Method, Recipe
-from personafl.core import batches, files, tree
+from personafl.config.components import SPLIT, federation, model, source
+from personafl.core import tree
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
-from personafl.core.files import Stamp
+from personafl.core.normalization import as_inputs
 from personafl.core.plain_text import spreadsheet_row
 from personafl.core.settings import shortened, typed
-from personafl.core.store import HOST, Store
 from personafl.core.types import Params
-from personafl.data import Federation, Source
+from personafl.data import Federation, Source, batches
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
+from personafl.evaluation.metric_format import Shown
 from personafl.evaluation.run_records import read_clients, read_summary
-from personafl.evaluation.shown import Shown
 from personafl.experiment import checkpoint, run_folder
-from personafl.experiment.build import simulation
 from personafl.experiment.checkpoint import Saved
-from personafl.experiment.parts import SPLIT, federation, model, source
 from personafl.experiment.run_folder import Conditions, begin, claimed
+from personafl.experiment.run_setup import simulation
 from personafl.models import StackedModel
 from personafl.models.client_module import ClientModule
-from personafl.sim import profile
-from personafl.sim.machine import Machine, chosen_device
-from personafl.sim.simulator import Simulation
-from personafl.sim.state import Row
+from personafl.simulation import profile
+from personafl.simulation.machine import Machine, chosen_device
+from personafl.simulation.simulator import Simulation
+from personafl.simulation.state import Row
+from personafl.storage import files
+from personafl.storage.files import Stamp
+from personafl.storage.store import HOST, Store
 
 if TYPE_CHECKING:
     import pandas
@@ -75,7 +77,7 @@ class Client(Displayed):
         batch = _as_batch(x, sim.federation.source.x)
         batch = batch.to(sim.device).clone(memory_format=torch.contiguous_format)
         dtype, normalization = next(iter(sim.model.initial.values())).dtype, sim.federation.source.normalization
-        batch = batches.inputs(batch, dtype, normalization)
+        batch = as_inputs(batch, dtype, normalization)
         rule = sim.algorithm.rule
         whole = sim.model.looks_at_batches or sim.device.type == "cuda" or (rule is not None and rule.together)
         blocks = torch.split(batch, max(len(batch), 1) if whole else batches.SWEEP)
@@ -112,7 +114,7 @@ class MethodResult(Displayed):
     clients: list[Row]
     simulation: Simulation
     evaluations: final.Arrays  # `evaluation/final.py` has the names
-    profile: Row | None = None  # where the time went, if that was asked; `sim/profile.py` has the parts
+    profile: Row | None = None  # where the time went, if that was asked; `simulation/profile.py` has the parts
 
     def _facts(self) -> dict[str, object]:
         own, shown = self.summary["accuracy"]["personal"]["mean"], Shown.of([self.summary])

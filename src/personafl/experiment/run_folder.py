@@ -15,14 +15,14 @@ from typing import Any
 
 from personafl import config
 from personafl.config import Recipe
-from personafl.core import files
+from personafl.config.components import SPLIT
 from personafl.core.errors import UserError
-from personafl.core.lock import LOCK, locked
 from personafl.core.plain_text import is_text
 from personafl.data import Federation, partition_file
 from personafl.evaluation import report
 from personafl.experiment import checkpoint
-from personafl.experiment.parts import SPLIT
+from personafl.storage import files
+from personafl.storage.lock import LOCK, locked
 
 MOST_THREADS = 1024
 STORES = ("auto", "device", "host", "disk")

@@ -14,33 +14,34 @@ import torch
 from torch import nn
 
 from personafl import config
-from personafl.config import Method, Recipe
+from personafl.config import Method, Recipe, components
+from personafl.config.components import SPLIT, source
+from personafl.core import torch_state
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
-from personafl.core.files import full_disk_told, remove
-from personafl.core.lock import locked
 from personafl.core.settings import shortened, typed
 from personafl.core.types import Metric, Training
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
+from personafl.engine.checks import check_calibration
 from personafl.evaluation import final, rounds
 from personafl.evaluation.settings import Evaluation
-from personafl.experiment import checkpoint, extension, parts, run_folder
-from personafl.experiment.build import resolved, simulation
+from personafl.experiment import checkpoint, more_rounds, run_folder
 from personafl.experiment.checkpoint import Checkpoints, RowLog, Saved
 from personafl.experiment.environment import environment
-from personafl.experiment.parts import SPLIT, source
 from personafl.experiment.progress import ProgressDisplay, Watch
 from personafl.experiment.results import MethodResult, Result, began, check_same, divisions, loaded, write_reports
 from personafl.experiment.run_folder import Conditions, begin, checked, claimed
+from personafl.experiment.run_setup import resolved, simulation
 from personafl.experiment.stopping import Stopped, StopRequest
 from personafl.models import StackedModel
-from personafl.sim import execution_plan, profile, ranks
-from personafl.sim.checks import check_calibration
-from personafl.sim.execution_plan import temporary
-from personafl.sim.machine import Machine, chosen_device
-from personafl.sim.simulator import Simulation
-from personafl.sim.state import Row
+from personafl.simulation import profile, ranks
+from personafl.simulation.execution_plan import temporary
+from personafl.simulation.machine import Machine, chosen_device
+from personafl.simulation.simulator import Simulation
+from personafl.simulation.state import Row
+from personafl.storage.files import full_disk_told, remove
+from personafl.storage.lock import locked
 
 
 def run(
@@ -113,7 +114,7 @@ def run(
     numbers = checked_seeds(seeds)
     recipe = _recipe(recipe, overrides, config.parts(data, model, algorithms, training, evaluation, faults))
     place = ranks.device_of(conditions.device)
-    with execution_plan.threads(conditions.threads), ranks.process_group(place) as world:
+    with torch_state.threads(conditions.threads), ranks.process_group(place) as world:
         folder = None if out is None else Path(world.gather(str(out))[0])
         if folder is not None:
             folder = (folder if world.rank else checked(folder)).absolute()  # the working directory may change
@@ -152,10 +153,10 @@ def resume(
     told = run_folder.read(out)
     run_folder.check_recipe(out, told)
     given = config.parts(data, model, algorithms, training, evaluation, faults)
-    recipe = extension.recipe(config.load(out / "recipe.toml", given=given), overrides)
+    recipe = more_rounds.recipe(config.load(out / "recipe.toml", given=given), overrides)
     conditions = told.conditions
     place = ranks.device_of(chosen_device(conditions.device))
-    with execution_plan.threads(conditions.threads), ranks.process_group(place) as world:
+    with torch_state.threads(conditions.threads), ranks.process_group(place) as world:
         if world.size != conditions.ranks:
             raise UserError(
                 f"{out}: the run is one of {conditions.ranks} processes, here are {world.size}; use "
@@ -165,7 +166,7 @@ def resume(
             divided = world.in_turn(lambda: divisions(recipe, out / SPLIT))
             feds = {seed: divided(seed) for seed in told.seeds}
             if recipe.training.num_rounds != told.rounds:
-                extension.check(recipe, out, told, feds)
+                more_rounds.check(recipe, out, told, feds)
                 if not world.rank:
                     run_folder.write_rounds(out, told, recipe.training.num_rounds)
             world.gather(None)
@@ -259,7 +260,7 @@ class _Seed:
     @functools.cached_property
     def network(self) -> StackedModel:
         """The model all methods of the seed begin with; in a run that is resumed, that of the methods begun before."""
-        network, whole = parts.model(self.recipe, self.fed.source), self.whole
+        network, whole = components.model(self.recipe, self.fed.source), self.whole
         if whole.folder is None:
             return network
         if not whole.world.rank and self.seed == next(iter(whole.feds)):

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from personafl.config.recipe import SECTIONS
-from personafl.core import files
 from personafl.core.display import Displayed
 from personafl.core.plain_text import markdown_table, spreadsheet_row
 from personafl.core.types import Better
+from personafl.evaluation.metric_format import Shown, deviation
 from personafl.evaluation.rounds import better
-from personafl.evaluation.shown import Shown, deviation
+from personafl.storage import files
 
 Point = Mapping[str, str]
 """A value, as overrides have it, for each key."""

@@ -23,22 +23,23 @@ from typing import Any
 import tomli_w
 
 from personafl import config
-from personafl.config.building import entries
+from personafl.config.conversion import entries
 from personafl.config.recipe import SECTIONS, Method, Recipe
-from personafl.core import files, rng
+from personafl.core import rng
 from personafl.core.algorithm import FROM_TRAINING
 from personafl.core.errors import UserError
-from personafl.core.lock import locked
+from personafl.engine.checks import check_calibration
 from personafl.experiment import jobs as processes
 from personafl.experiment import run_folder
-from personafl.experiment.build import resolved
 from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
+from personafl.experiment.run_setup import resolved
 from personafl.experiment.running import run
 from personafl.experiment.trials import Point, Sweep, Trial, write
-from personafl.sim import ranks
-from personafl.sim.checks import check_calibration
-from personafl.sim.machine import chosen_device
+from personafl.simulation import ranks
+from personafl.simulation.machine import chosen_device
+from personafl.storage import files
+from personafl.storage.lock import locked
 
 REQUEST = "sweep.json"
 SEEDS = (1000,)  # of trials, where none are given

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from personafl.accel.second_derivatives import differentiable_gradients, graph_requested
 from personafl.core.types import ModelInfo
 from personafl.models.layers import Context, Stacked, dropped, products
-from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 try:
-    from personafl.models import attention_kernels
+    from personafl.accel import attention_kernels
 except ImportError:  # no Triton, so no GPU it would run on
     attention_kernels = None  # type: ignore[assignment]
 

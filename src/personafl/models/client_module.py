@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from personafl.core import batches, tree
+from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.normalization import Normalization, rescale, transformed
+from personafl.core.normalization import Normalization, as_inputs, rescale, transformed
 from personafl.core.types import ModelInfo, Params
 from personafl.models.stacked import StackedModel
 
@@ -72,7 +72,7 @@ class ClientModule(nn.Module):
     def prepared(self, x: Tensor) -> Tensor:
         """Examples as the networks take them: bytes divided by 255, then normalised."""
         if self.scaling is None:
-            return batches.inputs(x, next(self.networks.parameters()).dtype)
+            return as_inputs(x, next(self.networks.parameters()).dtype)
         scale, shift = self.scaling.get_buffer("scale"), self.scaling.get_buffer("shift")
         return transformed(x, scale / 255 if x.dtype == torch.uint8 else scale, shift)
 

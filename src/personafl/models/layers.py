@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from personafl.accel.second_derivatives import differentiable_gradients, graph_requested
 from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.core.torch_internals import data_version, is_hooked
 from personafl.core.types import Arithmetic, ModelInfo, Params
-from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 try:
-    from personafl.models import kernels, norm_kernels
+    from personafl.accel import kernels, norm_kernels
 except ImportError:  # no Triton, so no GPU it would run on
     kernels = norm_kernels = None  # type: ignore[assignment]
 

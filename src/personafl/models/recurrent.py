@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from personafl.accel.second_derivatives import differentiable_gradients, graph_requested
 from personafl.models.layers import Stacked, WithoutAutocast, dropped
-from personafl.models.second_derivatives import differentiable_gradients, graph_requested
 
 try:
-    from personafl.models import kernels
+    from personafl.accel import kernels
 except ImportError:  # no Triton, so no GPU it would run on
     kernels = None  # type: ignore[assignment]
 

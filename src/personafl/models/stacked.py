@@ -15,7 +15,7 @@ A module with parameters of its own and layers inside (positions that are learnt
 those layers.
 
 On a GPU a model with a layer of the last kind, or with a convolution there is no kernel for, runs one client at a time,
-several of them side by side (`one_by_one`, core/cuda_graphs.py).
+several of them side by side (`one_by_one`, accel/cuda_graphs.py).
 
 A forward that mixes the examples of a batch would mix clients. So the folded model is checked once,
 with random parameters in float64, against the module run alone; if they differ, it runs one client at a time, through

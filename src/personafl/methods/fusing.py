@@ -1,0 +1,163 @@
+"""FedFu and FLDA: two models of a client that answer together.
+
+Yao, Huang, Wu, Zhang, Sun, "Towards Faster and Better Federated Learning: A Feature Fusion Approach", ICIP 2019
+(FedFu): the head sees a fusion of the local features and those of the received body, which stands still. Peterson,
+Kanani, Marathe, "Private Federated Learning with Domain Adaptation", 2019 (FLDA): a gate mixes the probabilities of
+the shared and of a private model.
+
+Choices. FedFu fuses what enters the head, each number of it a channel, so that `conv` is a linear map of both; it
+begins as their mean, not at random. FLDA's gate is linear in the shared model's features and begins at one half; the
+private model begins as the initial one; no noise is added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.core import optim, tree
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
+from personafl.core.errors import UserError
+from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
+from personafl.methods.two_models import TwoModels
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFu(Algorithm):
+    """FedAvg with a module, averaged too, that fuses the received model's features into the local ones."""
+
+    evaluates: ClassVar[str] = "the global model, its features fused with the received body's"
+
+    fusion: str = setting("conv", "linear map of both, a share per feature, or one share", ("conv", "multi", "single"))
+    smoothing: float = setting(0.9, "how much of its shares the server keeps in a round, for multi and single")
+    weights: str = "uniform"
+
+    def check(self) -> None:
+        if self.inherit is not None or self.weights.startswith("cowa"):
+            raise UserError("FedFu: not with inherit or weights by contribution, which run the model alone")
+        if not 0 <= self.smoothing < 1:
+            raise UserError(f"smoothing={self.smoothing}: must be in [0, 1)")
+
+    def check_task(self) -> None:
+        super().check_task()
+        if self.fusion == "conv" and self.setup.training.task == "sequence":
+            raise UserError("fusion='conv': its linear map mixes the positions of a sequence; use multi or single")
+
+    def _begin(self, like: Tensor) -> Params:
+        size = self.features()
+        if self.fusion == "conv":
+            half = torch.eye(size, dtype=like.dtype, device=like.device) / 2
+            return {"fusion/weight": torch.cat([half, half], 1), "fusion/bias": like.new_zeros(size)}
+        return {"fusion/gamma": like.new_zeros(size if self.fusion == "multi" else 1)}
+
+    def _fused(self, params: Params, z_g: Tensor, z: Tensor) -> Tensor:
+        """F(E_g(x), E_l(x)), `[C, B, D]`."""
+        if self.fusion == "conv":
+            joint = torch.cat([z_g, z], -1)
+            return torch.baddbmm(params["fusion/bias"].unsqueeze(1), joint, params["fusion/weight"].transpose(1, 2))
+        gamma = params["fusion/gamma"].unsqueeze(1)
+        return gamma * z_g + (1 - gamma) * z
+
+    def travels(self) -> frozenset[str]:
+        return super().travels() | {"fusion/weight", "fusion/bias", "fusion/gamma"}
+
+    def init_server(self, params: Params) -> Params:
+        return super().init_server(params) | self._begin(next(iter(params.values())))
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
+        model = tree.values(down) | kept
+        return ClientState(params=model, fixed=tree.prefixed(tree.select(model, self.info.shapes), "received"))
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        names = [n for n in local.params if n.startswith("fusion/")]
+        size = self.features()
+        work = 3 * 2 * 2 * size * size if self.fusion == "conv" else 3 * 3 * size
+        moving = whole([*self.info.parameters, *names])
+        rule = optim.default(self.setup.training, joint_clip=True)  # the fusion is a part of the model
+        return [self.usual_turn(moving, loss=self._loss, optimizer=rule, flops=work)]
+
+    def _loss(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            z_g, _ = task.model.features(tree.under(local.fixed, "received"), batch.x, batch.valid)
+        _, out = task.model.features(
+            local.params, batch.x, batch.valid, batch.keys, lambda z: self._fused(local.params, z_g, z)
+        )
+        return batch.mean(per_example(task.criterion, out, batch.y))
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        new = super().aggregate(server, sums, rnd)
+        if "fusion/gamma" in new:
+            new["fusion/gamma"] = torch.lerp(new["fusion/gamma"], server["fusion/gamma"], self.smoothing)
+        return new
+
+    # Prediction
+
+    def _with_received(self, model: Params, received: Params) -> Params:
+        fusion = {n: t for n, t in model.items() if n.startswith("fusion/")}
+        return tree.select(model, self.info.shapes) | fusion | tree.prefixed(received, "received")
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        model = tree.values(down) | kept
+        return self._with_received(model, tree.select(model, self.info.shapes))
+
+    def common(self, down: Payload) -> Params | None:
+        model = tree.values(down)
+        return (
+            None if super().common(down) is None else self._with_received(model, tree.select(model, self.info.shapes))
+        )
+
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
+        return self._with_received(local.params, tree.under(local.fixed, "received"))
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        z_g, _ = model.features(tree.under(own, "received"), x, valid)
+        return model.features(own, x, valid, change=lambda z: self._fused(own, z_g, z))[1]
+
+    def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return self.answer(model, common, x, valid)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FLDA(TwoModels):
+    """FedAvg's model and a private one, mixed example by example by a private gate; all three learn together."""
+
+    evaluates: ClassVar[str] = "the gate's mixture of the global and the private model"
+    class_labels_for: ClassVar[str] = "its gate mixes probabilities of classes"
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        like = next(iter(params.values()))
+        gate = {"gate/weight": like.new_zeros(self.features()), "gate/bias": like.new_zeros(())}
+        return super().init_clients(params, ids) | tree.stack(gate, len(ids))
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        names = self.info.parameters
+        moving = [*names, *(f"personal/{n}" for n in names), "gate/weight", "gate/bias"]
+        rule = optim.default(self.setup.training, joint_clip=True)  # one loss trains all three
+        return [self.usual_turn(whole(moving), loss=self._loss, optimizer=rule, flops=3 * 2 * self.features())]
+
+    def _mixed(
+        self, model: Model, params: Params, x: Tensor, valid: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
+        """log(a p_G + (1 - a) p_P), with a = sigmoid(u z + b) of the shared features z."""
+        z, shared = model.features(params, x, valid, keys)
+        private = model(tree.under(params, "personal"), x, valid, keys)
+        gate = (z @ params["gate/weight"].unsqueeze(2)).squeeze(2) + params["gate/bias"].unsqueeze(1)  # [C, B]
+        log = torch.nn.functional.logsigmoid
+        sides = [log(gate).unsqueeze(2) + shared.log_softmax(-1), log(-gate).unsqueeze(2) + private.log_softmax(-1)]
+        return torch.logsumexp(torch.stack(sides), 0)
+
+    def _loss(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
+        out = self._mixed(task.model, local.params, batch.x, batch.valid, batch.keys)
+        return batch.mean(per_example(task.criterion, out, batch.y))
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        return tree.values(down) | kept
+
+    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
+        return dict(local.params)
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return self._mixed(model, own, x, valid)

@@ -1,0 +1,1 @@
+"""Client states on disk and in memory, locks and atomic files."""
