@@ -11,20 +11,19 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl import accel
 from personafl.core import rng, tree
 from personafl.core.normalization import Normalization, as_inputs
 from personafl.core.types import Batch, Examples, Params
 
-try:
-    from personafl.accel import image_kernels
-except ImportError:  # no Triton, so no GPU it would run on
-    image_kernels = None  # type: ignore[assignment]
+image_kernels: Any = accel.kernels("image_kernels")
 
 SWEEP = 256  # examples of a client at a time in passes without training
 BLOCK = 2**20  # bytes of minibatches fetched at a time on a CPU

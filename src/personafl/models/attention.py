@@ -16,14 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from personafl import accel
 from personafl.accel.second_derivatives import differentiable_gradients, graph_requested
 from personafl.core.types import ModelInfo
 from personafl.models.layers import Context, Stacked, dropped, products
 
-try:
-    from personafl.accel import attention_kernels
-except ImportError:  # no Triton, so no GPU it would run on
-    attention_kernels = None  # type: ignore[assignment]
+attention_kernels: Any = accel.kernels("attention_kernels")
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -15,16 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from personafl import accel
 from personafl.accel.second_derivatives import differentiable_gradients, graph_requested
 from personafl.core import rng
 from personafl.core.errors import UserError
 from personafl.core.torch_internals import data_version, is_hooked
 from personafl.core.types import Arithmetic, ModelInfo, Params
 
-try:
-    from personafl.accel import kernels, norm_kernels
-except ImportError:  # no Triton, so no GPU it would run on
-    kernels = norm_kernels = None  # type: ignore[assignment]
+kernels: Any = accel.kernels("kernels")
+norm_kernels: Any = accel.kernels("norm_kernels")
 
 Channels = Literal["first", "last", "either"]
 """How images lie in memory; either: as is fastest."""
@@ -432,7 +431,7 @@ class StackedConv(Stacked):
         weight, bias, pad = self.get("weight"), self.get("bias"), cast(nn.Conv2d, self.original).padding[0]
         assert weight is not None and isinstance(pad, int)
         self.verify_rows(x.shape[0])
-        out = kernels.convolution(x, weight, bias, pad, mode, self.context.arithmetic, dtype)
+        out: Tensor = kernels.convolution(x, weight, bias, pad, mode, self.context.arithmetic, dtype)
         return out.contiguous() if self.context.channels == "first" else out
 
     def _arranged(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -534,9 +533,10 @@ class StackedBatchNorm(Stacked):
         if not norm_kernels.batch_fits(x, weight, bias):
             return None
         norm = cast(nn.BatchNorm2d, self.original)
-        return norm_kernels.batch_norm(
+        out: Tensor | None = norm_kernels.batch_norm(
             x, weight, bias, mean, var, norm.momentum or 0.0, norm.eps, added=added, relu=relu
         )
+        return out
 
     def _numbers(self) -> tuple[Tensor | None, ...]:
         """One client's running mean and variance, scale and shift."""
@@ -590,7 +590,8 @@ class StackedLayerNorm(Stacked):
         if weight is not None and bias is not None and self._in_one_pass(x):
             self.verify_rows(x.shape[0])
             rows = x.reshape(self.context.count, -1, x.shape[-1])
-            return norm_kernels.layer_norm(rows, weight, bias, norm.eps).view(x.shape)
+            normed: Tensor = norm_kernels.layer_norm(rows, weight, bias, norm.eps).view(x.shape)
+            return normed
         if self.context.count == 1:  # PyTorch's own: one pass over memory instead of three
             scale, shift = (None if t is None else t.squeeze(0) for t in (weight, bias))
             return F.layer_norm(x, norm.normalized_shape, scale, shift, norm.eps)
@@ -662,7 +663,8 @@ def dropped(rows: Tensor, p: float, context: Context, channels: int | None = Non
     context.calls += 1
     keys = rng.extend(context.keys, context.calls)
     if channels is None and kernels is not None and rows.is_cuda and rows.dtype == torch.float32:
-        return kernels.dropout(rows.flatten(1), keys, p).view(rows.shape)
+        dropped: Tensor = kernels.dropout(rows.flatten(1), keys, p).view(rows.shape)
+        return dropped
     shape = rows.shape[1:] if channels is None else rows.shape[1 : 2 + channels]
     draws = rng.uniform(keys, shape.numel(), torch.float32).view(rows.shape[0], *shape)
     kept = (draws >= p).view(*draws.shape, *[1] * (rows.dim() - draws.dim()))

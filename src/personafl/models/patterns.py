@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
+from personafl import accel
 from personafl.core.torch_internals import is_hooked
 from personafl.models.layers import (
     Stacked,
@@ -82,7 +83,7 @@ class FusedForward:
 
 def fused_forward(folded: nn.Module) -> FusedForward | None:
     """The forward of a folded module with its patterns as one call each; None where none was found."""
-    if not _worth_a_look(folded) or any(is_hooked(m) for m in folded.modules()):
+    if not accel.ENABLED or not _worth_a_look(folded) or any(is_hooked(m) for m in folded.modules()):
         return None
     with _one_at_a_time:
         if not _recordings_can_be_trusted():

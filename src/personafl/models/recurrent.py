@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from personafl import accel
 from personafl.accel.second_derivatives import differentiable_gradients, graph_requested
 from personafl.models.layers import Stacked, WithoutAutocast, dropped
 
-try:
-    from personafl.accel import kernels
-except ImportError:  # no Triton, so no GPU it would run on
-    kernels = None  # type: ignore[assignment]
+kernels: Any = accel.kernels("kernels")
 
 SMALL = 128  # units of a layer that cuDNN keeps on a multiprocessor, all steps of one client in one launch
 

@@ -35,6 +35,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from personafl import accel
 from personafl.core import torch_state
 from personafl.core.errors import UserError
 from personafl.core.types import Training
@@ -121,7 +122,7 @@ def _fitting(
     examples = max(6 * batch, 0 if device.type == "cuda" else 2 * sweep)
     held = 9 * _weight_bytes(model, training) + 4 * kept
     passing = _width(training) * examples * max(model.info.activations, 1)
-    if device.type != "cuda" or not model.one_by_one:
+    if device.type != "cuda" or not model.one_by_one or not accel.ENABLED:
         room = room or (min(_free(device) / 2, ENOUGH) if device.type == "cuda" else _free(device) / 4)
         return max(1, int(room / (held + passing))), 0
     room, cohort = room or min(_free(device) / 2, PLENTY), training.cohort(len(sizes))

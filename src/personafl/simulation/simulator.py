@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from personafl import accel
 from personafl.accel.cuda_graphs import GraphCache
 from personafl.core import hook_checks, rng, torch_state, tree, wire
 from personafl.core.algorithm import Algorithm, choose
@@ -121,7 +122,7 @@ class Simulation(Displayed):
         self.state = RunState(server, self.training.num_rounds)
         self.schedule = self.algorithm.schedule()
         self._open_stores()
-        captures = self.machine.capture and self.device.type == "cuda" and not self.model.random
+        captures = accel.ENABLED and self.machine.capture and self.device.type == "cuda" and not self.model.random
         self.graph_cache = GraphCache(self.plan.lanes, self.device) if captures else None
         self.placement = self._placement()
         self.evaluator = Evaluator(
