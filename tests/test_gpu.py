@@ -31,6 +31,7 @@ from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Turn
 from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Examples, Round, Task
 from personafl.data import batches
+from personafl.engine.server_round import ServerRound
 from personafl.evaluation import report
 from personafl.models import MODELS, ResNet18, recurrent
 from personafl.simulation.state import Row
@@ -476,14 +477,14 @@ def test_a_client_whose_training_is_not_finite_is_left_out(
     rounds = 8 if name == "dm-pfl" else 4
     options = {"fed": poisoned(0, factor), "precision": precision, "device": "cuda", "num_rounds": rounds}
     hopeful, careful = (simulated(method, **options) for _ in range(2))
-    monkeypatch.setattr(careful, "_may_hope", lambda: False)
+    monkeypatch.setattr(careful, "_plays_optimistically", lambda: False)
     alone = without(simulated(method, **options), one(0), monkeypatch)
     played: list[int] = []
     real = hopeful._stage
 
-    def stage() -> Row:
+    def stage(now: ServerRound) -> Row:
         played.append(hopeful.played)
-        return real()
+        return real(now)
 
     monkeypatch.setattr(hopeful, "_stage", stage)
     for sim in (hopeful, careful, alone):

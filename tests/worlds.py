@@ -6,10 +6,13 @@ import dataclasses
 import functools
 
 import numpy as np
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from personafl import Algorithm, Evaluation, Federation, Simulation, Source, StackedModel, Training
+from personafl.core.types import Params, Payload, Round
+from personafl.engine.server_round import ServerRound
 from personafl.models import CNN, MLP
 from personafl.simulation.machine import Machine
 
@@ -58,3 +61,17 @@ def simulation(algorithm: Algorithm, kind: str = "mlp", fed: Federation | None =
     return Simulation(
         fed or federation(kind), chosen, algorithm, training(**options), evaluation, machine=Machine(**where), **own
     )  # type: ignore[arg-type]
+
+
+def watch_uploads(sim: Simulation, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Payload, Round]]:
+    """The clients, uploads and rounds that reach the server's side of a simulation, as they come."""
+    seen: list[tuple[Tensor, Payload, Round]] = []
+    reduce = ServerRound.reduce
+
+    def watched(stage: ServerRound, ids: Tensor, upload: Payload) -> Params:
+        if stage.records is sim.known:
+            seen.append((ids, upload, stage.rnd))
+        return reduce(stage, ids, upload)
+
+    monkeypatch.setattr(ServerRound, "reduce", watched)
+    return seen

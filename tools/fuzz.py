@@ -64,6 +64,7 @@ from personafl.deployment.client_reports import categories_beyond, find_excess, 
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.messages import Failure, Reply, Request
 from personafl.deployment.node import Node
+from personafl.deployment.remote_pool import RemotePool
 from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.deployment.stage_progress import StageProgress
 from personafl.experiment import checkpoint
@@ -658,16 +659,19 @@ def read_reply(raw: bytes, _: Path) -> object:
 
 def _heard(server: Coordinator, reply: Reply) -> object:
     """What comes of a reply to the first stage."""
-    rnd, server.state.played = server._round(0), 0
-    talk = server._talk(server.roster.members[0], 0)
+    server.state.played = 0
+    stage, pool = server.begin(0), RemotePool(server, set(), 1)
+    talk = server.talk(server.roster.members[0], 0)
     talk.hear(reply, server._bounds(talk.member))
-    update, why = server._update(talk, rnd, server._schema(rnd))
-    progress = StageProgress([0], 1)
+    update, why = pool._update(stage, talk)
+    progress = pool.progress = StageProgress([0], 1)
     if update is None:
         progress.record_failure(0, why, talk, now=0.0)
     else:
         progress.record_update(0, update, talk)
-        server._aggregate(progress.cohort_updates(), rnd)
+        for result in pool.results(stage):
+            stage.take(result)
+        stage.aggregate()
     scores = [s for s in (talk.scores, talk.judged) if s is not None]
     return json.dumps([progress.failure_columns(), progress.losses(), [server._stats({0: s}) for s in scores]])
 

@@ -204,7 +204,7 @@ def test_numbers_that_are_not_finite_are_the_method_s_error_where_uploads_are_fi
     hooks: dict[str, Any], message: str, optimistic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if optimistic:  # as on a GPU, where nobody waits for the device in the middle of a round
-        monkeypatch.setattr(Simulation, "_may_hope", lambda self: True)
+        monkeypatch.setattr(Simulation, "_plays_optimistically", lambda self: True)
     with pytest.raises(UserError, match=message):
         played(changed(**hooks), rounds=2)
 
@@ -266,10 +266,10 @@ def test_numbers_of_the_server_s_own_may_stay_infinite_or_nan(
     number: float, optimistic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a best score so far, a placeholder or the logarithm of zero; on a GPU, stages are looked at behind them."""
-    monkeypatch.setattr(Simulation, "_may_hope", lambda self: optimistic)
+    monkeypatch.setattr(Simulation, "_plays_optimistically", lambda self: optimistic)
     stages = []
     stage = Simulation._stage
-    monkeypatch.setattr(Simulation, "_stage", lambda self: stages.append(self.played) or stage(self))
+    monkeypatch.setattr(Simulation, "_stage", lambda self, now: stages.append(self.played) or stage(self, now))
     sim, plain = played(type("Mine", (Best,), {"begin": number})(), 3), played(FedAvg(), 3)
     assert not any("kept_model" in row for row in sim.rows)
     assert all(torch.equal(sim.server[n], t) for n, t in plain.server.items())
@@ -282,7 +282,7 @@ def test_numbers_of_the_server_s_own_that_were_finite_stay_so(
     optimistic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A score that is infinite before round 1, then 1, then infinite again: the third is an error."""
-    monkeypatch.setattr(Simulation, "_may_hope", lambda self: optimistic)
+    monkeypatch.setattr(Simulation, "_plays_optimistically", lambda self: optimistic)
     step = staticmethod(lambda best, rnd: torch.full_like(best, math.inf if rnd.number == 1 else 1.0))
     method = type("Mine", (Best,), {"begin": math.inf, "step": step})()
     with pytest.raises(UserError, match=r"Mine.aggregate gave numbers that are not finite in round 2, for aux/best, "):

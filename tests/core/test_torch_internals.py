@@ -19,7 +19,7 @@ import personafl
 from personafl.core import torch_internals
 from personafl.core.torch_internals import data_version, foreach, has_gradient_hooks, is_hooked, subtract_scaled
 from personafl.data.content_hash import content_hash
-from personafl.engine.admission import Hopes
+from personafl.engine.admission import UncheckedNumbers
 from personafl.models import StackedModel, forward_cost, patterns
 
 ROOT = Path(personafl.__file__).parent
@@ -126,9 +126,9 @@ def test_without_versions_a_tensor_is_taken_to_have_been_written_to() -> None:
     before = content_hash(x)
     x[0] = 2
     assert content_hash(x) != before
-    hopes = Hopes()
+    hopes = UncheckedNumbers()
     hopes.add([x])
-    assert not hopes.hold()
+    assert not hopes.are_finite()
 
 
 def test_the_hash_of_an_inference_tensor_is_that_of_its_numbers_now() -> None:

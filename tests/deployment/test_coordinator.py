@@ -892,11 +892,11 @@ def test_nothing_of_a_client_that_lost_its_state_stays_at_the_server(method: str
             torch.testing.assert_close(mine[n], t, rtol=0, atol=1e-12)
         seen.append(server.state.played)
 
-    lost = server._lost
+    lost = server.lost
 
     def losing(member: Any) -> None:
         lost(member)
-        assert member.number not in server.known
+        assert member.number not in server.records
         check()
 
     def lose() -> None:
@@ -909,7 +909,7 @@ def test_nothing_of_a_client_that_lost_its_state_stays_at_the_server(method: str
         if how == "hello":
             server.met.pop(101)
 
-    setattr(server, "_lost", losing)  # noqa: B010
+    setattr(server, "lost", losing)  # noqa: B010
     worlds.before_stages(server, {2: lose, 3: check})
     server.run()
     assert seen == [2, 2, 3]

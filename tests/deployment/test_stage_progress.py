@@ -62,7 +62,7 @@ def test_clients_that_diverged_are_not_asked_again() -> None:
     for n in (0, 1):
         progress.record_failure(n, "its loss is not finite", talk(answered=True, diverged=True), now=0.0)
     assert progress.is_complete and progress.to_ask([0, 1], now=10.0) == []
-    assert progress.failure_columns()["diverged"] == 2
+    assert progress.diverged == {0, 1}
 
 
 def test_a_row_tells_updates_that_did_not_come_from_those_that_cannot_be_used() -> None:

@@ -238,7 +238,7 @@ def same_state(server: Coordinator, root: Path, sim: Simulation) -> None:
     same(server.server, dict(sim.server))
     for m in server.roster.members[: server.settings.clients]:
         one = torch.tensor([m.number])
-        same(server._known([m.number]), dict(sim.known.gather(one)))
+        same(server.records.gather(one), dict(sim.known.gather(one)))
         if m.acknowledged >= 0:
             held = kept(server, root, m.name)
             assert held is not None

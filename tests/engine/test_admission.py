@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from personafl import ALGORITHMS, DMPFL
 from personafl.core import tree
-from personafl.core.types import Masked, Params, Payload, Round, Stage
+from personafl.core.types import Masked, Payload, Round, Stage
 from personafl.engine import admission
 from personafl.engine.admission import Entry, Update, refusal
 from tests import worlds
@@ -66,18 +65,11 @@ def test_a_session_without_training_tells_what_every_upload_of_a_round_is(
     """Also where it changes from round to round: FedSelect sends masks when it selects, DM-PFL goes by phases."""
     rounds = 8 if issubclass(ALGORITHMS[name], DMPFL) else 4
     sim = worlds.simulation(ALGORITHMS[name](), num_rounds=rounds, local_epochs=1)
-    seen: list[tuple[Round, Payload]] = []
-    server_side = sim._server_side
-
-    def watched(ids: Tensor, upload: Payload, rnd: Round) -> Params:
-        seen.append((rnd, upload))
-        return server_side(ids, upload, rnd)
-
-    monkeypatch.setattr(sim, "_server_side", watched)
+    seen = worlds.watch_uploads(sim, monkeypatch)
     for _ in sim.schedule:
         before, count = sim.server, len(seen)
         sim.step()
-        for rnd, upload in seen[count:]:
+        for _, upload, rnd in seen[count:]:
             wanted = admission.expected(sim.algorithm, sim.task, sim.model.initial, before, rnd)
             assert admission.schema(upload) == wanted
             assert not refusal(Update(0, rnd.number, tree.row_of(upload, 0), 1), wanted, rnd.number, 1)
@@ -129,24 +121,24 @@ def test_the_largest_number_is_finite_only_if_all_are() -> None:
     assert_the_largest_is_found("cpu")
 
 
-def test_hopes_hold_where_all_numbers_are_finite() -> None:
+def test_unchecked_numbers_are_finite_where_all_of_them_are() -> None:
     fine, wrong = torch.ones(3), torch.tensor([1.0, torch.nan])
-    assert admission.Hopes().hold()
-    hopes = admission.Hopes()
-    hopes.add([fine])
-    assert hopes.hold()
-    hopes.add([wrong])
-    assert not hopes.hold()  # looked at without a reduction before
-    hopes = admission.Hopes()
-    hopes.add([fine, wrong])
-    hopes.reduce()
-    hopes.add([fine])
-    assert not hopes.hold()  # of an earlier reduction
+    assert admission.UncheckedNumbers().are_finite()
+    unchecked = admission.UncheckedNumbers()
+    unchecked.add([fine])
+    assert unchecked.are_finite()
+    unchecked.add([wrong])
+    assert not unchecked.are_finite()  # looked at without a reduction before
+    unchecked = admission.UncheckedNumbers()
+    unchecked.add([fine, wrong])
+    unchecked.reduce()
+    unchecked.add([fine])
+    assert not unchecked.are_finite()  # of an earlier reduction
 
 
 def test_what_is_written_to_before_it_is_looked_at_is_not_taken_for_fine() -> None:
     sent = torch.tensor([1.0, torch.nan])
-    hopes = admission.Hopes()
-    hopes.add([sent])
+    unchecked = admission.UncheckedNumbers()
+    unchecked.add([sent])
     sent.nan_to_num_()
-    assert not hopes.hold()
+    assert not unchecked.are_finite()

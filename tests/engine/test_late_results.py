@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
-from personafl import ALGORITHMS, DMPFL, Ditto, Faults, FedAvg, FedSelect, Simulation
+from personafl import ALGORITHMS, DMPFL, Ditto, Faults, FedAvg, FedSelect
 from personafl.core import tree
-from personafl.core.types import Params, Payload, Round
 from personafl.simulation.state import RunState
 from tests import checks, worlds
 
 STALE = Faults(straggler_ratio=0.4, late="stale")
 TOLERANCE = 1e-12  # tests/simulation/test_ranks.py derives it
-
-
-def watched(sim: Simulation, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int], Payload]]:
-    """The rounds, clients and uploads that reach the server's side of a run."""
-    seen: list[tuple[int, list[int], Payload]] = []
-    server_side: Callable[..., Params] = sim._server_side
-
-    def noted(ids: Tensor, upload: Payload, rnd: Round) -> Params:
-        seen.append((rnd.number, ids.tolist(), upload))
-        return server_side(ids, upload, rnd)
-
-    monkeypatch.setattr(sim, "_server_side", noted)
-    return seen
 
 
 def test_late_results_that_are_left_out_are_those_of_clients_that_were_not_there(
@@ -51,29 +35,30 @@ def test_late_results_that_are_left_out_are_those_of_clients_that_were_not_there
 
 def test_a_stale_result_is_in_the_next_mean_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     sim, plain = (worlds.simulation(FedAvg(), num_rounds=4, join_ratio=1.0, faults=f) for f in (STALE, None))
-    first = watched(plain, monkeypatch)
+    first = worlds.watch_uploads(plain, monkeypatch)
     plain.step()  # the uploads of the first round, late or not
-    ((_, ids, upload),) = first
-    late = STALE.straggling(0, 0, torch.tensor(ids))
+    ((cohort, upload, _),) = first
+    ids, late = cohort.tolist(), STALE.straggling(0, 0, cohort)
     assert 0 < int(late.sum()) < len(ids)
-    seen = watched(sim, monkeypatch)
+    seen = worlds.watch_uploads(sim, monkeypatch)
     sim.step()
-    assert [c for _, came, _ in seen for c in came] == [c for c, is_late in zip(ids, late, strict=True) if not is_late]
+    in_time = [c for c, is_late in zip(ids, late, strict=True) if not is_late]
+    assert [c for came, _, _ in seen for c in came.tolist()] == in_time
     assert sim.state.late is not None
     busy = sim.state.late.ids.tolist()
     assert busy == [c for c, is_late in zip(ids, late, strict=True) if is_late]
     seen.clear()
     sim.step()
-    assert seen[-1][1] == busy  # behind those of the round
+    assert seen[-1][0].tolist() == busy  # behind those of the round
     sizes = sim.federation.sizes("train").double()
     for n in sim.server:
         total, weight = torch.zeros_like(sim.server[n]), 0.0
-        for _, came, sent in seen:
-            for c, w in zip(came, tree.values(sent)[n], strict=True):
+        for came, sent, _ in seen:
+            for c, w in zip(came.tolist(), tree.values(sent)[n], strict=True):
                 total, weight = total + sizes[c] * w, weight + float(sizes[c])
         torch.testing.assert_close(sim.server[n], total / weight, rtol=0, atol=1e-14)
         sent_late = tree.values(upload)[n][late]
-        torch.testing.assert_close(tree.values(seen[-1][2])[n], sent_late, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(tree.values(seen[-1][1])[n], sent_late, rtol=0, atol=TOLERANCE)
     assert sim.rows[1]["stale"] == len(busy)
 
 

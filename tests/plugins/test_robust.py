@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from personafl import (
     ALGORITHMS,
@@ -29,7 +29,7 @@ from personafl import (
     UserError,
 )
 from personafl.core import tree
-from personafl.core.types import Masked, Params, Payload, Round
+from personafl.core.types import Masked, Params, Payload
 from personafl.plugins.robust import clipped, middle, nearest
 from tests import checks, worlds
 
@@ -169,14 +169,7 @@ def test_the_servers_model_is_the_mean_of_what_the_rule_leaves(
     faults = Faults(faulty_ratio=0.34, fault="sign-flip", strength=5.0)
     method, rounds = METHODS[name](Robust(rule=rule, share=SHARE)), 4 if name.startswith("dm-pfl") else 2
     sim = worlds.simulation(method, join_ratio=1.0, num_rounds=rounds, local_epochs=1, faults=faults)
-    seen: list[tuple[list[int], Payload, Round]] = []
-    server_side = sim._server_side
-
-    def noted(ids: Tensor, upload: Payload, rnd: Round) -> Params:
-        seen.append((ids.tolist(), upload, rnd))
-        return server_side(ids, upload, rnd)
-
-    monkeypatch.setattr(sim, "_server_side", noted)
+    seen = worlds.watch_uploads(sim, monkeypatch)
     for _ in sim.schedule:
         before, count = sim.server, len(seen)
         sim.step()
@@ -190,7 +183,7 @@ def test_the_servers_model_is_the_mean_of_what_the_rule_leaves(
                 clients = slow_clip(clients, server, 0.0)
             elif rule != "krum":
                 clients = slow_middle(clients, None if rule == "median" else SHARE)
-            sizes = [1.0 if name == "fedphp" else float(sim.federation.sizes("train")[c]) for c in ids]
+            sizes = [1.0 if name == "fedphp" else float(sim.federation.sizes("train")[c]) for c in ids.tolist()]
             for n in names:
                 m_g = sim.server.get(f"mask/{n}") if name == "feddst" else None  # it prunes what it averaged
                 for i, found in enumerate(sim.server[n].flatten().tolist()):
@@ -210,16 +203,9 @@ def test_running_statistics_are_the_methods_own(rule: str, monkeypatch: pytest.M
         module = nn.Sequential(nn.Linear(6, 5, bias=False), nn.BatchNorm1d(5), nn.Linear(5, 3))
     network = StackedModel(module, worlds.federation().source.x[:2])
     sim = worlds.simulation(FedAvg(robust=Robust(rule=rule, share=SHARE)), model=network, join_ratio=1.0, num_rounds=1)
-    seen: list[tuple[Tensor, Payload]] = []
-    server_side = sim._server_side
-
-    def noted(ids: Tensor, upload: Payload, rnd: Round) -> Params:
-        seen.append((ids, upload))
-        return server_side(ids, upload, rnd)
-
-    monkeypatch.setattr(sim, "_server_side", noted)
+    seen = worlds.watch_uploads(sim, monkeypatch)
     sim.run()
-    ((ids, upload),) = seen
+    ((ids, upload, _),) = seen
     weights = sim.federation.sizes("train")[ids].double()
     for n, t in tree.values(upload).items():
         if t.is_floating_point():

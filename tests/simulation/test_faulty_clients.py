@@ -15,6 +15,7 @@ from personafl.core import rng, tree, wire
 from personafl.core.algorithm import ClientState, LocalWork, own_loss, whole
 from personafl.core.types import Batch, Masked, Params, Payload, Round, Stage, Task
 from personafl.engine.admission import Update, refusal, schema
+from personafl.engine.server_round import ServerRound
 from personafl.simulation.faulty_clients import attacking, sent
 from tests import checks, worlds
 
@@ -98,13 +99,13 @@ def test_a_stage_played_in_hope_is_played_again_where_that_was_wrong(
     careful, hopeful = (simulated(method, fed=poisoned(0, 1e200)) for _ in range(2))
     calm = simulated(method)
     careful.run()
-    monkeypatch.setattr(Simulation, "_may_hope", lambda self: True)
+    monkeypatch.setattr(Simulation, "_plays_optimistically", lambda self: True)
     played: list[int] = []
     real = Simulation._stage
 
-    def stage(sim: Simulation) -> dict[str, object]:
+    def stage(sim: Simulation, now: ServerRound) -> dict[str, object]:
         played.append(sim.played)
-        return real(sim)
+        return real(sim, now)
 
     monkeypatch.setattr(Simulation, "_stage", stage)
     hopeful.run()
@@ -163,7 +164,7 @@ def test_hope_is_given_up_wherever_the_number_was(
 ) -> None:
     careful, hopeful = (simulated(method(), fed=poisoned(0, 1e200) if wild else None) for _ in range(2))
     careful.run()
-    monkeypatch.setattr(Simulation, "_may_hope", lambda self: True)
+    monkeypatch.setattr(Simulation, "_plays_optimistically", lambda self: True)
     hopeful.run()
     for one, other in zip(careful.rows, hopeful.rows, strict=True):
         assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
@@ -347,22 +348,9 @@ def test_an_attack_is_admitted_and_changes_uploads_alone(
     sent_by: list[list[Payload]] = []
     for faults in (Faults(), Faults(faulty_ratio=0.5, fault=fault)):  # type: ignore[arg-type]
         sim = simulated(ALGORITHMS[name](), faults, join_ratio=1.0, num_rounds=1)
-        seen: list[Payload] = []
-        server_side = sim._server_side
-
-        def watched(
-            ids: Tensor,
-            upload: Payload,
-            rnd: Round,
-            seen: list[Payload] = seen,
-            go: Callable[..., Params] = server_side,
-        ) -> Params:
-            seen.append(upload)
-            return go(ids, upload, rnd)
-
-        monkeypatch.setattr(sim, "_server_side", watched)
+        seen = worlds.watch_uploads(sim, monkeypatch)
         sim.run()
-        sent_by.append(seen)
+        sent_by.append([upload for _, upload, _ in seen])
         assert "quarantined" not in sim.rows[-1]
     (honest,), (changed,) = sent_by
     assert schema(honest) == schema(changed)

@@ -35,6 +35,7 @@ from personafl.data.ragged import Ragged
 from personafl.engine.aggregation import add, total
 from personafl.evaluation.rounds import divergence
 from personafl.simulation.execution_plan import PASS, ExecutionPlan, choose
+from personafl.simulation.stack_pool import StackPool
 from personafl.storage.store import HOST, Store
 from tests import worlds
 
@@ -544,15 +545,15 @@ def test_a_stage_of_all_clients_goes_through_in_stacks(asked: dict[str, int], tm
 def test_nothing_of_a_stack_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What many stacks leave behind would keep the memory around it from being used again."""
     alive: weakref.WeakSet[object] = weakref.WeakSet()
-    most, play = [], Simulation._client_side
+    most, play = [], StackPool._play_stack
 
     def counted(*args: object) -> object:
         most.append(len(alive))
-        alive.add(work := (part := play(*args)).work)  # type: ignore[arg-type]
-        del work
-        return part
+        result, spent = play(*args)  # type: ignore[arg-type]
+        alive.add(spent.work)
+        return result, spent
 
-    monkeypatch.setattr(Simulation, "_client_side", counted)
+    monkeypatch.setattr(StackPool, "_play_stack", counted)
     sim = worlds.simulation(DMPFL(iterations=1), fed=worlds.federation(sizes=(5,) * 40), chunk=2, num_rounds=4)
     sim.run()
     assert len(most) > 40 / 2

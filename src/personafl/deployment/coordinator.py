@@ -15,22 +15,22 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from personafl.core import tree, wire
+from personafl.core import tree
 from personafl.core.errors import UserError
 from personafl.core.hook_checks import check_initial_server
 from personafl.core.plain_text import count, list_names
 from personafl.core.torch_state import products
-from personafl.core.types import Download, Params, Payload, Round, Stage
+from personafl.core.types import Download, Payload, Round, Stage
 from personafl.data import normalize
 from personafl.data.client_files import natural_order
 from personafl.data.columns import unite_columns
+from personafl.deployment.client_records import ClientRecords
 from personafl.deployment.client_reports import (
     MOST_SCORE,
     Described,
@@ -55,17 +55,18 @@ from personafl.deployment.federation_spec import (
     read_recipe,
 )
 from personafl.deployment.messages import Failure, Reply, Request, Transport
+from personafl.deployment.remote_pool import DIVERGED, NAMED, QuorumError, RemotePool, RemoteRound
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
+from personafl.deployment.run_state import State
 from personafl.deployment.server_files import ServerFiles
 from personafl.deployment.settings import NAME, Deployment
 from personafl.deployment.stage_progress import BUSY, RETRY, StageProgress, updates_needed
-from personafl.engine import admission, cost, sampling
-from personafl.engine.accounting import Totals, finite_mean
-from personafl.engine.admission import Update
-from personafl.engine.aggregation import add, next_server, summed
+from personafl.engine import sampling
+from personafl.engine.accounting import Totals
 from personafl.engine.checks import check_augmentation, check_calibration, check_stopping
-from personafl.engine.schedule import ended_after, missed
+from personafl.engine.schedule import cohort_is_evaluated, ended_after, is_evaluated, last_evaluated_cohort, missed
+from personafl.engine.server_round import Method
 from personafl.evaluation import metrics, rounds
 from personafl.models.sample_outputs import outputs_difference
 from personafl.storage.lock import locked
@@ -74,41 +75,10 @@ log = logging.getLogger("personafl")
 Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
 HELLO_AGAIN = 1.0  # seconds a node has that did not say it the last time; its answer is looked for every half minute
-NAMED = 20  # clients whose names a line of the log has
-DIVERGED = (
-    "lower training.lr, set training.grad_clip, or normalise inputs and targets (data.normalize, "
-    "data.normalize_targets)"
-)
-
 ADVICE = (
     "personafl deploy start resumes the run at this stage. To continue with fewer clients, lower deployment.start and "
     'deployment.quorum first. deployment.without_quorum = "skip" leaves out stages that too few clients play.'
 )
-
-
-@dataclass
-class State:
-    """What the server carries from one stage to the next, but for its tensors."""
-
-    rounds: int
-    played: int = 0
-    totals: Totals = field(default_factory=Totals)
-    evaluation_bytes: int = 0  # sent outside of rounds: for scores, for final models, to newcomers at the end
-    rows: int = 0  # that are complete
-    metrics: int = 0  # bytes of metrics.jsonl that are theirs
-    without_update: int = 0  # rounds with uploads after which the model was what it had been
-    last_without_update: int = 0  # how many of them there are since the last update
-    last_wanted_uploads: bool = False  # whether clients were to send updates in the last of them
-    reason: str = ""  # why there was none, in the last of them
-    pending: Row | None = None  # a row whose scores are to come
-    left: dict[str, float] = field(default_factory=dict)
-    judged: dict[str, Row] = field(default_factory=dict)  # scores of the last cohort right after training
-    seconds: float = 0.0
-    finished: bool = False
-
-
-class _QuorumError(RuntimeError):
-    """Too few clients have played a stage, or have their final model, for too long."""
 
 
 class Coordinator:
@@ -132,14 +102,12 @@ class Coordinator:
         self.roster = Roster(settings.clients)
         self.experiment = ""
         self.world: World | None = None
-        self.known: dict[int, Params] = {}  # of each client: known/..., and lasting/... of what it added for good
         self.aside: dict[int, float] = {}  # nodes that cannot be used, and until when
         self.silent: set[int] = set()  # nodes that did not say in time who they are
         self.met: dict[int, str] = {}  # nodes by name, in this process
         self.unused: dict[str, str] = {}  # nodes that cannot be used, and why
         self.schedule: list[Stage] = []
         self.waits = ""  # what the server waits for, as `deploy status` shows it
-        self._changed: set[int] = set()
         self._waited = 0.0  # seconds of the present stage in which clients were waited for
 
     # A run
@@ -183,7 +151,7 @@ class Coordinator:
         found = self.files.load()
         if found is None:
             return False
-        numbers, server, self.known = found
+        numbers, server, known = found
         self.experiment = numbers["experiment"]
         check_format(f"experiment {self.experiment}", numbers["world"])  # before what is written in it is read
         self.world = World.read(numbers["world"])
@@ -200,6 +168,7 @@ class Coordinator:
         held = numbers["state"]
         self.state = State(**(held | {"totals": Totals(**held["totals"])}))
         self.server = {n: t.to(self.parts.device) for n, t in server.items()}
+        self.records = ClientRecords(self.parts.algorithm, self.parts.initial, known)
         self.schedule = ended_after(self.schedule, self.parts.training.num_rounds, self.state.rounds)
         self.results.cut(self.state.metrics)
         log.info("experiment %s goes on with stage %d", self.experiment, self.state.played)
@@ -215,6 +184,7 @@ class Coordinator:
         self.state = State(self.parts.training.num_rounds)
         algorithm = self.parts.algorithm
         self.server = check_initial_server(algorithm, algorithm.init_server(self.parts.initial))
+        self.records = ClientRecords(algorithm, self.parts.initial, {})
 
     def _save(self) -> None:
         assert self.world is not None
@@ -224,8 +194,8 @@ class Coordinator:
             "members": self.roster.told(),
             "state": dataclasses.asdict(self.state),
         }
-        self.files.save(numbers, self.server, self.known, self._changed)
-        self._changed = set()
+        self.files.save(numbers, self.server, self.records.rows, self.records.changed)
+        self.records.changed = set()
         self._write_status()
 
     def _write_status(self) -> None:
@@ -264,19 +234,19 @@ class Coordinator:
         """Wait until as many clients are there as a first round needs, in a run that is resumed."""
         until, wanted = self.clock() + self.settings.start_timeout, self.settings.at_start
         while True:
-            self._meet()
-            here = self._present(range(self.settings.clients))
+            self.meet()
+            here = self.present(range(self.settings.clients))
             if len(here) >= wanted:
-                self._resume_after_wait()
+                self.resume_after_wait()
                 return
             away = [n for n in range(self.settings.clients) if n not in here]
             why = (
                 f"The run goes on once {count(wanted, 'client')} can be used; {len(here)} can now. "
-                f"{self._about_missing(away)}"
+                f"{self.about_missing(away)}"
             )
             if self.clock() > until:
-                raise UserError(f"{self._about_start(len(here))} {self._about_missing(away)}")
-            self._say_waiting(why)
+                raise UserError(f"{self._about_start(len(here))} {self.about_missing(away)}")
+            self.say_waiting(why)
             self.sleep(1.0)
 
     def _about_start(self, here: int) -> str:
@@ -463,7 +433,7 @@ class Coordinator:
         made = normalize.standardization(each, two)
         return made.mean, made.std
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Take note of clients that came, or came back, since the last stage."""
         assert self.world is not None
         new = self._hello()
@@ -473,7 +443,7 @@ class Coordinator:
             if member := self.roster.named(self.met[node]):
                 there = told.get("stages")
                 if member.acknowledged >= 0 and not (isinstance(there, list) and member.acknowledged in there):
-                    self._lost(member)
+                    self.lost(member)
                 back[member.number] = node, member
         if names := [m.name for m in self._admitted(back)]:
             log.info("back: %s", list_names(names, NAMED))
@@ -506,78 +476,59 @@ class Coordinator:
             found.append(member)
         return found
 
-    def _lost(self, member: Member) -> None:
+    def lost(self, member: Member) -> None:
         """A client that lost what it kept begins anew, and nothing of it stays at the server."""
         log.warning("client %s lost what it kept: it begins anew, as a newcomer", member.name)
         member.anew, member.lost, member.acknowledged = True, member.lost + 1, -1
-        held = self.known.pop(member.number, {})
-        lasting = tree.under(held, "lasting")
-        if lasting:
+        if lasting := self.records.remove(member.number):
             self.server = self.parts.algorithm.withdraw(self.server, lasting)
 
     # A stage
 
     def _stage(self) -> None:
         """Play the next stage: ask its clients until enough have played it, then aggregate and write its row."""
-        self._meet()
+        self.meet()
         position = self.state.played
-        stage = self.schedule[position]
-        rnd = self._round(position)
-        ids = sampling.cohort(self.roster, self.parts.training, stage).tolist()
-        progress = StageProgress(ids, updates_needed(stage, len(ids), self.settings.quorum))
-        scored = self._to_score()
-        scores: dict[int, Row] = {}
+        stage = self.begin(position)
+        rnd = stage.rnd
+        ids = sampling.cohort(self.roster, self.parts.training, rnd.stage)
+        pool = RemotePool(self, self._to_score(), updates_needed(rnd.stage, len(ids), self.settings.quorum))
         before = dataclasses.replace(self.state, totals=dataclasses.replace(self.state.totals))
         try:
-            self._play(progress, rnd, scored, scores)
-        except _QuorumError as e:
-            if self.settings.without_quorum == "stop":
-                raise self._end_resumably(before, str(e)) from None
-            log.warning("%s The stage is left out.", e)
-            progress.skipped = "it was left out, since too few clients played it within deployment.quorum_timeout"
-            self._clear_waiting()
-        if 0 < len(progress.updates) < progress.needed and not progress.skipped:  # the others diverged, and would again
-            progress.skipped = (
-                f"the training of {count(len(progress.diverged), 'client')} diverged, and "
-                f"{count(progress.needed, 'update')} were needed"
-            )
-            earlier = self.state.last_without_update
-            if self.settings.without_quorum == "stop" and earlier >= rounds.DIVERGED_ROUNDS - 1:
-                names = list_names([self._name(n) for n in progress.ids if n in progress.diverged], NAMED)
-                why = (
-                    f"{self._stage_name()} would be round {earlier + 1} in a row without an update: "
-                    f"{progress.skipped}. The training of {names} diverged; {DIVERGED}."
-                )
-                raise self._end_resumably(before, why)
-        for n in ids:
-            if n not in progress.updates and n not in progress.failures:
-                log.warning("stage %d: client %s is not there", position, self._name(n))
+            stage.play(pool, ids)
+        except QuorumError as e:
+            raise self._end_resumably(before, str(e)) from None
         if self.state.pending is not None:
-            self._complete(self.state.pending, scores)
-        updates = progress.cohort_updates()
-        kept_model = self._aggregate(updates, rnd) if stage.up and stage.who != "nobody" else ""
-        if stage.who == "sampled" or (stage.up and stage.who != "nobody"):
-            kept_model = progress.skipped or kept_model or ("" if updates else "no client could train")
-            self._count_without_update(progress, kept_model, wants_uploads=stage.up)
-        for n in updates:
+            self._complete(self.state.pending, pool.scores)
+        stage.server = self.server  # from which clients that lost their state may have been withdrawn meanwhile
+        self.server, kept_model = stage.aggregate()
+        if not kept_model and stage.reduced is not None:
+            taken, upload, examples = stage.reduced
+            self.records.add_lasting(taken, self.parts.algorithm.lasting(upload, examples, rnd))
+        progress, report = pool.progress, pool.report()
+        if rnd.stage.who == "sampled" or stage.takes_updates:
+            kept_model = (
+                progress.skipped or kept_model or ("" if progress.cohort_updates() else "no client could train")
+            )
+            self._count_without_update(progress, kept_model, wants_uploads=rnd.stage.up)
+        for n in progress.cohort_updates():
             self._acknowledge(n, position)
         self.state.played += 1
-        row: Row = {
-            "round": stage.number,
-            "phase": stage.phase,
-            "clients": len(progress.updates.keys() | progress.failures.keys()),
-            "lr": rnd.lr,
-            "loss": finite_mean(progress.losses()),
-            **progress.failure_columns(),
-            **({"kept_model": kept_model} if kept_model else {}),
-            "up_bytes": self.state.totals.up_bytes,
-            "down_bytes": self.state.totals.down_bytes,
-            "gflop": self.state.totals.flops / 1e9,
-            **self.parts.algorithm.notes(self.server),
-        }
-        self._then_score(row, position, {n: progress.talks[n] for n in updates})
-        played, of = len(updates), len(ids)
-        log.info("stage %d (round %d, %s): %d of %d clients", position, stage.number, stage.phase, played, of)
+        row = stage.row(report, self.state.totals, self.server, kept_model=kept_model)
+        self._then_score(row, position, pool.judged())
+        played, of = len(progress.cohort_updates()), len(ids)
+        number, phase = rnd.stage.number, rnd.stage.phase
+        log.info("stage %d (round %d, %s): %d of %d clients", position, number, phase, played, of)
+
+    def begin(self, position: int) -> RemoteRound:
+        """Return the server's side of the stage at this place of the schedule."""
+        parts = self.parts
+        method = Method(parts.algorithm, parts.task, parts.initial)
+        return RemoteRound(method, self._round(position), position, self.server, self.records, self._examples)
+
+    def _examples(self, ids: Tensor) -> Tensor:
+        """How many examples each of these clients trains on."""
+        return self.roster.train_sizes(ids).double()
 
     def _end_resumably(self, before: State, why: str) -> UserError:
         """The error that ends the run before the present stage; nothing of the stage counts, the next run plays it."""
@@ -601,167 +552,60 @@ class Coordinator:
         everybody = progress.diverged >= set(progress.ids)
         self.state.reason = f"the training of all its clients diverged; {DIVERGED}" if everybody else kept_model
 
-    def _play(self, progress: StageProgress, rnd: Round, scored: set[int], scores: dict[int, Row]) -> None:
-        """Ask the clients of a stage until enough of them have played it."""
-        asked = self._await_cohort(progress)
-        self._resume_after_wait()
-        until = self.clock() + self.settings.quorum_timeout
-        while True:
-            before = len(progress.updates)
-            self._ask(progress, asked, rnd, scored - scores.keys(), scores)
-            if progress.is_complete:
-                self._resume_after_wait()
-                return
-            if len(progress.updates) > before:
-                until = self.clock() + self.settings.quorum_timeout
-            asked = self._await_retry(progress, until)
-
-    def _ask(
-        self, progress: StageProgress, cohort: Sequence[int], rnd: Round, scored: set[int], scores: dict[int, Row]
-    ) -> None:
-        """Exchange with these clients of a stage, and with those that are only scored; note what came of it."""
-        position = self.state.played
-        talks = {
-            m.number: self._talk(m, position if m.number in cohort else None, score=m.number in scored)
-            for m in self._online({*cohort, *scored})
-        }
-        wanted = self._schema(rnd) if rnd.stage.up and cohort else {}
-        self._hold(talks)
-        again = {}
-        for n, talk in talks.items():
-            if talk.lost:  # who has lost what it kept is asked anew, and that talk takes the place of the first
-                self._lost(talk.member)
-                if n in cohort:
-                    again[n] = self._talk(talk.member, position)
-        self._hold(again)
-        talks |= again
-        scores |= {n: t.scores for n, t in talks.items() if t.scores is not None and n in scored}
-        changed = self._record_replies(progress, cohort, talks, rnd, wanted)
-        if changed:  # who fits still, with the data it has now, is asked once more
-            self._meet()
-            talks = {m.number: self._talk(m, position) for m in self._online(changed)}
-            self._hold(talks)
-            self._record_replies(progress, changed, talks, rnd, wanted)
-
-    def _record_replies(
-        self,
-        progress: StageProgress,
-        cohort: Sequence[int],
-        talks: Mapping[int, Talk],
-        rnd: Round,
-        wanted: admission.Schema,
-    ) -> list[int]:
-        """Record what came of these exchanges; return the clients whose data or model have changed."""
-        changed = []
-        for n in cohort:
-            if n not in talks:  # it has left since
-                continue
-            talk = talks[n]
-            update, why = self._update(talk, rnd, wanted)
-            if update is not None:
-                progress.record_update(n, update, talk)
-                continue
-            if talk.has_changed:
-                self.met.pop(talk.member.node, None)  # it is asked about them again, and not used until they fit
-                changed.append(n)
-            if why != progress.failures.get(n) and not (talk.busy and n in progress.failures):
-                log.warning("stage %d: client %s: %s", self.state.played, talk.member.name, why)
-            progress.record_failure(n, why, talk, self.clock())
-        return changed
-
-    def _await_cohort(self, progress: StageProgress) -> list[int]:
-        """The clients of a stage that are there, once they are as many as it needs.
-
-        With `offline = "wait"` the others are then waited for, for up to `wait` seconds.
-        """
-        until = self.clock() + self.settings.quorum_timeout
-        ids = progress.ids
-        while len(here := self._present(progress.ids)) < progress.needed:
-            away = [n for n in progress.ids if n not in here]
-            self._wait(
-                f"{self._stage_name()} needs {count(progress.needed, 'client')} and {len(here)} of its "
-                f"{len(progress.ids)} can be used now. {self._about_missing(away)}",
-                until,
-            )
-        until = self.clock() + (self.settings.wait if self.settings.offline == "wait" else 0.0)
-        while len(here) < len(ids) and self.clock() < until:
-            away = [n for n in ids if n not in here]
-            self._say_waiting(f"{self._stage_name()} waits for all of its clients. {self._about_missing(away)}")
-            self._pause()
-            here = self._present(ids)
-        return here
-
-    def _await_retry(self, progress: StageProgress, until: float) -> list[int]:
-        """The clients to ask next, in a stage that has too few updates, as soon as there are some."""
-        stage = self.schedule[self.state.played]
-        needs = "the updates of " if stage.up else ""
-        while True:
-            here = self._present(progress.ids)
-            for n in progress.retry_at.keys() - here:  # it is asked as soon as it is back
-                progress.retry_at[n] = 0.0
-            asked = progress.to_ask(here, self.clock())
-            if asked and self.clock() < until:
-                return asked
-            self._wait(
-                f"{self._stage_name()} needs {needs}{count(progress.needed, 'client')} and has "
-                f"{len(progress.updates)}. {self._about_failures(progress)}",
-                until,
-            )
-
-    def _present(self, ids: Iterable[int]) -> list[int]:
+    def present(self, ids: Iterable[int]) -> list[int]:
         """Those of these clients that are there and can be used, in their order."""
-        return [m.number for m in self._online(ids)]
+        return [m.number for m in self.online(ids)]
 
     # Waiting
 
-    def _wait(self, why: str, until: float) -> None:
+    def wait(self, why: str, until: float) -> None:
         """Say what is waited for, sleep and look who has come.
 
         Raises:
-            _QuorumError: It has taken too long.
+            QuorumError: It has taken too long.
         """
         if self.clock() >= until:
-            raise _QuorumError(
+            raise QuorumError(
                 f"{why} The server has waited for {self.settings.quorum_timeout:g} seconds (deployment.quorum_timeout)."
             )
-        self._say_waiting(why)
-        self._pause()
+        self.say_waiting(why)
+        self.pause()
 
-    def _say_waiting(self, why: str) -> None:
+    def say_waiting(self, why: str) -> None:
         """Say in the log and to `deploy status` what is waited for."""
         if why != self.waits:
             log.warning("%s The server waits.", why)
             self.waits = why
         self._write_status()
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
         begun = time.perf_counter()
         self.sleep(1.0)
-        self._meet()
+        self.meet()
         self._waited += time.perf_counter() - begun
 
-    def _resume_after_wait(self) -> None:
+    def resume_after_wait(self) -> None:
         if self.waits:
             log.info("enough clients are there: the run goes on")
-            self._clear_waiting()
+            self.clear_waiting()
 
-    def _clear_waiting(self) -> None:
+    def clear_waiting(self) -> None:
         if self.waits:
             self.waits = ""
             self._write_status()
 
-    def _stage_name(self) -> str:
+    def stage_name(self) -> str:
         stage = self.schedule[self.state.played]
         return f"Stage {self.state.played} (round {stage.number}, {stage.phase})"
 
-    def _name(self, number: int) -> str:
+    def name(self, number: int) -> str:
         member = self.roster.numbered(number)
         return str(number) if member is None else member.name
 
-    def _about_missing(self, ids: Sequence[int]) -> str:
+    def about_missing(self, ids: Sequence[int]) -> str:
         """A sentence on clients that cannot be asked."""
         known = sorted(n for n in ids if self.roster.numbered(n) is not None)
-        names = [self._name(n) for n in known]
+        names = [self.name(n) for n in known]
         refused = {self._refusal(n) for n in known}
         strangers = len(ids) - len(known)
         never = f"{count(strangers, 'client')} {'has' if strangers == 1 else 'have'} never come" if strangers else ""
@@ -771,7 +615,7 @@ class Coordinator:
         missing = list_names([self._with_reason(n, self._refusal(n)) for n in known], NAMED)
         return " ".join(f"{part}." for part in (missing and f"Missing: {missing}", never) if part)
 
-    def _about_failures(self, progress: StageProgress) -> str:
+    def about_failures(self, progress: StageProgress) -> str:
         """A sentence on the clients that have no update, and why."""
         left = [n for n in progress.ids if n not in progress.updates]
         reasons = {n: progress.failures.get(n) or self._refusal(n) or "is not there" for n in left}
@@ -791,30 +635,17 @@ class Coordinator:
         return "" if member is None else self.unused.get(str(member.node), "")
 
     def _with_reason(self, number: int, why: str) -> str:
-        return f"{self._name(number)} ({why})" if why else self._name(number)
+        return f"{self.name(number)} ({why})" if why else self.name(number)
 
-    def _online(self, ids: Iterable[int]) -> list[Member]:
+    def online(self, ids: Iterable[int]) -> list[Member]:
         """The members of these numbers whose nodes are there, in their order."""
         nodes = set(self.transport.nodes())
         members = [self.roster.numbered(n) for n in ids]
         return [m for m in members if m is not None and m.node in nodes and self.met.get(m.node) == m.name]
 
-    def _schema(self, rnd: Round) -> admission.Schema:
-        return admission.expected(self.parts.algorithm, self.parts.task, self.parts.initial, self.server, rnd)
-
-    def _known(self, ids: Sequence[int]) -> Params:
-        """What is known of these clients, `[C, ...]`."""
-        fresh = self.parts.algorithm.init_known(self.parts.initial, torch.tensor(list(ids), dtype=torch.int64))
-        if not fresh:
-            return {}
-        rows = [
-            tree.under(self.known.get(n, {}), "known") or tree.take(fresh, slice(i, i + 1)) for i, n in enumerate(ids)
-        ]
-        return tree.join(rows)
-
     def download(self, number: int, rnd: Round) -> Payload:
         """What the server sends a client, without a client axis."""
-        down = self.parts.algorithm.download(self.server, self._known([number]), rnd)
+        down = self.parts.algorithm.download(self.server, self.records.gather(torch.tensor([number])), rnd)
         return down.shared | tree.row_of(down.own, 0)
 
     @property
@@ -823,7 +654,7 @@ class Coordinator:
         stage = self.schedule[max(self.state.played - 1, 0)]
         return Round(stage, self.parts.algorithm.rate(stage), predicting=True)
 
-    def _talk(self, member: Member, position: int | None, *, score: bool = False, close: bool = False) -> Talk:
+    def talk(self, member: Member, position: int | None, *, score: bool = False, close: bool = False) -> Talk:
         """What a client is asked: to play what it owes and a stage, to be scored before, or to end."""
         assert self.world is not None
         talk, algorithm = Talk(member), self.parts.algorithm
@@ -878,7 +709,7 @@ class Coordinator:
         stage = self.schedule[position]
         return Round(stage, self.parts.algorithm.rate(stage))
 
-    def _hold(self, talks: Mapping[int, Talk]) -> None:
+    def hold(self, talks: Mapping[int, Talk]) -> None:
         """Exchange, and count what it took."""
         replies = self._exchange({t.member.node: t.request() for t in talks.values()})
         for talk in talks.values():
@@ -899,52 +730,6 @@ class Coordinator:
         bounds = {"own": most, "common": most, "before": most, "train_loss": MOST_SCORE}
         return bounds | ({"validation": most} if member.sizes.get("validation") else {})
 
-    def _update(self, talk: Talk, rnd: Round, wanted: admission.Schema) -> tuple[Payload | None, str]:
-        """What a client sent in a stage, or why it is not taken."""
-        if talk.why:
-            return None, talk.why
-        if not rnd.stage.up:
-            self.state.totals.paper_bytes += _paper(rnd.stage, talk.sent, {})
-            return {}, ""
-        limit = sum(math.prod(e.shape) for e in wanted.values())
-        try:
-            found = wire.read(talk.reply_blob, tree.masks(talk.sent), limit=limit)
-        except wire.WireError as e:
-            return None, str(e)
-        update = Update(talk.member.number, found.stage, found.payload, found.examples)
-        talk.has_changed = update.examples != talk.member.sizes["train"]
-        why = admission.refusal(update, wanted, self.state.played, talk.member.sizes["train"])
-        self.state.totals.paper_bytes += _paper(rnd.stage, talk.sent, found.payload)
-        return (None, why) if why else (found.payload, "")
-
-    def _aggregate(self, taken: Mapping[int, Payload], rnd: Round) -> str:
-        """The server's new state; why it stayed as it was, or nothing."""
-        algorithm = self.parts.algorithm
-        if not taken:  # the training of all sampled clients diverged
-            self.server = algorithm.without_uploads(self.server, rnd)
-            return "no update was left"
-        ids = list(taken)
-        upload = tree.gathered(_row(p) for p in taken.values())
-        if algorithm.needs_uploads():
-            rows, upload = algorithm.screen(self.server, upload, rnd)
-            ids = ids if rows is None else [ids[int(i)] for i in rows]
-        examples = self.roster.train_sizes(torch.tensor(ids)).double()
-        known = self._known(ids)
-        now, found = summed(algorithm, self.server, known, upload, examples, rnd)
-        sums: Params = {}
-        add(sums, found)
-        self.server, why = next_server(algorithm, self.server, sums, rnd)
-        lasting = algorithm.lasting(upload, examples, rnd) if not why else {}
-        for i, n in enumerate(ids):
-            held = dict(self.known.get(n, {}))
-            held |= tree.prefixed({k: t[i : i + 1].clone() for k, t in now.items()}, "known")
-            for k, t in lasting.items():
-                held[f"lasting/{k}"] = held.get(f"lasting/{k}", 0) + t[i].double()
-            if held:
-                self.known[n] = held
-                self._changed.add(n)
-        return why
-
     def _acknowledge(self, number: int, position: int) -> None:
         member = self.roster.members[number]
         member.acknowledged, member.anew = position, False
@@ -952,18 +737,12 @@ class Coordinator:
     # Scores
 
     def _due(self, position: int) -> bool:
-        stage = self.schedule[position]
-        often = stage.evaluated and (stage.number + 1) % self.parts.recipe.evaluation.eval_every == 0
-        return often or position + 1 == len(self.schedule)
+        return is_evaluated(self.schedule, position, self.parts.recipe.evaluation.eval_every)
 
     def _judged_now(self) -> bool:
         """Whether the present cohort is the one of the next evaluation after local training."""
-        if self.parts.recipe.evaluation.when != "after_local":
-            return False
-        place = self.state.played
-        while not self._due(place) and self.schedule[place + 1].who == "nobody":
-            place += 1
-        return self._due(place)
+        asked = self.parts.recipe.evaluation
+        return asked.when == "after_local" and cohort_is_evaluated(self.schedule, self.state.played, asked.eval_every)
 
     def _evaluated(self) -> list[int]:
         """The clients that are scored after a stage."""
@@ -971,8 +750,7 @@ class Coordinator:
             return [int(n) for n in self.state.judged]
         which = self.parts.recipe.evaluation.clients
         if which == "selected":
-            behind = self.schedule[: self.state.played]
-            stage = next(s for s in reversed(behind) if s.who != "nobody" and s.evaluated)
+            stage = last_evaluated_cohort(self.schedule, self.state.played)
             return sampling.cohort(self.roster, self.parts.training, stage).tolist()
         most = self.settings.clients if which == "all" else int(which)
         return sampling.evaluated(self.roster, self.parts.training, most).tolist()
@@ -984,10 +762,10 @@ class Coordinator:
         members = [self.roster.numbered(n) for n in self._evaluated()]
         return {m.number for m in members if m is not None and not m.anew}
 
-    def _then_score(self, row: Row, position: int, talks: Mapping[int, Talk]) -> None:
+    def _then_score(self, row: Row, position: int, judged: dict[str, Row]) -> None:
         """Complete a row, now or with the next exchange."""
-        if found := {str(n): t.judged for n, t in talks.items() if t.judged is not None}:
-            self.state.judged = found
+        if judged:
+            self.state.judged = judged
         else:  # what a cohort before this one came with is no news
             self.state.judged = {n: {k: v for k, v in s.items() if k != "before"} for n, s in self.state.judged.items()}
         hopeless = position + 1 < len(self.schedule) and self._everybody_diverged(row)
@@ -996,8 +774,8 @@ class Coordinator:
         elif self.state.judged and not self._has_common():
             self._complete(row, {})
         elif hopeless or (self.parts.training.stops_early and position + 1 < len(self.schedule)):
-            asked = {m.number: self._talk(m, None, score=True) for m in self._online(self._evaluated()) if not m.anew}
-            self._hold(asked)
+            asked = {m.number: self.talk(m, None, score=True) for m in self.online(self._evaluated()) if not m.anew}
+            self.hold(asked)
             self._complete(row, {n: t.scores for n, t in asked.items() if t.scores is not None})
         else:
             self.state.pending = row
@@ -1079,9 +857,9 @@ class Coordinator:
         retry_at: dict[int, float] = {}
         busy: set[int] = set()
         why = ""
-        self._meet()
+        self.meet()
         while True:
-            open_members = [m for m in self._online(m.number for m in self.roster.members) if not m.closed]
+            open_members = [m for m in self.online(m.number for m in self.roster.members) if not m.closed]
             asked = [m for m in open_members if retry_at.get(m.number, self.clock()) <= self.clock()]
             busy = (busy - {m.number for m in asked} | self._closed(asked, failures)) & {m.number for m in open_members}
             for m in asked:
@@ -1091,20 +869,20 @@ class Coordinator:
             if have >= needed and not (busy and self.clock() < busy_until):
                 break
             if have >= needed:
-                self._pause()
+                self.pause()
                 continue
-            missing = [n for n in without if n not in self._present(without)]
+            missing = [n for n in without if n not in self.present(without)]
             reasons = {n: why for n, why in failures.items() if n in without and n not in missing}
             try:
-                self._wait(
+                self.wait(
                     f"All rounds are played. The run ends once {count(needed, 'client')} have the final model; "
-                    f"{have} so far. {' '.join(filter(None, (self._about_missing(missing), self._reasons(reasons))))}",
+                    f"{have} so far. {' '.join(filter(None, (self.about_missing(missing), self._reasons(reasons))))}",
                     until,
                 )
-            except _QuorumError as e:
+            except QuorumError as e:
                 why = f"{e} personafl deploy start gives the others their models."
                 break
-        self._clear_waiting()
+        self.clear_waiting()
         if self.state.pending is not None:
             scored = set(self._evaluated())
             self._complete(
@@ -1118,14 +896,14 @@ class Coordinator:
 
     def _closed(self, members: Sequence[Member], failures: dict[int, str]) -> set[int]:
         """Ask these clients to end: the numbers of those that are still at an earlier request."""
-        talks = {m.number: self._talk(m, None, close=True) for m in members}
-        self._hold(talks)
+        talks = {m.number: self.talk(m, None, close=True) for m in members}
+        self.hold(talks)
         again: dict[int, Talk] = {}
         for talk in talks.values():
             if talk.lost:
-                self._lost(talk.member)
-                again[talk.member.number] = self._talk(talk.member, None, close=True)
-        self._hold(again)
+                self.lost(talk.member)
+                again[talk.member.number] = self.talk(talk.member, None, close=True)
+        self.hold(again)
         for n, talk in (talks | again).items():
             if talk.scores is None:
                 why = talk.why or "it gave no scores"
@@ -1221,16 +999,3 @@ def _about_key(node: int, key: str, name: str, member: Member | None) -> str:
         f"its key is keys/{key}.pub, so it can only be client {key}, and it calls itself {name}; set "
         f'id = "{key}" in its client.toml, or deployment.bind = false'
     )
-
-
-def _row(payload: Payload) -> Payload:
-    """A client's payload as a stack of one."""
-    return {
-        n: tree.view(t.values[None], t.mask[None], t.known) if not isinstance(t, Tensor) else t[None]
-        for n, t in payload.items()
-    }
-
-
-def _paper(stage: Stage, sent: Payload, upload: Payload) -> float:
-    """Bytes as the papers count them."""
-    return cost.traffic(stage, Download(sent), _row(upload), 1).paper

@@ -95,6 +95,5 @@ class StageProgress:
             "dropped": len(away) + len(failed),
             "failed": failed,
             "quarantined": quarantined,
-            "diverged": len(self.diverged),
         }
         return {name: value for name, value in columns.items() if value}

@@ -1,4 +1,4 @@
-"""What a round adds up to: the stacks of its cohort, what they cost, and the sums the server works with."""
+"""What a stage and a run cost: bytes, FLOP, losses, and updates that are not taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from personafl.core.types import Params, Payload
 from personafl.engine import cost
 from personafl.engine.late_results import LateResults
 from personafl.engine.local import Work
@@ -44,33 +43,30 @@ class Refused(NamedTuple):
 
 
 @dataclass
-class Stack:
-    """What a stack of clients came to in its part of a round."""
+class StackCost:
+    """What a stage cost a stack of clients, and what is not taken of what they sent."""
 
-    ids: Tensor
+    clients: int
     traffic: cost.Traffic
     work: Work
-    senders: Tensor  # the clients whose update the server takes
-    upload: Payload  # theirs
     refused: list[Refused]
-    late: LateResults | None  # what comes a stage later
-    before: list[Tensor]  # scores of the models downloaded, where clients are judged right after training
-    after: list[Tensor | None]  # and of the models trained; None where clients predict with these
-    trained: Params  # what they then predict with
-    sums: Params = field(default_factory=dict)  # over the uploads, in their place
+    late: LateResults | None = None  # what comes a stage later
 
 
 @dataclass
 class Spent:
-    """What the stacks of a round cost so far."""
+    """What the stacks of a stage cost so far."""
 
-    totals: Totals
+    clients: int = 0
+    totals: Totals = field(default_factory=Totals)
     losses: list[Tensor] = field(default_factory=list)  # of each stack's clients, summed over steps, on the device
     steps: list[Tensor] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     late: list[LateResults] = field(default_factory=list)
 
-    def add(self, stack: Stack) -> None:
+    def add(self, stack: StackCost) -> None:
+        """Add what one more stack cost."""
+        self.clients += stack.clients
         self.totals.up_bytes += stack.traffic.up
         self.totals.down_bytes += stack.traffic.down
         self.totals.paper_bytes += stack.traffic.paper

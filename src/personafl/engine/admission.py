@@ -150,8 +150,8 @@ def _finite(numbers: Iterable[Tensor]) -> bool:
     return all(math.isfinite(number) for some in numbers for number in some.tolist())
 
 
-class Hopes:
-    """Numbers that are taken to be finite before anybody has looked: to look is to wait for the device."""
+class UncheckedNumbers:
+    """Numbers whose finiteness is checked later, since to look at them is to wait for the device."""
 
     def __init__(self) -> None:
         self._unseen: list[Tensor] = []
@@ -169,7 +169,7 @@ class Hopes:
         self._largest += largest(self._unseen) if same else [torch.tensor([math.nan])]
         self._unseen, self._versions = [], []
 
-    def hold(self) -> bool:
+    def are_finite(self) -> bool:
         """Whether all were finite."""
         if self._unseen:
             self.reduce()

@@ -1,18 +1,101 @@
-"""What faulty clients send in place of what the method's hooks gave."""
+"""What faulty and slow clients do in a stage, in place of what the method's hooks gave."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from personafl.core import rng, tree
-from personafl.core.algorithm import ClientState
+from personafl.core import rng, tree, wire
+from personafl.core.algorithm import Algorithm, ClientState
 from personafl.core.faults import Fault, Faults
-from personafl.core.types import Masked, Params, Payload
+from personafl.core.types import Download, Masked, Params, Payload, Round
+from personafl.engine import admission
+from personafl.engine.accounting import Refused
 from personafl.engine.admission import Update
+from personafl.engine.late_results import LateResults
+from personafl.engine.local import Outcome
+from personafl.engine.server_round import ServerRound
+
+
+@dataclass(frozen=True)
+class Misbehaviour:
+    """What faulty and slow clients do once they have trained.
+
+    Args:
+        faults: What goes wrong.
+        faulty: Which clients are faulty, `[clients]` bool.
+        seed: The seed of the run.
+        examples: How many examples each of these clients trains on.
+    """
+
+    faults: Faults
+    faulty: Tensor
+    seed: int
+    examples: Callable[[Tensor], Tensor]
+
+    def attacked(
+        self, algorithm: Algorithm, ids: Tensor, done: Outcome, kept: Params, received: Download, rnd: Round
+    ) -> Payload:
+        """What the clients of a stack send, those that attack in the same form as the others."""
+        if not (rnd.stage.up and self.faults.attack and (which := self.faulty[ids]).any()):
+            return done.upload
+        begun = algorithm.start(kept, tree.received(received, len(ids)), rnd).params
+        begun = {n: t for n, t in begun.items() if n in algorithm.info.parameters}
+        keys = rng.key(self.seed, "attack", rnd.number, ids)
+        device = next(iter(begun.values())).device
+        local = attacking(self.faults, begun, done.local, which.to(device), keys.to(device))
+        return algorithm.upload(local, rnd)
+
+    def damaged(
+        self, stage: ServerRound, ids: Tensor, upload: Payload, broken: Collection[int]
+    ) -> tuple[list[Refused], int]:
+        """The updates of faulty clients that the server refuses, and how many bytes they have beyond honest ones.
+
+        Args:
+            stage: The server's side of the stage.
+            ids: The clients of a stack.
+            upload: What the method's hooks have them send.
+            broken: Rows of the stack that are refused already.
+        """
+        if not (stage.rnd.stage.up and self.faults.damage):
+            return [], 0
+        rows = self.faulty[ids].nonzero().flatten().tolist()
+        sizes = self.examples(ids).tolist() if rows else []
+        refused: list[Refused] = []
+        more = 0
+        for row in rows:
+            if row in broken:
+                continue
+            honest = Update(int(ids[row]), stage.place, tree.row_of(upload, row), sizes[row])
+            taken: list[int] = []
+            for update in sent(self.faults.fault, honest):
+                more += wire.size(update.payload)
+                if why := admission.refusal(update, stage.schema, stage.place, sizes[row], taken=taken):
+                    refused.append(Refused(update.client, why, counts=bool(taken)))
+                else:
+                    assert update.payload is honest.payload
+                    taken.append(update.client)
+            more -= wire.size(honest.payload)
+        return refused, more
+
+    def in_time(
+        self, stage: ServerRound, ids: Tensor, refused: list[Refused], upload: Payload, kept: Params
+    ) -> tuple[Tensor | None, LateResults | None]:
+        """The rows of a stack whose session counts now, None for all, and what comes a stage later."""
+        rnd = stage.rnd
+        if not refused and not (rnd.stage.up and self.faults.straggler_ratio):
+            return None, None
+        late = self.faults.straggling(self.seed, rnd.number, ids) & rnd.stage.up
+        out = torch.isin(ids, torch.tensor([r.client for r in refused if not r.counts], dtype=torch.int64))
+        rows = (~out & ~late).nonzero().flatten()
+        if self.faults.late != "stale" or not (put_off := (~out & late).nonzero().flatten()).numel():
+            return rows, None
+        return rows, LateResults(stage.place, rnd.phase, ids, upload, kept).rows(put_off)
 
 
 def sent(fault: Fault, honest: Update) -> list[Update]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from personafl import accel
 from personafl.accel.cuda_graphs import GraphCache
-from personafl.core import hook_checks, rng, torch_state, tree, wire
+from personafl.core import hook_checks, torch_state, tree
 from personafl.core.algorithm import Algorithm, choose
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
@@ -29,7 +28,6 @@ from personafl.core.types import (
     Examples,
     Metric,
     Params,
-    Payload,
     Round,
     Setup,
     Stage,
@@ -39,30 +37,35 @@ from personafl.core.types import (
 from personafl.data.batches import steps_per_epoch
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift, draw
-from personafl.engine import admission, cost, sampling
-from personafl.engine.accounting import Refused, Spent, Stack, Totals, finite_mean
-from personafl.engine.admission import Hopes, Schema, Update
-from personafl.engine.aggregation import add, aggregated, next_server, summed
+from personafl.engine import admission, sampling
+from personafl.engine.accounting import Totals
 from personafl.engine.checks import check_calibration, check_data, checked_parts
-from personafl.engine.late_results import LateResults, joined_results
-from personafl.engine.local import Outcome, client_round
-from personafl.engine.schedule import ended_after
+from personafl.engine.local import client_round
+from personafl.engine.schedule import cohort_is_evaluated, ended_after, is_evaluated, last_evaluated_cohort
+from personafl.engine.server_round import Method, ServerRound
 from personafl.evaluation import final, masks, metrics, rounds, stream_change
 from personafl.evaluation.evaluate import Held, deployed
 from personafl.evaluation.settings import Evaluation
 from personafl.models.stacked import StackedModel
 from personafl.plugins.assemble import assembled
-from personafl.simulation import execution_plan, faulty_clients, wire_transfer
+from personafl.simulation import execution_plan
 from personafl.simulation.evaluator import Evaluator, since_left
+from personafl.simulation.faulty_clients import Misbehaviour
+from personafl.simulation.faulty_pool import FaultyPool, LatePool, SlowPool, arrived
 from personafl.simulation.machine import Machine, chosen_device, with_precision
+from personafl.simulation.optimistic import OptimisticRound
 from personafl.simulation.placement import Placement
 from personafl.simulation.profile import NoClock
+from personafl.simulation.rank_pool import RankPool
 from personafl.simulation.ranks import SingleProcess, check_same_weights
+from personafl.simulation.stack_pool import Clients, StackPool, rows_among
 from personafl.simulation.state import Row, RunState
-from personafl.storage.store import HOST, Store, row_bytes
+from personafl.simulation.wire_transfer import WireRound
+from personafl.storage.store import Store, row_bytes
 
 P = TypeVar("P")
 T = TypeVar("T")
+R = TypeVar("R", bound=ServerRound)
 KEPT = 2**20  # rows of a cohort's examples that are held on to
 
 
@@ -138,9 +141,7 @@ class Simulation(Displayed):
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.module.modules())
         self._last_data: tuple[Federation, Examples, Tensor] | None = None  # trained on, and how many, on the device
         self._all_clients: Tensor | None = None
-        self._hopes: Hopes | None = None  # of a stage whose numbers are looked at behind it
-        self._placeholders: frozenset[str] | None = None  # of the server's state, since a stage was last looked at
-        self._former: list[tuple[Store, Tensor, Params]] = []  # rows of stores before the stage
+        self._placeholders: frozenset[str] | None = None  # of the server's state, since a stage was last checked
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy and a pickle hold: a simulation of its own, of one process and without what only saves time."""
@@ -249,7 +250,7 @@ class Simulation(Displayed):
         which = self.evaluation.clients
         if which == "selected":
             behind = self.schedule[: self.played] or [stage]
-            return self.cohort(next(s for s in reversed(behind) if s.who != "nobody" and s.evaluated))
+            return self.cohort(last_evaluated_cohort(behind, len(behind)))
         return sampling.evaluated(self.federation, self.training, sys.maxsize if which == "all" else which)
 
     def each(self, ids: Tensor, work: Callable[[StackedModel, Tensor], T]) -> Iterator[T]:
@@ -286,32 +287,24 @@ class Simulation(Displayed):
             return self._step()
 
     def _step(self) -> Row:
-        """The next stage; on a GPU first in the hope that all numbers will be finite, which is known behind it.
-
-        To look at them earlier is to wait for the device in the middle of a round. What the hope was wrong about is
-        played again from the state before, and looked at where it comes up.
-        """
-        if not self._may_hope():
-            return self._stage()
-        state = self.state
-        before = dataclasses.replace(
-            state, totals=dataclasses.replace(state.totals), left=dict(state.left), diverged=set(state.diverged)
-        )
-        self._hopes, self._former = Hopes(), []
+        """The next stage, optimistically where that saves waiting for a GPU."""
+        if not self._plays_optimistically():
+            return self._stage(self._begin(ServerRound))
+        before = self.state.copied()
+        stage = self._begin(OptimisticRound)
+        stage.begin(self._placeholders)
         try:
-            return self._stage()
+            row = self._stage(stage)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # numbers that are not finite may make hooks fail in ways of their own
-            former, self._hopes, self._former = self._former, None, []
-            for store, ids, rows in reversed(former):
-                store.scatter(ids, rows)
+            stage.undo()
             self.state, self._placeholders = before, None
-            return self._stage()
-        finally:
-            self._hopes, self._former = None, []
+            return self._stage(self._begin(ServerRound))
+        self._placeholders = stage.placeholders
+        return row
 
-    def _may_hope(self) -> bool:
+    def _plays_optimistically(self) -> bool:
         """Whether a stage is one stack of honest clients on a GPU."""
         stage = self.schedule[self.played]
         alone = self.ranks.size == 1 and not self.machine.through_wire and self.state.late is None
@@ -322,141 +315,77 @@ class Simulation(Displayed):
         clients = self.federation.num_clients
         return 0 if stage.who == "nobody" else clients if stage.who == "all" else self.training.cohort(clients)
 
-    def _stage(self) -> Row:
+    def _begin(self, kind: type[R]) -> R:
+        """The server's side of the next stage."""
+        stage = self.schedule[self.played]
+        if self.machine.through_wire:
+            assert kind is ServerRound
+            kind = WireRound  # type: ignore[assignment]
+        rnd = Round(stage, self.algorithm.rate(stage))
+        method = Method(self.algorithm, self.task, self.model.initial)
+        return kind(method, rnd, self.played, self.server, self.known, self._trained_examples, self.clock)
+
+    def _pool(self, stage: ServerRound) -> SlowPool:
+        """The clients of a stage: stacks in this process, those of other ranks, and what goes wrong with them."""
+        clients = Clients(
+            self.algorithm,
+            self.task,
+            self.store,
+            self._training_data,
+            self._held,
+            self.evaluator,
+            functools.partial(self._stacks, self.plan.threads),
+            self.device,
+            self.graph_cache,
+            self.clock,
+        )
+        seed = self.training.seed
+        behaviour = Misbehaviour(self.faults, self.faulty, seed, self.federation.train_sizes)
+        pool: SlowPool = StackPool(clients, behaviour, scores=self._cohort_is_scored())
+        held = self.state.late
+        sizes = [] if held is None else self.federation.train_sizes(held.ids).tolist()
+        late, refused = arrived(held, stage, sizes)
+        stale = torch.zeros(0, dtype=torch.int64) if late is None else late.ids
+        if late is not None:
+            own = torch.isin(late.ids, self.placement.mine(late.ids)).nonzero().flatten()
+            pool = LatePool(pool, late.rows(own), self.store)
+        if self.ranks.size > 1:
+            pool = RankPool(pool, self.placement, stale, self.device)
+        if self.faults.active or refused:
+            pool = FaultyPool(pool, self.faults, seed, stale, refused)
+        return pool
+
+    def _stage(self, stage: ServerRound) -> Row:
         self.clock.lap()
         begun = time.perf_counter()
-        stage = self.schedule[self.played]
-        rnd = Round(stage, self.algorithm.rate(stage))
-        arrived, refused = self._arrived(rnd)
-        ids, gone, absent = self._present(rnd, arrived)
-        parts: list[Stack] = []
-        sums: Params = {}
-        self.placement.weigh(ids)
-        mine = self.placement.mine(ids)
-        spent = Spent(Totals())
-        self._charge_dropped(self.placement.mine(gone), rnd, spent.totals)
-        together = self.algorithm.needs_uploads()
-        wanted = self._schema(rnd) if stage.up and self.faults.damage else {}
-
-        def prepare(chunk: Tensor) -> tuple[Tensor, Download]:
-            with self.clock("wire"):
-                return chunk, self.download(chunk, rnd) if rnd.stage.down else Download()
-
-        def work(model: StackedModel, given: tuple[Tensor, Download]) -> Stack:
-            part = self._client_side(model, *given, rnd, wanted)
-            if together or not stage.up or not part.senders.numel():
-                return part
-            with self.clock("aggregation"):  # of its stack alone, beside others at work
-                part.sums, part.upload = self._server_side(part.senders, part.upload, rnd), {}
-            return part
-
-        for part in self._stacks(self.plan.threads, mine, work, prepare):
-            spent.add(part)
-            if part.sums:
-                with self.clock("aggregation"):
-                    add(sums, part.sums)
-                part.sums = {}
-            if part.before or part.trained or part.upload:
-                parts.append(part)
-            del part  # nothing else outlives its stack
-        kept_model = self._aggregate(ids, parts, sums, arrived, rnd) if stage.up and stage.who != "nobody" else ""
-        self._put_off(spent.late)
-        judged = ids.numel() > 0 and self._evaluated_next()
+        state, judged = self.state, self._cohort_is_scored()
+        ids, pool = self.cohort(stage.rnd.stage), self._pool(stage)
+        results = stage.play(pool, ids)
+        state.server, kept_model = stage.aggregate()
+        stale = self.faults.late == "stale" and self.faults.straggler_ratio
+        late = pool.late_results() if stale else None
+        state.late = None if late is None else late.moved(self.device)
+        ids = pool.present(stage, ids)
+        judged = judged and ids.numel() > 0
         if judged:
-            self.state.trained_cohort = ids, tree.join(p.trained for p in parts) if parts else {}
-        self.state.played += 1
+            state.trained_cohort = ids, tree.join(r.trained for r in results) if results else {}
+        state.played += 1
         found: Row = {}
-        if self._due(self.played - 1):
+        if is_evaluated(self.schedule, self.played - 1, self.evaluation.eval_every):
             with self.clock("evaluation"):
-                pairs = [pair for p in parts for pair in zip(p.before, p.after, strict=True)]
+                pairs = [pair for r in results for pair in zip(r.before, r.after, strict=True)]
                 found = self._evaluated(self.placement.together(ids, pairs) if judged else [])
-        losses, more = self._count(spent)  # waits for the device, so it comes last
-        if self._hopes is not None and not (all(map(math.isfinite, losses)) and self._hopes.hold()):
-            raise ArithmeticError("not all numbers are finite")
-        diverged = {r.client for r in more if r.diverged}
-        self.state.diverged |= diverged
-        refused = sorted([*refused, *more], key=lambda r: r.client)
-        told = {
-            "diverged": len(diverged),
-            **absent,
-            "quarantined": [{"client": r.client, "why": r.why} for r in refused],
-            "kept_model": kept_model,
-        }
-        row: Row = {
-            "round": stage.number,
-            "phase": stage.phase,
-            "clients": ids.numel(),
-            "lr": rnd.lr,
-            "loss": finite_mean(losses),
-            **{k: v for k, v in told.items() if v},
-            "up_bytes": self.totals.up_bytes,
-            "down_bytes": self.totals.down_bytes,
-            "gflop": self.totals.flops / 1e9,
-            **self.algorithm.notes(self.server),
-            **found,
-        }
+        report = pool.report()  # waits for the device, so it comes last
+        if isinstance(stage, OptimisticRound):
+            stage.check(report.losses)
+        state.totals.add(report.totals)
+        state.diverged |= report.diverged
+        row = stage.row(report, state.totals, self.server, kept_model=kept_model) | found
         row["seconds"] = time.perf_counter() - begun
         self.rows.append(row)
         self._stop(row)
         self.clock.lap(row)
         return row
-
-    # Who is there, and whose update is taken
-
-    def _schema(self, rnd: Round) -> Schema:
-        """What an upload of this round must be."""
-        return admission.expected(self.algorithm, self.task, self.model.initial, self.server, rnd)
-
-    def _arrived(self, rnd: Round) -> tuple[LateResults | None, list[Refused]]:
-        """The late results of the stage before that can be used in this one, and those that cannot."""
-        late, self.state.late = self.state.late, None
-        if late is None:
-            return None, []
-        if not rnd.stage.up or late.phase != rnd.phase:
-            why = f"a late update of phase {late.phase} in phase {rnd.phase}"
-            return None, [Refused(c, why) for c in late.ids.tolist()]
-        wanted, taken, refused = self._schema(rnd), [], []
-        sizes = self._examples(late.ids).tolist()
-        for row, client in enumerate(late.ids.tolist()):
-            update = Update(client, late.stage, tree.row_of(late.upload, row), sizes[row])
-            if why := admission.refusal(update, wanted, self.played, sizes[row], oldest=late.stage):
-                refused.append(Refused(client, f"late: {why}"))
-            else:
-                taken.append(row)
-        return (late.rows(torch.tensor(taken)) if taken else None), refused
-
-    def _present(self, rnd: Round, arrived: LateResults | None) -> tuple[Tensor, Tensor, Row]:
-        """The clients of a stage that train, those that vanish once they have received something, and their numbers.
-
-        Whose result of the stage before arrives in this one was still busy with it when this one began.
-        """
-        ids = self.cohort(rnd.stage)
-        if not rnd.stage.up or not (self.faults.drop_rate or self.faults.straggler_ratio):
-            return ids, ids[:0], {}
-        stale = torch.zeros(0, dtype=torch.int64) if arrived is None else arrived.ids
-        busy = torch.isin(ids, stale)
-        dropped = self.faults.dropped(self.training.seed, rnd.number, ids) & ~busy
-        ids, gone = ids[~busy & ~dropped], ids[dropped]
-        late = self.faults.straggling(self.training.seed, rnd.number, ids)
-        counts = {"dropped": dropped, "busy": busy, "late": late}
-        return ids, gone, {k: int(v.sum()) for k, v in counts.items()} | {"stale": len(stale)}
-
-    def _charge_dropped(self, gone: Tensor, rnd: Round, totals: Totals) -> None:
-        """Count what clients received that then vanished."""
-        if gone.numel() and rnd.stage.down:
-            lost = cost.traffic(rnd.stage, self.download(gone, rnd), {}, len(gone))
-            totals.down_bytes += lost.down
-            totals.paper_bytes += lost.paper
-
-    def _put_off(self, late: list[LateResults]) -> None:
-        """Keep late results for the next stage, on every rank those of all."""
-        if self.faults.late != "stale" or not self.faults.straggler_ratio:
-            return
-        mine = joined_results(late)
-        if self.ranks.size > 1:
-            found = self.ranks.gather(None if mine is None else mine.moved(HOST))
-            mine = joined_results([part for part in found if part is not None])
-        self.state.late = None if mine is None else mine.moved(self.device)
 
     def _stop(self, row: Row) -> None:
         """End training after this row if it is time to, and say so in it."""
@@ -479,183 +408,15 @@ class Simulation(Displayed):
         self.end_after(state.rounds)
         self.state, self._placeholders = state, None
 
-    def _aggregate(self, ids: Tensor, parts: list[Stack], sums: Params, arrived: LateResults | None, rnd: Round) -> str:
-        """The server's new state, from what came from each chunk; why it stayed as it was, or nothing."""
-        with self.clock("aggregation"):
-            if arrived is not None:
-                own = torch.isin(arrived.ids, self.placement.mine(arrived.ids)).nonzero().flatten()
-                mine = arrived.rows(own)
-                if len(own):
-                    self.store.scatter(mine.ids, mine.kept)
-            if self.algorithm.needs_uploads():
-                senders = torch.cat([p.senders for p in parts]) if parts else ids[:0]
-                upload = tree.gathered(p.upload for p in parts) if parts else {}
-                senders, upload = self.placement.stacked(ids, senders, upload, self.device)
-                if arrived is not None:
-                    upload = tree.gathered([*([upload] if len(senders) else []), arrived.upload])
-                    senders = torch.cat([senders, arrived.ids])
-                if len(senders):
-                    add(sums, self._server_side(senders, upload, rnd))
-            else:
-                if arrived is not None and len(own):
-                    add(sums, self._server_side(mine.ids, mine.upload, rnd))
-                with self.clock("waiting"):
-                    sums = self.ranks.sum(sums)
-            if self._hopes is not None and sums:
-                server = self.server
-                if self._placeholders is None:
-                    self._placeholders = hook_checks.placeholders(server)
-                self.state.server = aggregated(self.algorithm, server, sums, rnd)
-                self._hopes.add(hook_checks.numbers_to_check(server, self.server, self._placeholders))
-                self._hopes.reduce()
-                return ""
-            self.state.server, why = next_server(self.algorithm, self.server, sums, rnd)
-            return why
+    def _cohort_is_scored(self) -> bool:
+        """Whether the cohort of the next stage is the one of the next evaluation after local training."""
+        after_local = self.evaluation.when == "after_local"
+        return after_local and cohort_is_evaluated(self.schedule, self.played, self.evaluation.eval_every)
 
-    def _count(self, spent: Spent) -> tuple[list[float], list[Refused]]:
-        """Add up what a round cost; the losses of clients that trained, and whose updates were not taken."""
-        with self.clock("waiting"):
-            found = self.ranks.gather((spent.totals, spent.means(), spent.refused))
-        for totals, _, _ in found:
-            self.totals.add(totals)
-        return [mean for _, means, _ in found for mean in means], [r for _, _, refused in found for r in refused]
-
-    def _due(self, place: int) -> bool:
-        """Whether the stage at this place of the schedule is followed by an evaluation."""
-        stage = self.schedule[place]
-        often = stage.evaluated and (stage.number + 1) % self.evaluation.eval_every == 0
-        return often or place + 1 == len(self.schedule)
-
-    def _evaluated_next(self) -> bool:
-        """Whether the cohort of the present stage is the one of the next evaluation after local training."""
-        if self.evaluation.when != "after_local":
-            return False
-        place = self.played
-        while not self._due(place) and self.schedule[place + 1].who == "nobody":
-            place += 1
-        return self._due(place)
-
-    def _client_side(self, model: StackedModel, ids: Tensor, down: Download, rnd: Round, wanted: Schema) -> Stack:
-        """What a stack of clients does in a round, and whose session counts: nothing here is the server's."""
-        task, clock, count = self._task(model), self.clock, ids.numel()
-        with clock("data"):
-            data = self._training_data(ids)
-        through = self.machine.through_wire
-        with clock("wire"):
-            received = wire_transfer.delivered(down, count, self.device) if through else down
-        with clock("store"):
-            kept = self.store.gather(ids)
-        with clock("training"):
-            done = client_round(
-                self.algorithm, task, data, kept, received, rnd, graph_cache=self.graph_cache, clock=clock
-            )
-            upload = self._attacked(ids, done, kept, received, rnd)
-        with clock("wire"):
-            traffic = cost.traffic(rnd.stage, down, upload, count)
-            new = {n: t for n, t in done.kept.items() if t is not kept.get(n)}
-            refused, more = self._refused(ids, done.work.loss, upload, new, rnd, wanted)
-            if more:
-                traffic = dataclasses.replace(traffic, up=traffic.up + more)
-            rows, late = self._in_time(ids, refused, upload, done.kept, rnd)
-            took = done.kept
-            if rows is not None:
-                upload, took = tree.rows_of(upload, rows), tree.take(took, rows)
-            if through and rnd.stage.up:
-                upload = wire_transfer.returned(upload, received, rows, count, self.device)
-        senders = ids if rows is None else ids[rows.cpu()]
-        with clock("store"):
-            if senders.numel():
-                self._scatter(self.store, senders, kept, took)
-        before: list[Tensor] = []
-        after: list[Tensor | None] = []
-        trained: Params = {}
-        if self._evaluated_next():
-            with clock("evaluation"):
-                payload = tree.received(received, count)
-
-                def predicting(own: Params) -> Params:
-                    return deployed(self.algorithm, task, own, payload, self._held(ids))
-
-                def unless_refused(new: Params, old: Params) -> Params:  # whose session does not count has the old
-                    if rows is None:
-                        return new
-                    return new | choose(self._among(ids, rows), tree.select(new, old), tree.select(old, new))
-
-                came = predicting(self.algorithm.personal(kept, payload))
-                model_sent = self.algorithm.downloaded_model(kept, payload, rnd)
-                sent = came if model_sent is None else predicting(model_sent)
-                before = self.evaluator.on_test(model, sent, ids)
-                own = predicting(self.algorithm.after_training(done.kept, done.local, payload, rnd))
-                trained = unless_refused(own, came)
-                model_trained = self.algorithm.personalised_model(done.kept, done.local, payload, rnd)
-                after = [None] * count
-                if model_trained is not None:
-                    after = [*self.evaluator.on_test(model, unless_refused(predicting(model_trained), sent), ids)]
-        return Stack(ids, traffic, done.work, senders, upload, refused, late, before, after, trained)
-
-    def _scatter(self, store: Store, ids: Tensor, former: Params, rows: Params) -> None:
-        """Store rows; what they were is held on to for as long as there is hope."""
-        if self._hopes is not None:
-            self._former.append((store, ids, former))
-        store.scatter(ids, rows)
-
-    def _among(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """Which of these clients have these rows: `[C]` bool on the device."""
-        return torch.zeros(len(ids), dtype=torch.bool, device=self.device).index_fill(0, rows, True)
-
-    def _attacked(self, ids: Tensor, done: Outcome, kept: Params, received: Download, rnd: Round) -> Payload:
-        """What the clients of a stack send, those that attack in the same form as the others."""
-        if not (rnd.stage.up and self.faults.attack and (which := self.faulty[ids]).any()):
-            return done.upload
-        begun = self.algorithm.start(kept, tree.received(received, len(ids)), rnd).params
-        begun = {n: t for n, t in begun.items() if n in self.algorithm.info.parameters}
-        keys = rng.key(self.training.seed, "attack", rnd.number, ids)
-        which, keys = which.to(self.device), keys.to(self.device)
-        return self.algorithm.upload(faulty_clients.attacking(self.faults, begun, done.local, which, keys), rnd)
-
-    def _refused(
-        self, ids: Tensor, loss: Tensor, upload: Payload, kept: Params, rnd: Round, wanted: Schema
-    ) -> tuple[list[Refused], int]:
-        """Whose updates are not taken, and how many bytes more than their uploads all clients sent."""
-        if self._hopes is not None:
-            self._hopes.add([*tree.values(upload).values(), *kept.values()])  # losses are looked at by themselves
-            return [], 0
-        found = admission.not_finite(loss, upload, kept)
-        refused, more = [Refused(int(ids[row]), why, diverged=True) for row, why in found.items()], 0
-        damaged = self.faulty[ids].nonzero().flatten().tolist() if rnd.stage.up and self.faults.damage else []
-        sizes = self._examples(ids).tolist() if damaged else []
-        for row in damaged:
-            if row in found:
-                continue
-            honest = Update(int(ids[row]), self.played, tree.row_of(upload, row), sizes[row])
-            taken: list[int] = []
-            for update in faulty_clients.sent(self.faults.fault, honest):
-                more += wire.size(update.payload)
-                if why := admission.refusal(update, wanted, self.played, sizes[row], taken=taken):
-                    refused.append(Refused(update.client, why, counts=bool(taken)))
-                else:
-                    assert update.payload is honest.payload
-                    taken.append(update.client)
-            more -= wire.size(honest.payload)
-        return refused, more
-
-    def _in_time(
-        self, ids: Tensor, refused: list[Refused], upload: Payload, kept: Params, rnd: Round
-    ) -> tuple[Tensor | None, LateResults | None]:
-        """The rows of a stack whose session counts now, None for all, on the device; and what comes a stage later."""
-        if not refused and not (rnd.stage.up and self.faults.straggler_ratio):
-            return None, None
-        late = self.faults.straggling(self.training.seed, rnd.number, ids) & rnd.stage.up
-        out = torch.isin(ids, torch.tensor([r.client for r in refused if not r.counts], dtype=torch.int64))
-        rows = (~out & ~late).nonzero().flatten()
-        if self.faults.late != "stale" or not (put_off := (~out & late).nonzero().flatten()).numel():
-            return rows.to(self.device), None
-        all_of_them = LateResults(self.played, rnd.phase, ids, upload, kept)
-        return rows.to(self.device), all_of_them.rows(put_off)
-
-    def _examples(self, ids: Tensor) -> Tensor:
-        """How many examples each of these clients trains on, as it tells with its upload."""
-        return self.federation.train_sizes(ids)
+    def _trained_examples(self, ids: Tensor) -> Tensor:
+        """How many examples each of these clients trains on, float64 on the device."""
+        held = self._kept_data(ids)
+        return held[1].double() if held else tree.sent(self.federation.train_sizes(ids).double(), self.device)
 
     def _task(self, model: StackedModel) -> TrainedTask:
         """The task with this model, which may be another one over the same tensors."""
@@ -675,19 +436,6 @@ class Simulation(Displayed):
         """What the last round kept, if it was of these clients in this order."""
         last = self._last_data
         return last[1:] if last and last[0] is self.federation and torch.equal(last[1].ids, ids) else None
-
-    def _server_side(self, ids: Tensor, upload: Payload, rnd: Round) -> Params:
-        """The sums over these clients that the server works with; what it will know of them."""
-        if self.algorithm.needs_uploads():
-            rows, upload = self.algorithm.screen(self.server, upload, rnd)
-            ids = ids if rows is None else ids[rows.cpu()]
-        held = self._kept_data(ids)
-        examples = held[1].double() if held else tree.sent(self._examples(ids).double(), self.device)
-        known = self.known.gather(ids)
-        optimistic = self._hopes is not None
-        now, sums = summed(self.algorithm, self.server, known, upload, examples, rnd, optimistic=optimistic)
-        self._scatter(self.known, ids, known, now)
-        return sums
 
     def download(self, ids: Tensor, rnd: Round) -> Download:
         """What the server sends these clients."""
@@ -726,7 +474,7 @@ class Simulation(Displayed):
             done = client_round(self.algorithm, task, data, kept, down, rnd)
             kept, before = done.kept, kept
             if broken := admission.not_finite(done.work.loss, {}, kept):  # then it has what it was given
-                kept = choose(~self._among(ids, torch.tensor(list(broken), device=self.device)), kept, before)
+                kept = choose(~rows_among(ids, torch.tensor(list(broken), device=self.device)), kept, before)
         received = tree.received(down, len(ids))
         return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, self._held(ids))
 

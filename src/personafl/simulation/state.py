@@ -36,6 +36,12 @@ class RunState:
     """The last cohort before aggregation, where that is scored: its clients, and the rows of those of this rank."""
     late: LateResults | None = None  # those of all ranks
 
+    def copied(self) -> Self:
+        """The state at this moment, for a stage that may have to be undone; rows are only added at its end."""
+        return dataclasses.replace(
+            self, totals=dataclasses.replace(self.totals), left=dict(self.left), diverged=set(self.diverged)
+        )
+
     def packed(self) -> tuple[Row, Params]:
         """The same but for `rows` as what JSON takes and as named tensors on the host."""
         numbers: Row = {

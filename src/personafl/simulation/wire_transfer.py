@@ -7,6 +7,17 @@ from torch import Tensor
 
 from personafl.core import tree, wire
 from personafl.core.types import Download, Masked, Payload
+from personafl.engine.server_round import ServerRound
+
+
+class WireRound(ServerRound):
+    """A stage in which all that is sent goes through the wire format, as it does in a deployment."""
+
+    def download(self, ids: Tensor) -> Download:
+        return delivered(super().download(ids), len(ids), self.device) if self.rnd.stage.down else Download()
+
+    def receive(self, upload: Payload, download: Download, rows: Tensor | None, count: int) -> Payload:
+        return returned(upload, download, rows, count, self.device) if self.rnd.stage.up else upload
 
 
 def delivered(down: Download, count: int, device: torch.device) -> Download:
