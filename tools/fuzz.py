@@ -635,26 +635,28 @@ def read_reply(raw: bytes, _: Path) -> object:
     server, transport = deployed()
     reply = Reply(told, blobs[0] if blobs else b"")
     transport.more, transport.spoilt = [7], reply
-    before = copy.copy(server.__dict__), copy.deepcopy(server.state), copy.deepcopy(server.roster)
-    server.met = dict(server.met)
+    members = server.members
+    before = copy.copy(server.__dict__), copy.deepcopy(server.state), copy.copy(members.__dict__)
+    roster, members.met = copy.deepcopy(members.roster), dict(members.met)
     try:
         if kind == "hello":
-            return server._hello()
+            return members.hello()
         if kind == "describe":
-            members = server.roster.members
-            found = server._described({0: (7, members[0])})
+            clients = server.roster.members
+            found = members._described({0: (7, clients[0])})
             assert server.world is not None
             for d in found.values():
                 d.unlike(d), d.kind, labels_beyond(d.form, server.world.form)
                 if not d.form.unlike(server.world.form):
                     categories_beyond(d.form, server.world.form)
-                find_excess({0: d}, server._common_form([d.form]))
-                server._normalization(server.world.form, {0: d}, members, {m.name: m.node for m in members})
+                find_excess({0: d}, members._common_form([d.form]))
+                members._normalization(server.world.form, {0: d}, clients, {m.name: m.node for m in clients})
             return found
         return _heard(server, reply)
     finally:
         server.__dict__.update(before[0])
-        server.state, server.roster = before[1:]
+        members.__dict__.update(before[2])
+        server.state, members.roster = before[1], roster
 
 
 def _heard(server: Coordinator, reply: Reply) -> object:

@@ -25,6 +25,7 @@ from personafl.core.errors import UserError
 from personafl.core.types import Params
 from personafl.deployment import coordinator as module
 from personafl.deployment import federation_spec as world_module
+from personafl.deployment import membership
 from personafl.deployment import node as node_module
 from personafl.deployment.coordinator import Coordinator
 from personafl.deployment.federation_spec import FORMAT, VERSION
@@ -561,7 +562,7 @@ def test_a_node_that_does_not_say_who_it_is_holds_up_the_run_once(tmp_path: Path
     worlds.later(server, 100.0, silent.clear)
     server.run()
     assert waits == [120.0, 1.0, 1.0, 1.0, 1.0]  # at 0, 30, 60, 90 and 120 seconds
-    assert not server.silent and server.state.without_update == 0
+    assert not server.members.silent and server.state.without_update == 0
 
 
 def test_a_resumed_run_shows_nothing_of_what_the_last_one_waited_for(tmp_path: Path) -> None:
@@ -773,11 +774,11 @@ def test_a_node_that_is_gone_is_no_longer_listed_as_unused(tmp_path: Path) -> No
         server,
         {
             0: lambda: transport.online.add(104),
-            2: lambda: (listed.append("104" in server.unused), transport.online.discard(104)),
+            2: lambda: (listed.append("104" in server.members.unused), transport.online.discard(104)),
         },
     )
     server.run()
-    assert listed == [True] and server.unused == {}
+    assert listed == [True] and server.members.unused == {}
 
 
 # Who comes when
@@ -907,7 +908,7 @@ def test_nothing_of_a_client_that_lost_its_state_stays_at_the_server(method: str
             else:
                 path.unlink()
         if how == "hello":
-            server.met.pop(101)
+            server.members.met.pop(101)
 
     setattr(server, "lost", losing)  # noqa: B010
     worlds.before_stages(server, {2: lose, 3: check})
@@ -998,7 +999,7 @@ def test_a_client_that_does_not_fit_is_set_aside(
 
 
 def test_who_was_set_aside_is_asked_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY", -1.0)
+    monkeypatch.setattr(membership, "RETRY", -1.0)
     times = iter(range(100))
 
     def spoil(node: int, request: Request, answer: Callable[[Request], Reply]) -> Reply:
@@ -1155,7 +1156,7 @@ def test_what_a_run_began_with_cannot_be_changed(tmp_path: Path) -> None:
 
 def as_by(version: str, patch: pytest.MonkeyPatch) -> None:
     """Let servers and nodes be of another version of the package."""
-    for where in (module, world_module, node_module):
+    for where in (module, membership, world_module, node_module):
         patch.setattr(where, "VERSION", version)
 
 
@@ -1270,7 +1271,7 @@ def test_a_client_with_other_model_code_does_not_take_part(
     worlds.same_state(server, tmp_path, worlds.simulated_without(text, absent))
     assert [m.closed for m in server.roster.members] == [True, False, True, True]
     assert f"stage {begin}: client c1: {OTHER}" in caplog.text
-    assert server.unused["101"].startswith(OTHER)  # as deploy status shows it
+    assert server.members.unused["101"].startswith(OTHER)  # as deploy status shows it
 
 
 def test_a_late_client_with_other_model_code_is_found_before_it_works(tmp_path: Path) -> None:
@@ -1287,7 +1288,7 @@ def test_a_late_client_with_other_model_code_is_found_before_it_works(tmp_path: 
     worlds.before_stages(server, {0: lambda: transport.online.add(103)})
     server.run()
     assert {r.kind for n, r, _ in transport.log if n == 103} == {"hello", "describe"}
-    assert server.unused["103"].startswith(OTHER)
+    assert server.members.unused["103"].startswith(OTHER)
 
 
 def test_a_server_with_other_model_code_does_not_go_on(tmp_path: Path) -> None:
@@ -1513,7 +1514,7 @@ def test_a_new_key_of_the_same_name_is_the_client_and_another_s_is_not(tmp_path:
     server.run()
     members = server.roster.members
     assert [m.closed for m in members] == [True, True, False, True] and members[1].node == 200
-    assert "its key is keys/c3.pub, so it can only be client c3, and it calls itself c2" in server.unused["201"]
+    assert "its key is keys/c3.pub, so it can only be client c3, and it calls itself c2" in server.members.unused["201"]
 
 
 def test_a_name_that_nobody_has_had_belongs_to_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -1527,7 +1528,7 @@ def test_a_name_that_nobody_has_had_belongs_to_its_key(tmp_path: Path, caplog: p
         "its key is keys/c9.pub, so it can only be client c9, and it calls itself c0; "
         'set id = "c9" in its client.toml, or deployment.bind = false'
     )
-    assert server.unused["100"] == why and f"node 100 is not used: {why}" in caplog.text
+    assert server.members.unused["100"] == why and f"node 100 is not used: {why}" in caplog.text
     assert "client c0 is refused, since its key is that of client c9 at the server, keys/c9.pub" in caplog.text
     told = json.loads((tmp_path / "server-folder" / "server" / "roster.json").read_text())
     assert told["unused"]["100"] == why
@@ -1538,7 +1539,10 @@ def test_a_node_whose_key_is_not_known_is_refused(tmp_path: Path) -> None:
     keys = {100: "", 101: "c1", 102: "c2", 103: "c3"}
     transport.key = keys.__getitem__  # type: ignore[method-assign, assignment]
     server.run()
-    assert server.unused["100"] == "it calls itself c0, and its key is not in the server's keys/; keys/c0.pub has to be"
+    assert (
+        server.members.unused["100"]
+        == "it calls itself c0, and its key is not in the server's keys/; keys/c0.pub has to be"
+    )
 
 
 def test_without_binding_any_key_will_do(tmp_path: Path) -> None:

@@ -7,14 +7,12 @@ one stopped. What a client keeps is the client's; the server knows behind which 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import logging
 import math
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +25,27 @@ from personafl.core.hook_checks import check_initial_server
 from personafl.core.plain_text import count, list_names
 from personafl.core.torch_state import products
 from personafl.core.types import Download, Payload, Round, Stage
-from personafl.data import normalize
-from personafl.data.client_files import natural_order
-from personafl.data.columns import unite_columns
 from personafl.deployment.client_records import ClientRecords
 from personafl.deployment.client_reports import (
     MOST_SCORE,
-    Described,
-    answer,
-    categories_beyond,
-    find_excess,
-    labels_beyond,
-    one_line,
-    read_moments,
 )
 from personafl.deployment.conversation import Talk
 from personafl.deployment.federation_spec import (
-    FORMAT,
     VERSION,
-    Form,
-    MeanAndStd,
     Parts,
     World,
     build_parts,
     check_format,
-    other_format,
     read_recipe,
 )
-from personafl.deployment.messages import Failure, Reply, Request, Transport
-from personafl.deployment.remote_pool import DIVERGED, NAMED, QuorumError, RemotePool, RemoteRound
+from personafl.deployment.membership import NAMED, Membership
+from personafl.deployment.messages import Transport
+from personafl.deployment.remote_pool import DIVERGED, QuorumError, RemotePool, RemoteRound
 from personafl.deployment.results import Results, write_roster
 from personafl.deployment.roster import Member, Roster
 from personafl.deployment.run_state import State
 from personafl.deployment.server_files import ServerFiles
-from personafl.deployment.settings import NAME, Deployment
+from personafl.deployment.settings import Deployment
 from personafl.deployment.stage_progress import BUSY, RETRY, StageProgress, updates_needed
 from personafl.engine import sampling
 from personafl.engine.accounting import Totals
@@ -73,8 +58,6 @@ from personafl.storage.lock import locked
 
 log = logging.getLogger("personafl")
 Row = dict[str, Any]
-HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
-HELLO_AGAIN = 1.0  # seconds a node has that did not say it the last time; its answer is looked for every half minute
 ADVICE = (
     "personafl deploy start resumes the run at this stage. To continue with fewer clients, lower deployment.start and "
     'deployment.quorum first. deployment.without_quorum = "skip" leaves out stages that too few clients play.'
@@ -94,21 +77,29 @@ class Coordinator:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self.settings, self.recipe, self.transport = folder, settings, recipe, transport
+        self.folder, self.settings, self.recipe = folder, settings, recipe
         self.sleep, self.clock = sleep, clock
         read_recipe(recipe, hint=f"At the server its module has to be in {folder / 'modules'}.")
         self.files = ServerFiles(folder / "server")
         self.results = Results(folder / "results")
-        self.roster = Roster(settings.clients)
-        self.experiment = ""
-        self.world: World | None = None
-        self.aside: dict[int, float] = {}  # nodes that cannot be used, and until when
-        self.silent: set[int] = set()  # nodes that did not say in time who they are
-        self.met: dict[int, str] = {}  # nodes by name, in this process
-        self.unused: dict[str, str] = {}  # nodes that cannot be used, and why
+        self.members = Membership(settings, recipe, transport, clock, lambda member: self.lost(member))
         self.schedule: list[Stage] = []
         self.waits = ""  # what the server waits for, as `deploy status` shows it
         self._waited = 0.0  # seconds of the present stage in which clients were waited for
+
+    @property
+    def experiment(self) -> str:
+        """The name of the experiment; empty before the first run begins."""
+        return self.members.experiment
+
+    @property
+    def world(self) -> World | None:
+        """What all clients agreed on; None before the first round."""
+        return self.members.world
+
+    @property
+    def roster(self) -> Roster:
+        return self.members.roster
 
     # A run
 
@@ -120,7 +111,7 @@ class Coordinator:
     def _run(self) -> None:
         resumed = self._restored()
         if not resumed:
-            self.experiment = f"{self.settings.name}-{secrets.token_hex(4)}"
+            self.members.experiment = f"{self.settings.name}-{secrets.token_hex(4)}"
             self._gather()
         with products(self.parts.training.arithmetic, self.parts.device), torch.no_grad():
             if resumed and self.state.played < len(self.schedule):
@@ -152,15 +143,15 @@ class Coordinator:
         if found is None:
             return False
         numbers, server, known = found
-        self.experiment = numbers["experiment"]
+        self.members.experiment = numbers["experiment"]
         check_format(f"experiment {self.experiment}", numbers["world"])  # before what is written in it is read
-        self.world = World.read(numbers["world"])
-        if self.world.recipe != self.recipe or self.world.clients != self.settings.clients:
-            what = "recipe.toml" if self.world.recipe != self.recipe else "deployment.clients"
+        world = self.members.world = World.read(numbers["world"])
+        if world.recipe != self.recipe or world.clients != self.settings.clients:
+            what = "recipe.toml" if world.recipe != self.recipe else "deployment.clients"
             raise UserError(f"{what} is not what experiment {self.experiment} began with; use a new folder for another")
-        self.roster = Roster.read(self.settings.clients, numbers["members"])
+        self.members.roster = Roster.read(self.settings.clients, numbers["members"])
         self._build()
-        if difference := outputs_difference(self.parts.model.sample_outputs, self.world.outputs):
+        if difference := outputs_difference(self.parts.model.sample_outputs, world.outputs):
             raise UserError(
                 f"The model code at the server has changed since experiment {self.experiment} began: it gives other "
                 f"outputs for the same weights ({difference}). The module of the model must stay the same."
@@ -172,8 +163,8 @@ class Coordinator:
         self.schedule = ended_after(self.schedule, self.parts.training.num_rounds, self.state.rounds)
         self.results.cut(self.state.metrics)
         log.info("experiment %s goes on with stage %d", self.experiment, self.state.played)
-        if self.world.version != VERSION:
-            log.info("it began with personafl %s and goes on with %s", self.world.version, VERSION)
+        if world.version != VERSION:
+            log.info("it began with personafl %s and goes on with %s", world.version, VERSION)
         self._write_status()  # what the last process left there is no longer so
         return True
 
@@ -200,12 +191,12 @@ class Coordinator:
 
     def _write_status(self) -> None:
         """Leave who takes part, who does not and how far it is where `deploy status` looks."""
-        there = len(set(self.met.values()))
+        there, unused = len(set(self.members.met.values())), self.members.unused
         waits = f"The first round waits for {count(self.settings.at_start, 'client')}; {there} can be used so far."
-        if not there and len(self.unused) > 1 and len(set(self.unused.values())) == 1:
-            waits += f" All {len(self.unused)} that came cannot be used: {next(iter(self.unused.values()))}."
+        if not there and len(unused) > 1 and len(set(unused.values())) == 1:
+            waits += f" All {len(unused)} that came cannot be used: {next(iter(unused.values()))}."
         told = {
-            "unused": self.unused,
+            "unused": self.members.unused,
             "waits": self.waits if self.world else waits,
             "stage": self.state.played if self.world else 0,
             "stages": len(self.schedule),
@@ -222,259 +213,42 @@ class Coordinator:
         log.info("experiment %s waits for %d clients", self.experiment, wanted)
         self._write_status()
         while True:
-            self._hello()
-            if len(set(self.met.values())) >= wanted and self._agreed(wanted):
+            self.members.hello()
+            if len(set(self.members.met.values())) >= wanted and self._agreed(wanted):
                 return
             self._write_status()
             if self.clock() > until:
-                raise UserError(self._about_start(len(set(self.met.values()))))
+                raise UserError(self._about_start(len(set(self.members.met.values()))))
             self.sleep(1.0)
 
     def _await_start(self) -> None:
         """Wait until as many clients are there as a first round needs, in a run that is resumed."""
         until, wanted = self.clock() + self.settings.start_timeout, self.settings.at_start
         while True:
-            self.meet()
-            here = self.present(range(self.settings.clients))
+            self.members.meet()
+            here = self.members.present(range(self.settings.clients))
             if len(here) >= wanted:
                 self.resume_after_wait()
                 return
             away = [n for n in range(self.settings.clients) if n not in here]
             why = (
                 f"The run goes on once {count(wanted, 'client')} can be used; {len(here)} can now. "
-                f"{self.about_missing(away)}"
+                f"{self.members.about_missing(away)}"
             )
             if self.clock() > until:
-                raise UserError(f"{self._about_start(len(here))} {self.about_missing(away)}")
+                raise UserError(f"{self._about_start(len(here))} {self.members.about_missing(away)}")
             self.say_waiting(why)
             self.sleep(1.0)
 
     def _about_start(self, here: int) -> str:
         """Why a run does not begin, or go on, after the clients were waited for."""
-        reasons = "".join(f" Node {node} is not used: {why}." for node, why in list(self.unused.items())[:NAMED])
+        reasons = "".join(
+            f" Node {node} is not used: {why}." for node, why in list(self.members.unused.items())[:NAMED]
+        )
         return (
             f"{here} of {count(self.settings.at_start, 'client')} came within {self.settings.start_timeout:g} seconds "
             f"(deployment.start and deployment.start_timeout).{reasons}"
         )
-
-    def _hello(self) -> dict[int, Row]:
-        """Ask nodes that are new who they are: their replies, by node."""
-        now = self.clock()
-        self.aside = {n: t for n, t in self.aside.items() if t > now}
-        online = self.transport.nodes()
-        self.met = {n: name for n, name in self.met.items() if n in online}
-        self.unused = {n: why for n, why in self.unused.items() if int(n) in online}
-        new = [n for n in online if n not in self.met and n not in self.aside]
-        if not new:
-            return {}
-        keys = {n: self.transport.key(n) for n in new}
-        bound = {n: {"key": keys[n]} if self.settings.bind and keys[n] != str(n) else {} for n in new}
-        asked = {n: Request("hello", {"experiment": self.experiment, **bound[n]}) for n in new}
-        found = {}
-        replies = self._exchange({n: r for n, r in asked.items() if n not in self.silent}, HELLO)
-        replies |= self._exchange({n: r for n, r in asked.items() if n in self.silent}, HELLO_AGAIN)
-        self.silent = (self.silent - replies.keys()) & set(online)
-        self.silent |= {n for n, reply in replies.items() if isinstance(reply, Failure) and reply.busy}
-        for node, reply in replies.items():
-            why, told = answer(reply)
-            name = str(told.get("client", ""))
-            if not why and not NAME.fullmatch(name):
-                why = f"its name is {name!r:.80}"
-            if not why and (difference := other_format(told)):
-                why = f"it has {difference}"
-            member = self.roster.named(name)
-            other = next((n for n, m in self.met.items() if m == name), None)
-            if not why and self.settings.bind:
-                why = _about_key(node, keys[node], name, member)
-            if not why and other is not None and self.settings.bind:
-                why = f"client {name} is here already, as another node"
-            if why:
-                log.warning("node %d is not used: %s", node, why)
-                self.unused[str(node)] = why
-                self.aside[node] = self.clock() + RETRY
-                continue
-            if (version := told.get("version")) != VERSION:
-                log.info("client %s runs personafl %s, this is %s", name, one_line(version)[:40], VERSION)
-            self.unused.pop(str(node), None)
-            self.met = {n: m for n, m in self.met.items() if m != name} | {node: name}
-            if member is not None:
-                member.node, member.key = node, keys[node]
-            found[node] = told
-        return found
-
-    def _agreed(self, wanted: int) -> bool:
-        """Make a world of what the clients that are there tell of their data; False where they are too few for it."""
-        node_of = {name: node for node, name in self.met.items()}
-        roster = Roster(self.settings.clients)
-        members = roster.add(node_of)
-        told = self._described({m.number: (node_of[m.name], m) for m in members})
-        if not told:
-            return False
-        usual = Counter(d.kind for d in told.values()).most_common(1)[0][0]  # what one says does not shut out the rest
-        like = next(d for d in told.values() if d.kind == usual)
-        held = {n: d for n, d in told.items() if d.kind == usual}
-        form = self._common_form([d.form for d in held.values()])
-        if (excess := find_excess(held, form)) is not None:
-            most, why = excess
-            self._set_aside(node_of[members[most].name], members[most], why)
-            return False
-        for m in members:
-            if m.number in told and (why := told[m.number].unlike(like) or labels_beyond(told[m.number].form, form)):
-                self._set_aside(node_of[m.name], m, why)
-                held.pop(m.number, None)
-        normalization = targets = None
-        first = members[: self.settings.clients]
-        if len(held) == len(members):
-            training = {m.number: held[m.number] for m in first}
-            normalization = self._normalization(form, training, members, node_of)
-            targets = self._target_normalization(form, training, members, node_of)
-        if len(held) < len(members) or any(m.name not in self.met.values() for m in members):
-            return False  # numbers follow from who is there, so all are told anew
-        if len(members) < wanted:
-            return False
-        self.roster = roster
-        for m in members:
-            m.node, m.sizes = node_of[m.name], held[m.number].sizes
-            m.key = self.transport.key(m.node)
-        everybody = len(members) >= self.settings.clients
-        examples = sum(m.sizes["train"] for m in first) if everybody else 0
-        clients = self.settings.clients
-        world = World(self.experiment, VERSION, self.recipe, clients, examples, form, normalization, targets)
-        parts = build_parts(world)
-        validation = sum(m.sizes["validation"] for m in first)
-        check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
-        check_calibration(validation, parts.algorithm, parts.recipe.evaluation)
-        check_augmentation("what the clients hold", form.shape, parts.training)
-        self.world = dataclasses.replace(world, init=parts.model.initial_hash(), outputs=parts.model.sample_outputs)
-        if not parts.model.sample_outputs:
-            log.warning(
-                "The model has no finite outputs for drawn inputs, so it is not compared whether clients run the same "
-                "code: only the hash of the first weights is."
-            )
-        self._build()
-        self._save()
-        log.info("%d clients are there: %s", len(members), list_names([m.name for m in members], NAMED))
-        return True
-
-    def _described(self, clients: Mapping[int, tuple[int, Member]]) -> dict[int, Described]:
-        """What these clients tell of their data, by number; those that cannot are set aside."""
-        told: Row = {"experiment": self.experiment, "recipe": self.recipe, "version": VERSION, "format": FORMAT}
-        told |= {} if self.world is None else {"form": dataclasses.asdict(self.world.form), "world": self.world.told()}
-        asked = {node: Request("describe", told | {"number": number}) for number, (node, _) in clients.items()}
-        replies, found = self._exchange(asked), {}
-        for number, (node, member) in clients.items():
-            why, told = answer(replies[node])
-            try:
-                if not why:
-                    found[number] = Described.read(told)
-            except (UserError, KeyError, TypeError, ValueError):
-                why = "what it tells of its data cannot be understood"
-            if why:
-                self._set_aside(node, member, why)
-        return found
-
-    def _set_aside(self, node: int, member: Member, why: str) -> None:
-        log.warning("client %s is not used: %s", member.name, why)
-        self.unused[str(node)] = why
-        self.aside[node] = self.clock() + RETRY
-        self.met.pop(node, None)
-
-    def _common_form(self, forms: Sequence[Form]) -> Form:
-        """The form of all, with the classes and the categories of all."""
-        first, given = forms[0], self.settings.labels
-        if tables := [f.columns for f in forms if f.columns is not None]:
-            first = first.with_columns(unite_columns(tables))
-        if first.class_names is None:
-            return dataclasses.replace(first, classes=len(given) or max(f.classes for f in forms))
-        names = given or tuple(sorted({n for f in forms for n in f.class_names or ()}))
-        return dataclasses.replace(first, classes=len(names), class_names=names)
-
-    def _normalization(
-        self, form: Form, told: Mapping[int, Described], members: Sequence[Member], node_of: Mapping[str, int]
-    ) -> MeanAndStd | None:
-        """What inputs are normalised by; clients whose sums cannot be used are set aside."""
-        setting = next(iter(told.values())).setting
-        if setting == "none":
-            return None
-        if setting == "half":
-            return normalize.HALF
-        if not isinstance(setting, str):
-            return setting
-        two = form.stand_in(None).x
-        sums = {n: functools.partial(d.input_moments, form, two) for n, d in told.items()}
-        return self._standardization(sums, two, members, node_of)
-
-    def _target_normalization(
-        self, form: Form, told: Mapping[int, Described], members: Sequence[Member], node_of: Mapping[str, int]
-    ) -> MeanAndStd | None:
-        """What targets are normalised by; clients whose sums cannot be used are set aside."""
-        if not normalize.normalizes_targets(read_recipe(self.recipe).data.normalize_targets, form.task):
-            return None
-        two = form.stand_in(None).y
-        sums = {n: functools.partial(read_moments, d.target_moments, two, d.sizes["train"]) for n, d in told.items()}
-        return self._standardization(sums, two, members, node_of)
-
-    def _standardization(
-        self,
-        sums: Mapping[int, Callable[[], normalize.Moments]],
-        two: Tensor,
-        members: Sequence[Member],
-        node_of: Mapping[str, int],
-    ) -> MeanAndStd | None:
-        """Mean and deviation of all, from readers of each client's sums; `two` are made-up examples or targets."""
-        each = []
-        for n, read in sums.items():
-            try:
-                each.append(read())
-            except (KeyError, TypeError, ValueError, OverflowError):
-                self._set_aside(node_of[members[n].name], members[n], "sums of its data that cannot be")
-        if len(each) < len(sums):
-            return None
-        made = normalize.standardization(each, two)
-        return made.mean, made.std
-
-    def meet(self) -> None:
-        """Take note of clients that came, or came back, since the last stage."""
-        assert self.world is not None
-        new = self._hello()
-        strangers = sorted((self.met[n] for n in new if self.roster.named(self.met[n]) is None), key=natural_order)
-        back: dict[int, tuple[int, Member]] = {}
-        for node, told in new.items():
-            if member := self.roster.named(self.met[node]):
-                there = told.get("stages")
-                if member.acknowledged >= 0 and not (isinstance(there, list) and member.acknowledged in there):
-                    self.lost(member)
-                back[member.number] = node, member
-        if names := [m.name for m in self._admitted(back)]:
-            log.info("back: %s", list_names(names, NAMED))
-        while strangers:  # a number is given for good, so to none that cannot be used
-            node_of = {name: node for node, name in self.met.items()}
-            begin = len(self.roster.members)
-            trial = [
-                Member(name, begin + i, node_of[name], self.transport.key(node_of[name]))
-                for i, name in enumerate(strangers)
-            ]
-            if len(self._admitted({m.number: (m.node, m) for m in trial})) == len(trial):
-                self.roster.members += trial
-                for m in trial:
-                    log.info("client %s is there, number %d", m.name, m.number)
-                break
-            strangers = [name for name in strangers if name in self.met.values()]
-
-    def _admitted(self, clients: Mapping[int, tuple[int, Member]]) -> list[Member]:
-        """Those of these clients whose data are what was agreed on; the others are set aside."""
-        assert self.world is not None
-        found = []
-        for number, told in self._described(clients).items():
-            node, member = clients[number]
-            agreed = self.world.form
-            why = told.form.unlike(agreed) or labels_beyond(told.form, agreed) or categories_beyond(told.form, agreed)
-            if why:
-                self._set_aside(node, member, why)
-                continue
-            member.sizes = told.sizes
-            found.append(member)
-        return found
 
     def lost(self, member: Member) -> None:
         """A client that lost what it kept begins anew, and nothing of it stays at the server."""
@@ -485,9 +259,34 @@ class Coordinator:
 
     # A stage
 
+    def _agreed(self, wanted: int) -> bool:
+        """Whether the clients that are there have agreed on what there is to learn; then the run can begin."""
+        world = self.members.agree(wanted)
+        if world is None:
+            return False
+        members, form = self.roster.members, world.form
+        first = members[: self.settings.clients]
+        parts = build_parts(world)
+        validation = sum(m.sizes["validation"] for m in first)
+        check_stopping(validation, form.task, parts.training, parts.recipe.evaluation)
+        check_calibration(validation, parts.algorithm, parts.recipe.evaluation)
+        check_augmentation("what the clients hold", form.shape, parts.training)
+        self.members.world = dataclasses.replace(
+            world, init=parts.model.initial_hash(), outputs=parts.model.sample_outputs
+        )
+        if not parts.model.sample_outputs:
+            log.warning(
+                "The model has no finite outputs for drawn inputs, so it is not compared whether clients run the same "
+                "code: only the hash of the first weights is."
+            )
+        self._build()
+        self._save()
+        log.info("%d clients are there: %s", len(members), list_names([m.name for m in members], NAMED))
+        return True
+
     def _stage(self) -> None:
         """Play the next stage: ask its clients until enough have played it, then aggregate and write its row."""
-        self.meet()
+        self.members.meet()
         position = self.state.played
         stage = self.begin(position)
         rnd = stage.rnd
@@ -552,10 +351,6 @@ class Coordinator:
         everybody = progress.diverged >= set(progress.ids)
         self.state.reason = f"the training of all its clients diverged; {DIVERGED}" if everybody else kept_model
 
-    def present(self, ids: Iterable[int]) -> list[int]:
-        """Those of these clients that are there and can be used, in their order."""
-        return [m.number for m in self.online(ids)]
-
     # Waiting
 
     def wait(self, why: str, until: float) -> None:
@@ -581,7 +376,7 @@ class Coordinator:
     def pause(self) -> None:
         begun = time.perf_counter()
         self.sleep(1.0)
-        self.meet()
+        self.members.meet()
         self._waited += time.perf_counter() - begun
 
     def resume_after_wait(self) -> None:
@@ -598,50 +393,11 @@ class Coordinator:
         stage = self.schedule[self.state.played]
         return f"Stage {self.state.played} (round {stage.number}, {stage.phase})"
 
-    def name(self, number: int) -> str:
-        member = self.roster.numbered(number)
-        return str(number) if member is None else member.name
-
-    def about_missing(self, ids: Sequence[int]) -> str:
-        """A sentence on clients that cannot be asked."""
-        known = sorted(n for n in ids if self.roster.numbered(n) is not None)
-        names = [self.name(n) for n in known]
-        refused = {self._refusal(n) for n in known}
-        strangers = len(ids) - len(known)
-        never = f"{count(strangers, 'client')} {'has' if strangers == 1 else 'have'} never come" if strangers else ""
-        if known and not never and len(refused) == 1 and (why := refused.pop()):
-            who = f"Client {names[0]}" if len(known) == 1 else f"Each of {list_names(names, NAMED)}"
-            return f"{who} is refused: {why}."
-        missing = list_names([self._with_reason(n, self._refusal(n)) for n in known], NAMED)
-        return " ".join(f"{part}." for part in (missing and f"Missing: {missing}", never) if part)
-
     def about_failures(self, progress: StageProgress) -> str:
         """A sentence on the clients that have no update, and why."""
         left = [n for n in progress.ids if n not in progress.updates]
-        reasons = {n: progress.failures.get(n) or self._refusal(n) or "is not there" for n in left}
-        return self._reasons(reasons, alike=not progress.updates)
-
-    def _reasons(self, reasons: Mapping[int, str], *, alike: bool = True) -> str:
-        """A sentence on clients and the reason of each; of one for all where that may be said and is so."""
-        if not reasons:
-            return ""
-        if alike and len(reasons) > 1 and len(set(reasons.values())) == 1:
-            return f"All {len(reasons)} clients fail alike: {next(iter(reasons.values()))}."
-        return f"Without one: {list_names([self._with_reason(n, why) for n, why in reasons.items()], NAMED)}."
-
-    def _refusal(self, number: int) -> str:
-        """Why a client is not used, where that is known."""
-        member = self.roster.numbered(number)
-        return "" if member is None else self.unused.get(str(member.node), "")
-
-    def _with_reason(self, number: int, why: str) -> str:
-        return f"{self.name(number)} ({why})" if why else self.name(number)
-
-    def online(self, ids: Iterable[int]) -> list[Member]:
-        """The members of these numbers whose nodes are there, in their order."""
-        nodes = set(self.transport.nodes())
-        members = [self.roster.numbered(n) for n in ids]
-        return [m for m in members if m is not None and m.node in nodes and self.met.get(m.node) == m.name]
+        reasons = {n: progress.failures.get(n) or self.members.refusal(n) or "is not there" for n in left}
+        return self.members.reasons(reasons, alike=not progress.updates)
 
     def download(self, number: int, rnd: Round) -> Payload:
         """What the server sends a client, without a client axis."""
@@ -711,7 +467,7 @@ class Coordinator:
 
     def hold(self, talks: Mapping[int, Talk]) -> None:
         """Exchange, and count what it took."""
-        replies = self._exchange({t.member.node: t.request() for t in talks.values()})
+        replies = self.members.exchange({t.member.node: t.request() for t in talks.values()})
         for talk in talks.values():
             talk.hear(replies[talk.member.node], self._bounds(talk.member))
             totals = self.state.totals
@@ -774,7 +530,9 @@ class Coordinator:
         elif self.state.judged and not self._has_common():
             self._complete(row, {})
         elif hopeless or (self.parts.training.stops_early and position + 1 < len(self.schedule)):
-            asked = {m.number: self.talk(m, None, score=True) for m in self.online(self._evaluated()) if not m.anew}
+            asked = {
+                m.number: self.talk(m, None, score=True) for m in self.members.online(self._evaluated()) if not m.anew
+            }
             self.hold(asked)
             self._complete(row, {n: t.scores for n, t in asked.items() if t.scores is not None})
         else:
@@ -857,9 +615,9 @@ class Coordinator:
         retry_at: dict[int, float] = {}
         busy: set[int] = set()
         why = ""
-        self.meet()
+        self.members.meet()
         while True:
-            open_members = [m for m in self.online(m.number for m in self.roster.members) if not m.closed]
+            open_members = [m for m in self.members.online(m.number for m in self.roster.members) if not m.closed]
             asked = [m for m in open_members if retry_at.get(m.number, self.clock()) <= self.clock()]
             busy = (busy - {m.number for m in asked} | self._closed(asked, failures)) & {m.number for m in open_members}
             for m in asked:
@@ -871,12 +629,13 @@ class Coordinator:
             if have >= needed:
                 self.pause()
                 continue
-            missing = [n for n in without if n not in self.present(without)]
+            missing = [n for n in without if n not in self.members.present(without)]
             reasons = {n: why for n, why in failures.items() if n in without and n not in missing}
+            explained = " ".join(filter(None, (self.members.about_missing(missing), self.members.reasons(reasons))))
             try:
                 self.wait(
                     f"All rounds are played. The run ends once {count(needed, 'client')} have the final model; "
-                    f"{have} so far. {' '.join(filter(None, (self.about_missing(missing), self._reasons(reasons))))}",
+                    f"{have} so far. {explained}",
                     until,
                 )
             except QuorumError as e:
@@ -980,22 +739,3 @@ class Coordinator:
         chosen = {m.number: m.scores for m in closed if m.number in scored}
         source = self._stats(chosen) if chosen else last
         return {n: source.get(n) for n in ("personal", "global")}, final
-
-    def _exchange(self, requests: Mapping[int, Request], most: float = math.inf) -> dict[int, Reply | Failure]:
-        timeout = min(self.settings.round_timeout, most)
-        return self.transport.exchange(requests, timeout) if requests else {}
-
-
-def _about_key(node: int, key: str, name: str, member: Member | None) -> str:
-    """Why a node may not be the client it says it is; nothing where it may."""
-    if key == str(node):  # without keys, a name belongs to the node that first had it
-        taken = member is not None and member.key not in ("", key)
-        return f"client {name} is bound to another key than that of this node" if taken else ""
-    if key == name:
-        return ""
-    if not key:
-        return f"it calls itself {name}, and its key is not in the server's keys/; keys/{name}.pub has to be"
-    return (
-        f"its key is keys/{key}.pub, so it can only be client {key}, and it calls itself {name}; set "
-        f'id = "{key}" in its client.toml, or deployment.bind = false'
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from personafl.core import tree, wire
 from personafl.core.plain_text import count, list_names
 from personafl.core.types import Download, Params, Payload, Stage
 from personafl.deployment.conversation import Talk
+from personafl.deployment.membership import NAMED, Membership
 from personafl.deployment.roster import Member
 from personafl.deployment.run_state import State
 from personafl.deployment.settings import Deployment
@@ -27,7 +28,6 @@ from personafl.evaluation.rounds import DIVERGED_ROUNDS
 
 log = logging.getLogger("personafl")
 Row = dict[str, Any]
-NAMED = 20  # clients whose names a line of the log has
 DIVERGED = (
     "lower training.lr, set training.grad_clip, or normalise inputs and targets (data.normalize, "
     "data.normalize_targets)"
@@ -39,12 +39,9 @@ class Nodes(Protocol):
 
     settings: Deployment
     state: State
-    met: dict[int, str]
+    members: Membership
     clock: Callable[[], float]
 
-    def meet(self) -> None: ...
-    def present(self, ids: Iterable[int]) -> list[int]: ...
-    def online(self, ids: Iterable[int]) -> list[Member]: ...
     def lost(self, member: Member) -> None: ...
     def talk(self, member: Member, position: int | None, *, score: bool = False, close: bool = False) -> Talk: ...
     def hold(self, talks: Mapping[int, Talk]) -> None: ...
@@ -53,9 +50,7 @@ class Nodes(Protocol):
     def pause(self) -> None: ...
     def resume_after_wait(self) -> None: ...
     def clear_waiting(self) -> None: ...
-    def name(self, number: int) -> str: ...
     def stage_name(self) -> str: ...
-    def about_missing(self, ids: Sequence[int]) -> str: ...
     def about_failures(self, progress: StageProgress) -> str: ...
 
 
@@ -108,7 +103,7 @@ class RemotePool:
             self._leave_out_diverged()
         for n in self.progress.ids:
             if n not in self.progress.updates and n not in self.progress.failures:
-                log.warning("stage %d: client %s is not there", self.place, self.server.name(n))
+                log.warning("stage %d: client %s is not there", self.place, self.server.members.name(n))
         yield from self.results(stage)
 
     def results(self, stage: ServerRound) -> Iterator[StackResult]:
@@ -125,7 +120,7 @@ class RemotePool:
             f"{count(self.needed, 'update')} were needed"
         )
         if self.server.settings.without_quorum == "stop" and earlier >= DIVERGED_ROUNDS - 1:
-            names = list_names([self.server.name(n) for n in progress.ids if n in progress.diverged], NAMED)
+            names = list_names([self.server.members.name(n) for n in progress.ids if n in progress.diverged], NAMED)
             raise QuorumError(
                 f"{self.server.stage_name()} would be round {earlier + 1} in a row without an update: "
                 f"{progress.skipped}. The training of {names} diverged; {DIVERGED}."
@@ -162,7 +157,7 @@ class RemotePool:
         position, scored = self.place, self.scored - self.scores.keys()
         talks = {
             m.number: self.server.talk(m, position if m.number in cohort else None, score=m.number in scored)
-            for m in self.server.online({*cohort, *scored})
+            for m in self.server.members.online({*cohort, *scored})
         }
         self.server.hold(talks)
         again = {}
@@ -176,8 +171,8 @@ class RemotePool:
         self.scores |= {n: t.scores for n, t in talks.items() if t.scores is not None and n in scored}
         changed = self._record_replies(stage, cohort, talks)
         if changed:  # who fits still, with the data it has now, is asked once more
-            self.server.meet()
-            talks = {m.number: self.server.talk(m, position) for m in self.server.online(changed)}
+            self.server.members.meet()
+            talks = {m.number: self.server.talk(m, position) for m in self.server.members.online(changed)}
             self.server.hold(talks)
             self._record_replies(stage, changed, talks)
 
@@ -192,8 +187,8 @@ class RemotePool:
             if update is not None:
                 progress.record_update(n, update, talk)
                 continue
-            if talk.has_changed:
-                self.server.met.pop(talk.member.node, None)  # it is asked about them again, and not used until they fit
+            if talk.has_changed:  # it is asked about them again, and not used until they fit
+                self.server.members.met.pop(talk.member.node, None)
                 changed.append(n)
             if why != progress.failures.get(n) and not (talk.busy and n in progress.failures):
                 log.warning("stage %d: client %s: %s", self.place, talk.member.name, why)
@@ -207,21 +202,21 @@ class RemotePool:
         """
         progress, ids = self.progress, self.progress.ids
         until = self.server.clock() + self.server.settings.quorum_timeout
-        while len(here := self.server.present(progress.ids)) < progress.needed:
+        while len(here := self.server.members.present(progress.ids)) < progress.needed:
             away = [n for n in progress.ids if n not in here]
             self.server.wait(
                 f"{self.server.stage_name()} needs {count(progress.needed, 'client')} and {len(here)} of its "
-                f"{len(progress.ids)} can be used now. {self.server.about_missing(away)}",
+                f"{len(progress.ids)} can be used now. {self.server.members.about_missing(away)}",
                 until,
             )
         until = self.server.clock() + (self.server.settings.wait if self.server.settings.offline == "wait" else 0.0)
         while len(here) < len(ids) and self.server.clock() < until:
             away = [n for n in ids if n not in here]
             self.server.say_waiting(
-                f"{self.server.stage_name()} waits for all of its clients. {self.server.about_missing(away)}"
+                f"{self.server.stage_name()} waits for all of its clients. {self.server.members.about_missing(away)}"
             )
             self.server.pause()
-            here = self.server.present(ids)
+            here = self.server.members.present(ids)
         return here
 
     def _await_retry(self, stage: Stage, until: float) -> list[int]:
@@ -229,7 +224,7 @@ class RemotePool:
         progress = self.progress
         needs = "the updates of " if stage.up else ""
         while True:
-            here = self.server.present(progress.ids)
+            here = self.server.members.present(progress.ids)
             for n in progress.retry_at.keys() - here:  # it is asked as soon as it is back
                 progress.retry_at[n] = 0.0
             asked = progress.to_ask(here, self.server.clock())
