@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import personafl
+from personafl.methods import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
@@ -82,6 +83,17 @@ def test_exceptions_are_exceptions() -> None:
     here = {t.as_posix(): t for t in files()}
     assert ACROSS.keys() <= here.keys()
     assert not [name for name in ACROSS if mirrored(here[name])]
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_method_has_a_file_a_test_and_a_page_of_its_name(name: str) -> None:
+    """`lg-fedavg` is in methods/lg_fedavg.py, alone, and its page says so."""
+    stem = name.replace("-", "_")
+    assert ALGORITHMS[name].__module__ == f"personafl.methods.{stem}"
+    assert [n for n, cls in ALGORITHMS.items() if cls.__module__ == ALGORITHMS[name].__module__] == [name]
+    assert (TESTS / "methods" / f"test_{stem}.py").is_file()
+    page = (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
+    assert f"`src/personafl/methods/{stem}.py`" in page.split("\n## ")[0]
 
 
 def project() -> dict[str, object]:

@@ -10,24 +10,32 @@ from personafl.core.lazy import Registry, attributes
 if TYPE_CHECKING:
     from personafl.core.algorithm import Algorithm
     from personafl.methods.apfl import APFL
-    from personafl.methods.balanced import FedLC, FedRoD
     from personafl.methods.co_pfl import COPFL
     from personafl.methods.ditto import Ditto
-    from personafl.methods.dm_pfl import DMPFL, DMPFLPlus
-    from personafl.methods.fedavg import FedAvg, FedAvgAdaptive, FedAvgFT
+    from personafl.methods.dm_pfl import DMPFL
+    from personafl.methods.dm_pfl_plus import DMPFLPlus
+    from personafl.methods.fed_rod import FedRoD
+    from personafl.methods.fedavg import FedAvg
+    from personafl.methods.fedavg_adaptive import FedAvgAdaptive
+    from personafl.methods.fedavg_ft import FedAvgFT
     from personafl.methods.feddst import FedDST
+    from personafl.methods.fedfu import FedFu
+    from personafl.methods.fedlc import FedLC
+    from personafl.methods.fedmmd import FedMMD
     from personafl.methods.fednova import FedNova
     from personafl.methods.fedpac import FedPAC
-    from personafl.methods.fedper import FedPer, LGFedAvg
-    from personafl.methods.fedpews import FedPeWS, FedPeWSFixed
+    from personafl.methods.fedper import FedPer
+    from personafl.methods.fedpews import FedPeWS
+    from personafl.methods.fedpews_fixed import FedPeWSFixed
     from personafl.methods.fedphp import FedPHP
     from personafl.methods.fedprox import FedProx
     from personafl.methods.fedrep import FedRep
     from personafl.methods.fedselect import FedSelect
+    from personafl.methods.flda import FLDA
     from personafl.methods.fml import FML
-    from personafl.methods.fusing import FLDA, FedFu
-    from personafl.methods.local_only import LocalOnly
-    from personafl.methods.moon import MOON, FedMMD
+    from personafl.methods.lg_fedavg import LGFedAvg
+    from personafl.methods.local import LocalOnly
+    from personafl.methods.moon import MOON
     from personafl.methods.scaffold import Scaffold
 
 __all__ = [
@@ -64,13 +72,13 @@ __all__ = [
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
     {
-        "local": "personafl.methods.local_only:LocalOnly",
+        "local": "personafl.methods.local:LocalOnly",
         "fedavg": "personafl.methods.fedavg:FedAvg",
-        "fedavg-ft": "personafl.methods.fedavg:FedAvgFT",
-        "fedavg-adaptive": "personafl.methods.fedavg:FedAvgAdaptive",
+        "fedavg-ft": "personafl.methods.fedavg_ft:FedAvgFT",
+        "fedavg-adaptive": "personafl.methods.fedavg_adaptive:FedAvgAdaptive",
         "fedprox": "personafl.methods.fedprox:FedProx",
         "feddst": "personafl.methods.feddst:FedDST",
-        "lg-fedavg": "personafl.methods.fedper:LGFedAvg",
+        "lg-fedavg": "personafl.methods.lg_fedavg:LGFedAvg",
         "fedper": "personafl.methods.fedper:FedPer",
         "fedrep": "personafl.methods.fedrep:FedRep",
         "ditto": "personafl.methods.ditto:Ditto",
@@ -80,18 +88,18 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "scaffold": "personafl.methods.scaffold:Scaffold",
         "fednova": "personafl.methods.fednova:FedNova",
         "moon": "personafl.methods.moon:MOON",
-        "fedmmd": "personafl.methods.moon:FedMMD",
-        "fedfu": "personafl.methods.fusing:FedFu",
-        "flda": "personafl.methods.fusing:FLDA",
+        "fedmmd": "personafl.methods.fedmmd:FedMMD",
+        "fedfu": "personafl.methods.fedfu:FedFu",
+        "flda": "personafl.methods.flda:FLDA",
         "fml": "personafl.methods.fml:FML",
-        "fedlc": "personafl.methods.balanced:FedLC",
-        "fed-rod": "personafl.methods.balanced:FedRoD",
+        "fedlc": "personafl.methods.fedlc:FedLC",
+        "fed-rod": "personafl.methods.fed_rod:FedRoD",
         "fedphp": "personafl.methods.fedphp:FedPHP",
         "co-pfl": "personafl.methods.co_pfl:COPFL",
         "fedpews": "personafl.methods.fedpews:FedPeWS",
-        "fedpews-fixed": "personafl.methods.fedpews:FedPeWSFixed",
+        "fedpews-fixed": "personafl.methods.fedpews_fixed:FedPeWSFixed",
         "dm-pfl": "personafl.methods.dm_pfl:DMPFL",
-        "dm-pfl-plus": "personafl.methods.dm_pfl:DMPFLPlus",
+        "dm-pfl-plus": "personafl.methods.dm_pfl_plus:DMPFLPlus",
     }
 )
 

@@ -1,4 +1,4 @@
-"""DM-PFL and DM-PFL+: personalised models that hitchhike on a sparse global one.
+"""DM-PFL: personalised models that hitchhike on a sparse global one.
 
 Zhang, Zhou, Tong, et al., "Hitchhiking Generic Federated Learning for Efficient Shift-Robust
 Personalization", KDD 2023. The server has dense weights w_g and a mask m_g, client c weights w_c and a
@@ -27,7 +27,6 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import FROM_TRAINING, ClientState, LocalWork, Turn, setting
 from personafl.core.errors import UserError
-from personafl.core.plugin_points import Inference
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.methods.masked_training import MaskedTraining
 from personafl.sparse import masks, means
@@ -255,13 +254,6 @@ class DMPFL(MaskedTraining):
     def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         """Refining the global model leaves theta_c as it is until the refined weights are sent."""
         return self.personal(kept, down) if rnd.phase == "global" else super().after_training(kept, local, down, rnd)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DMPFLPlus(DMPFL):
-    """DM-PFL with adaptive inference: per sample, theta_c or theta_g (Algorithm 4)."""
-
-    inference: str | Inference = "per-sample"
 
 
 def phases(rounds: int, iterations: int) -> list[tuple[str, int, int]]:

@@ -1,11 +1,9 @@
-"""MOON and FedMMD: local features held near the received model's.
+"""MOON: local features held near the received model's and away from the client's previous ones.
 
-Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021: features are pulled to the received model's and
-pushed from those of the client's previous one. Yao, Huang, Sun, "Two-Stream Federated Learning", 2018: features
-match the received model's in maximum mean discrepancy. Choices: features are what enters the head, by default
-without MOON's projection, so that the architecture is everybody's; with it (`projection`) two more layers stand before
-the head, as wide as what enters it, which travel and are averaged with the model; MOON's term is off until a client
-has a previous model.
+Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021. Choices: features are what enters the head, by default
+without the paper's projection, so that the architecture is everybody's; with it (`projection`) two more layers stand
+before the head, as wide as what enters it, which travel and are averaged with the model; the contrast is off until a
+client has a previous model.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from personafl.core import rng, tree
 from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
 from personafl.core.errors import UserError
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
-from personafl.plugins.mmd import mmd
 
 _PROJECTION = tuple(f"projection/{n}" for n in ("hidden_weight", "hidden_bias", "output_weight", "output_bias"))
 
@@ -133,31 +130,3 @@ class MOON(Algorithm):
 
     def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return self.answer(model, common, x, valid)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedMMD(Algorithm):
-    """FedAvg with features that keep the distribution the received model gives them."""
-
-    evaluates: ClassVar[str] = "the global model"
-    compares_features: ClassVar[bool] = True
-
-    discrepancy_weight: float = setting(0.01, "weight of the discrepancy (lambda)")
-
-    def check(self) -> None:
-        if self.discrepancy_weight < 0:
-            raise UserError(f"discrepancy_weight={self.discrepancy_weight}: must not be negative")
-
-    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
-        model = tree.values(down) | kept
-        return ClientState(params=model, fixed=tree.prefixed(model, "received"))
-
-    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        return [self.usual_turn(whole(self.info.parameters), loss=self._matched)]
-
-    def _matched(self, task: Task, local: ClientState, batch: Batch) -> Tensor:
-        h, out = task.model.features(local.params, batch.x, batch.valid, batch.keys)
-        with torch.no_grad():
-            h_g, _ = task.model.features(tree.under(local.fixed, "received"), batch.x, batch.valid)
-        loss = batch.mean(per_example(task.criterion, out, batch.y))
-        return loss + self.discrepancy_weight * mmd(h, h_g, batch)

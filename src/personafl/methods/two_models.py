@@ -1,4 +1,4 @@
-"""A personal model of the same shape beside the shared one: what Ditto, APFL and FML have in common."""
+"""A personal model of the same shape beside the shared one: what Ditto, APFL, FML and FLDA have in common."""
 
 from __future__ import annotations
 

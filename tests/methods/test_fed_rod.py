@@ -1,22 +1,16 @@
-"""FedLC and Fed-RoD: label counts in the local loss."""
+"""Fed-RoD: the balanced shared model, and the clients' own heads."""
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
-from personafl import Algorithm, FedAvg, FedLC, FedRoD, Inherit
+from personafl import FedAvg, FedRoD, Inherit
 from personafl.core.errors import UserError
 from personafl.core.types import Setup
 from tests import checks, worlds
-
-
-def test_margins_are_larger_for_rarer_classes() -> None:
-    """tau n^(-1/4): 1/2 for 16 examples, 1 for one, and for none so much that the class is out."""
-    added = FedLC(margin=1.0).margins(torch.tensor([[16.0, 1.0, 0.0]], dtype=torch.float64))
-    assert added[0].tolist() == pytest.approx([-0.5, -1.0, -100.0])
 
 
 def test_the_shared_model_of_fed_rod_does_not_know_of_own_heads() -> None:
@@ -38,17 +32,14 @@ def test_an_own_head_learns_what_the_shared_model_leaves_out() -> None:
     assert all(a < b for a, b in zip(own, common, strict=True))  # on the data it was trained for
 
 
-@pytest.mark.parametrize("method", [FedLC(), FedRoD()], ids=str)
-def test_other_tasks_and_a_second_correction_are_refused(method: Algorithm) -> None:
+def test_other_tasks_and_a_second_correction_are_refused() -> None:
     with pytest.raises(UserError, match=r"prior_free: .* makes up for label frequencies in its own way"):
-        dataclasses.replace(method, prior_free=True)
+        FedRoD(prior_free=True)
     with pytest.raises(UserError, match=r"needs one class per example \(how often it occurs\)"):
-        method.bind(Setup(worlds.model().info, worlds.training(task="regression"), 6))
+        FedRoD().bind(Setup(worlds.model().info, worlds.training(task="regression"), 6))
 
 
-def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(UserError, match=r"margin=-1\.0: must not be negative"):
-        FedLC(margin=-1.0)
-    for changes in ({"inherit": Inherit()}, {"weights": "cowa"}):
-        with pytest.raises(UserError, match="not with inherit or weights by contribution"):
-            FedRoD(**changes)  # type: ignore[arg-type]
+@pytest.mark.parametrize("changes", [{"inherit": Inherit()}, {"weights": "cowa"}], ids=str)
+def test_what_runs_the_model_alone_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="not with inherit or weights by contribution"):
+        FedRoD(**changes)

@@ -1,16 +1,11 @@
-"""FedLC and Fed-RoD: local training that makes up for how uneven a client's classes are.
+"""Fed-RoD: a shared model for balanced risk, and beside its head every client has one of its own.
 
-Zhang, Li, Li, Xu, Wu, Ding, Wu, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022
-(FedLC): in the local loss a class has a margin, the larger the rarer it is at the client. Chen, Chao, "On Bridging
-Generic and Personalized Federated Learning for Image Classification", ICLR 2022 (Fed-RoD): the shared model is trained
-for balanced risk, and beside its head every client has one of its own, trained for its own data, whose outputs are
-added.
+Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022. The client's
+own head is trained for the client's own data; its outputs are added to those of the shared head.
 
-Choices. FedLC's softmax is over all classes, the true one included, so that the loss is never negative; the margins of
-classes a client lacks are those of 1e-8 examples, which takes them out of it. Fed-RoD's balanced risk is that of
-balanced softmax; frequencies are smoothed by one example of each class, as in the slot `prior_free`. Its own head is
-linear, begins at zero, and sees the features as they are: its loss moves neither body nor shared head. Both losses are
-of the same forward pass.
+Choices. The balanced risk is that of balanced softmax; frequencies are smoothed by one example of each class, as in the
+plug-in point `prior_free`. The own head is linear, begins at zero, and sees the features as they are: its loss moves
+neither the body nor the shared head. Both losses come from the same forward pass.
 """
 
 from __future__ import annotations
@@ -22,36 +17,12 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
+from personafl.core.algorithm import Algorithm, ClientState, LocalWork, whole
 from personafl.core.errors import UserError
 from personafl.core.labels import label_pass, log_frequencies
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
 
-BY_CLASS = "labels/by_class"  # where in `fixed` what is made of label counts is
-FEWEST = 1e-8  # examples a class is taken to have for FedLC's margin, where a client has none
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedLC(Algorithm):
-    """FedAvg with margins in the local loss that are larger for classes rare at a client."""
-
-    evaluates: ClassVar[str] = "the global model"
-    class_labels_for: ClassVar[str] = "how often it occurs"
-
-    margin: float = setting(1.0, "how large margins are (tau)")
-
-    def check(self) -> None:
-        _refuse_prior_free(self)
-        if self.margin < 0:
-            raise UserError(f"margin={self.margin}: must not be negative")
-
-    def margins(self, counts: Tensor) -> Tensor:
-        """What is added to outputs in the loss, `[C, K]`."""
-        return -self.margin * counts.clamp(min=FEWEST) ** -0.25
-
-    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        counting = label_pass(BY_CLASS, self.info.outputs, self.margins)
-        return [counting, self.usual_turn(whole(self.info.parameters), added=BY_CLASS)]
+BY_CLASS = "labels/by_class"  # where in `fixed` what the classes' log frequencies are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +35,8 @@ class FedRoD(Algorithm):
     class_labels_for: ClassVar[str] = "how often it occurs"
 
     def check(self) -> None:
-        _refuse_prior_free(self)
+        if self.prior_free:
+            raise UserError(f"prior_free: {self.called} makes up for label frequencies in its own way")
         if self.inherit is not None or self.weights.startswith("cowa"):
             raise UserError("FedRoD: not with inherit or weights by contribution, which run the model alone")
 
@@ -106,8 +78,3 @@ class FedRoD(Algorithm):
     def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         z, out = model.features(own, x, valid)
         return out + self._of_head(own, z)
-
-
-def _refuse_prior_free(method: Algorithm) -> None:
-    if method.prior_free:
-        raise UserError(f"prior_free: {method.called} makes up for label frequencies in its own way")
