@@ -484,7 +484,10 @@ WRONG = {
     "model called wrongly": (["model.name=torch.nn:Linear"], "model Linear: called with ((1, 8, 8), 10)"),
     "no body": (["model.head=*", "algorithms=fedrep"], "needs a head and a body"),
     "patience": (["training.patience=2"], "training.patience=2: needs validation data, and there are none; set data."),
-    "target": (["training.target=0.9", "algorithms=dm-pfl"], "training.target=0.9: DMPFL cannot stop early"),
+    "target": (
+        ["training.target=0.9", "algorithms=dm-pfl"],
+        "DMPFL cannot be combined with training.target=0.9, because",
+    ),
     "targets": (["evaluation.targets=80"], "evaluation.targets=[80.0]: must be shares in (0, 1]"),
     "spread": (["--spread", "sem"], "spread 'sem': possible are std, ci"),
     "several seeds": (["--seeds", "1,1"], "must differ"),

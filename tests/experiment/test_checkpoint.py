@@ -534,11 +534,15 @@ def test_a_longer_run_that_ended_before_its_summary_goes_on(
 @pytest.mark.parametrize(
     ("method", "settings", "told"),
     [
-        ("fedavg-ft", {}, "fedavg-ft, seed 0 cannot go on, it has played its stage 'finetune'"),
-        ("dm-pfl", {}, "dm-pfl, seed 0 cannot go on, .* by the number of rounds"),
-        ("fedavg", {"training": {"target": 0.01}}, "its training was stopped after 1 rounds"),
-        ("co-pfl", {}, "co-pfl, seed 0 cannot go on, what it keeps goes by the number of rounds"),
-        ("fedselect", {}, "fedselect, seed 0 cannot go on, its stages go by the number of rounds"),
+        (
+            "fedavg-ft",
+            {},
+            r"fedavg-ft with seed 0 cannot be continued to training\.num_rounds=9\. .* the stage 'finetune'",
+        ),
+        ("dm-pfl", {}, r"dm-pfl with seed 0 .*\. Its training depends on the number of rounds\."),
+        ("fedavg", {"training": {"target": 0.01}}, "Its training was stopped after 1 rounds"),
+        ("co-pfl", {}, r"co-pfl with seed 0 .*\. The shape of its state depends on the number of rounds\."),
+        ("fedselect", {}, r"fedselect with seed 0 .*\. Its schedule depends on the number of rounds\."),
     ],
 )
 def test_methods_that_cannot_go_on_say_why(method: str, settings: dict[str, Any], told: str, tmp_path: Path) -> None:

@@ -24,5 +24,5 @@ def test_adaptive_inference_by_name_is_fedavg_with_two_slots() -> None:
 
 
 def test_adaptive_inference_needs_classes() -> None:
-    with pytest.raises(UserError, match=r"FedAvgAdaptive needs one class per example \(how often it occurs\)"):
+    with pytest.raises(UserError, match="FedAvgAdaptive needs one class per example for class frequencies"):
         FedAvgAdaptive().bind(Setup(worlds.model().info, worlds.training(task="regression"), 6))

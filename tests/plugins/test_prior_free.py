@@ -137,7 +137,7 @@ def test_log_frequencies_are_smooth() -> None:
 
 def test_other_tasks_are_refused() -> None:
     setup = Setup(worlds.model().info, worlds.training(task="regression"), 6)
-    with pytest.raises(UserError, match=r"prior_free needs one class per example \(how often it occurs\)"):
+    with pytest.raises(UserError, match="prior_free needs one class per example for class frequencies"):
         FedAvg(prior_free=True).bind(setup)
 
 

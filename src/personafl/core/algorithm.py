@@ -191,7 +191,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     newcomers: ClassVar[str] = "the global model"  # what a client gets that joins after training
     compares_features: ClassVar[bool] = False  # whether the model must have a head that is a layer of its own
     from_recipe: ClassVar[tuple[str, ...]] = FROM_TRAINING  # settings whose None, `"recipe"` in TOML, is the recipe's
-    class_labels_for: ClassVar[str] = ""  # what it needs one class per example for; empty: it learns any task
+    class_labels_for: ClassVar[str] = ""  # what it needs one class per example for, a noun phrase; empty: any task
 
     optimizer: OptimizerName | None = setting(
         None, "optimiser of local training (recipe: training.optimizer)", get_args(OptimizerName)
@@ -277,7 +277,7 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     def check_task(self) -> None:
         """Raise `UserError` where the task at hand is none for this method."""
         require_classes(self.setup.training.task, self.called, self.class_labels_for)
-        require_classes(self.setup.training.task, "prior_free", "how often it occurs" if self.prior_free else "")
+        require_classes(self.setup.training.task, "prior_free", "class frequencies" if self.prior_free else "")
         if (rule := self.rule) is not None:
             require_classes(self.setup.training.task, f"inference={self.inference!r}", rule.class_labels_for)
 
@@ -302,13 +302,16 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """Whether `weigh` and `remember` must see the uploads of the whole cohort as one stack."""
         return False
 
-    def not_averaged(self) -> str:
-        """Why the server's model is no weighted mean of uploads that could be made robust; empty where it is one."""
-        return ""
+    def not_averaged(self) -> bool:
+        """Whether the server computes its model otherwise than as a weighted mean of the uploads.
 
-    def needs_all_rounds(self) -> str:
-        """What of this method goes by the number of rounds, so that training cannot stop early; empty for nothing."""
-        return ""
+        Such a method cannot be combined with `robust`.
+        """
+        return False
+
+    def needs_all_rounds(self) -> bool:
+        """Whether training depends on the number of rounds, so that it can neither stop early nor be continued."""
+        return False
 
     def training_at(self, stage: Stage) -> Training:
         """How local training goes in a stage, where turns say nothing else."""
@@ -604,9 +607,12 @@ def _settings(kind: type[Algorithm]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def require_classes(task: str, what: str, needed_for: str) -> None:
-    """Refuse what needs one class per example, for this, where the task is another than classification."""
+    """Raise `UserError` if `what` needs one class per example and the task is not classification."""
     if needed_for and task not in ("auto", "classification"):
-        raise UserError(f"{what} needs one class per example ({needed_for}), which {task} has not")
+        raise UserError(
+            f"{what} needs one class per example for {needed_for}. Examples of the task {task!r} have no single class. "
+            "Use another method or setting for this task."
+        )
 
 
 def whole(names: Sequence[str]) -> dict[str, Tensor | None]:

@@ -43,7 +43,7 @@ class Inference(Protocol):
 
     together: ClassVar[bool]  # whether an answer goes by the other inputs at hand, or by those before it
     in_turn: ClassVar[bool]  # whether inputs are answered one after the other, and what is learnt from them lasts
-    class_labels_for: ClassVar[str]  # what it needs one class per example for; empty: it answers any task
+    class_labels_for: ClassVar[str]  # what it needs one class per example for, a noun phrase; empty: any task
 
     @property
     def asks_global(self) -> bool:

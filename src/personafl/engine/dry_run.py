@@ -121,8 +121,8 @@ def check(algorithm: Algorithm, model: StackedModel, training: Training, num_cli
 
 def stages(
     algorithm: Algorithm, model: StackedModel, training: Training, *, num_clients: int, examples: int
-) -> tuple[list[Stage], str, dict[str, torch.Size]]:
-    """The schedule of a method, what of it goes by the number of rounds (or nothing), and what shapes its state has."""
+) -> tuple[list[Stage], bool, dict[str, torch.Size]]:
+    """Return the schedule of a method, whether it depends on the number of rounds, and the shapes of its state."""
     bound = assembled(algorithm, Setup(model.info, training, num_clients, examples))
     first, one = model.initial, torch.zeros(1, dtype=torch.int64)
     held = bound.init_server(first), bound.init_clients(first, one), bound.init_known(first, one)

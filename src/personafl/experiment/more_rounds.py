@@ -39,17 +39,20 @@ def check(longer: Recipe, folder: Path, told: Asked, feds: Mapping[int, Federati
             home = run_folder.home(folder, method.label, seed)
             saved = checkpoint.usable(home, SingleProcess())
             if saved and (why := _refused(mine, told.rounds, method, fed, saved[0])):
-                raise UserError(f"{KEY}={longer.training.num_rounds}: {method.label}, seed {seed} cannot go on, {why}")
+                raise UserError(
+                    f"{method.label} with seed {seed} cannot be continued to {KEY}={longer.training.num_rounds}. {why}"
+                )
 
 
 def _refused(longer: Recipe, rounds: int, method: Method, fed: Federation, saved: checkpoint.Saved) -> str:
+    """Return why a run cannot be continued, as a sentence; empty if it can."""
     if saved.folder.name == checkpoint.FINAL and saved.manifest["played_by"] > 1:
-        return "it was played by several processes, and finished; such runs cannot be made longer"
+        return "The run was computed by several processes and has finished; such a run cannot be made longer."
     state = saved.manifest["state"]
     if state["rounds"] < saved.manifest["asked"]:
-        return f"its training was stopped after {state['rounds']} rounds"
+        return f"Its training was stopped after {state['rounds']} rounds."
     network, examples = components.model(longer, fed.source), int(fed.sizes("train")[: fed.num_clients].sum())
-    (before, _, small), (after, why, large) = (
+    (before, _, small), (after, needs_all_rounds, large) = (
         dry_run.stages(
             method.algorithm,
             network,
@@ -59,14 +62,14 @@ def _refused(longer: Recipe, rounds: int, method: Method, fed: Federation, saved
         )
         for n in (rounds, longer.training.num_rounds)
     )
-    if why:
-        return f"{why} by the number of rounds"
+    if needs_all_rounds:
+        return "Its training depends on the number of rounds."
     if small != large:
-        return "what it keeps goes by the number of rounds"
+        return "The shape of its state depends on the number of rounds."
     played = before[: saved.played]
     if played != after[: saved.played]:
         here, there = next((s, a) for a, s in zip(after, played, strict=False) if a != s)
         if here.phase == there.phase:
-            return "its stages go by the number of rounds"
-        return f"it has played its stage {here.phase!r}, which comes behind the last round"
+            return "Its schedule depends on the number of rounds."
+        return f"It has already completed the stage {here.phase!r}, which follows the last round."
     return ""

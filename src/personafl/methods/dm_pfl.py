@@ -73,8 +73,8 @@ class DMPFL(MaskedTraining):
 
     # Phases
 
-    def needs_all_rounds(self) -> str:
-        return "its phases go"
+    def needs_all_rounds(self) -> bool:
+        return True
 
     def schedule(self) -> list[Stage]:
         stages = []

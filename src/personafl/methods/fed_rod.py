@@ -32,7 +32,7 @@ class FedRoD(Algorithm):
     evaluates: ClassVar[str] = "the global model with the client's own head, outputs added"
     newcomers: ClassVar[str] = "the global model with a head of zeros, which it trains for a session"
     compares_features: ClassVar[bool] = True
-    class_labels_for: ClassVar[str] = "how often it occurs"
+    class_labels_for: ClassVar[str] = "class frequencies"
 
     def check(self) -> None:
         if self.prior_free:

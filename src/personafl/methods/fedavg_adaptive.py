@@ -21,7 +21,7 @@ class FedAvgAdaptive(Algorithm):
     """
 
     evaluates: ClassVar[str] = "the global model"
-    class_labels_for: ClassVar[str] = "how often it occurs"
+    class_labels_for: ClassVar[str] = "class frequencies"
 
     inference: str | Inference = "batch"
     prior_free: bool = True

@@ -28,7 +28,7 @@ class FedLC(Algorithm):
     """FedAvg with margins in the local loss that are larger for classes rare at a client."""
 
     evaluates: ClassVar[str] = "the global model"
-    class_labels_for: ClassVar[str] = "how often it occurs"
+    class_labels_for: ClassVar[str] = "class frequencies"
 
     margin: float = setting(1.0, "how large margins are (tau)")
 

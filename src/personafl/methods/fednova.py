@@ -41,8 +41,8 @@ class FedNova(Algorithm):
         if not 0 <= self.server_momentum < 1:
             raise UserError(f"server_momentum={self.server_momentum}: must be in [0, 1)")
 
-    def not_averaged(self) -> str:
-        return "its uploads are moves divided by their numbers of steps"
+    def not_averaged(self) -> bool:
+        return True  # uploads are moves divided by their numbers of steps
 
     def init_server(self, params: Params) -> Params:
         server = super().init_server(params)

@@ -42,7 +42,7 @@ class FedPAC(Algorithm):
     evaluates: ClassVar[str] = "the global body under the client's combined head"
     newcomers: ClassVar[str] = "the global body under the initial head, trained for a session"
     from_recipe: ClassVar[tuple[str, ...]] = (*FROM_TRAINING, "head_lr")
-    class_labels_for: ClassVar[str] = "features are aligned and heads mixed by class"
+    class_labels_for: ClassVar[str] = "the mean features of each class"
 
     alignment_weight: float = setting(1.0, "pull of features to the prototype of their class (lambda)")
     head_epochs: float = setting(1.0, "epochs of the head before the body's")
@@ -58,8 +58,8 @@ class FedPAC(Algorithm):
     def needs_uploads(self) -> bool:
         return True
 
-    def not_averaged(self) -> str:
-        return "its server mixes the heads for each client"
+    def not_averaged(self) -> bool:
+        return True  # the server mixes the heads for each client
 
     # State
 

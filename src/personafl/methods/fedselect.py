@@ -50,8 +50,8 @@ class FedSelect(Algorithm):
         if self.select_interval < 1:
             raise UserError(f"select_interval={self.select_interval}: must be at least 1")
 
-    def not_averaged(self) -> str:
-        return "its server must take the mask of every upload"
+    def not_averaged(self) -> bool:
+        return True  # the server must take the mask of every upload
 
     def private(self) -> frozenset[str]:
         return self.info.buffers

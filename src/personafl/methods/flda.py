@@ -23,7 +23,7 @@ class FLDA(TwoModels):
     """FedAvg's model and a private one, mixed example by example by a private gate; all three learn together."""
 
     evaluates: ClassVar[str] = "the gate's mixture of the global and the private model"
-    class_labels_for: ClassVar[str] = "its gate mixes probabilities of classes"
+    class_labels_for: ClassVar[str] = "probabilities of classes"
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         like = next(iter(params.values()))

@@ -28,7 +28,7 @@ class FML(TwoModels):
     """Only the meme travels; each client keeps the private model that learns from it."""
 
     evaluates: ClassVar[str] = "the client's private model"
-    class_labels_for: ClassVar[str] = "its models teach each other probabilities of classes"
+    class_labels_for: ClassVar[str] = "probabilities of classes"
 
     alpha: float = setting(0.5, "weight of the private model's own loss against the meme's teaching")
     beta: float = setting(0.5, "weight of the meme's own loss against the private model's teaching")

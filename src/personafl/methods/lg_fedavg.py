@@ -59,11 +59,11 @@ class LGFedAvg(Algorithm):
         """What stays with a client also under FedAvg."""
         return self.info.buffers if self.info.policy == "local" else frozenset()
 
-    def not_averaged(self) -> str:
-        return "with warm_start its server has the features under other names" if self._first else ""
+    def not_averaged(self) -> bool:
+        return self._first > 0  # the server has the features under other names than the uploads
 
-    def needs_all_rounds(self) -> str:
-        return "its warm start goes" if self._first else ""
+    def needs_all_rounds(self) -> bool:
+        return self._first > 0
 
     def schedule(self) -> list[Stage]:
         usual = super().schedule()

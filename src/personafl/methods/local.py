@@ -22,8 +22,8 @@ class LocalOnly(Algorithm):
     def private(self) -> frozenset[str]:
         return frozenset(self.info.shapes)
 
-    def not_averaged(self) -> str:
-        return "its clients send nothing"
+    def not_averaged(self) -> bool:
+        return True  # clients send nothing
 
     def schedule(self) -> list[Stage]:
         return [Stage(number=t, down=False, up=False) for t in range(self.setup.training.num_rounds)]

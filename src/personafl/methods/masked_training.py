@@ -41,8 +41,8 @@ class MaskedTraining(Algorithm):
         if self.readjust_interval < 1:
             raise UserError(f"readjust_interval={self.readjust_interval}: must be at least 1")
 
-    def needs_all_rounds(self) -> str:
-        return "the annealing of its masks goes" if self.readjust_share else ""
+    def needs_all_rounds(self) -> bool:
+        return self.readjust_share > 0  # the share is annealed over the rounds
 
     def budget(self) -> dict[str, int]:
         """How many weights of each layer are active."""

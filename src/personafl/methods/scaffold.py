@@ -40,8 +40,8 @@ class Scaffold(Algorithm):
             raise UserError("weights='examples': Scaffold must know how many examples all clients have together")
         return super().bind(setup)
 
-    def not_averaged(self) -> str:
-        return "its control variates are sums of changes over clients"
+    def not_averaged(self) -> bool:
+        return True  # the control variates are sums of changes over clients
 
     def init_server(self, params: Params) -> Params:
         zero = {n: torch.zeros_like(params[n]) for n in self.info.parameters}

@@ -115,8 +115,8 @@ class WarmUp(MethodWrapper):
 
     # Rounds
 
-    def needs_all_rounds(self) -> str:
-        return "its warm-up goes" if self.warmup else super().needs_all_rounds()
+    def needs_all_rounds(self) -> bool:
+        return self.warmup > 0 or super().needs_all_rounds()
 
     def schedule(self) -> list[Stage]:
         first = self.warmup

@@ -12,6 +12,7 @@ from personafl.core.plugin_points import WEIGHTS
 from personafl.core.types import Payload, Round, Setup, Stage, Training
 from personafl.plugins.label_prior import LabelPrior
 from personafl.plugins.prior_free import PriorFree
+from personafl.plugins.wrapper import responsible
 
 
 def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
@@ -32,10 +33,13 @@ def assembled(algorithm: Algorithm, setup: Setup) -> Algorithm:
 
 
 def require_all_rounds(method: Algorithm, training: Training) -> None:
-    """Refuse to stop a bound method early whose course goes by the number of rounds."""
-    if (key := training.stops_early) and (why := method.needs_all_rounds()):
-        value = getattr(training, key)
-        raise UserError(f"training.{key}={value}: {method.called} cannot stop early, {why} by training.num_rounds")
+    """Raise `UserError` if training may stop early and the bound method depends on the number of rounds."""
+    if (key := training.stops_early) and method.needs_all_rounds():
+        name = responsible(method, lambda part: part.needs_all_rounds())
+        raise UserError(
+            f"{name} cannot be combined with training.{key}={getattr(training, key)}, because it depends on the number "
+            f"of rounds (training.num_rounds). Remove training.{key}."
+        )
 
 
 def require_common(method: Algorithm, wanted: Algorithm) -> None:

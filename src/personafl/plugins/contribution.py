@@ -45,6 +45,7 @@ class Contribution(MethodWrapper):
     """A method whose clients count by contribution."""
 
     prefix: ClassVar[str] = "cowa"
+    plugin_point: ClassVar[str] = "weights"
 
     gradient: bool = True  # whether G_n counts
     prediction: bool = True  # whether P_n counts
@@ -61,8 +62,8 @@ class Contribution(MethodWrapper):
     def needs_uploads(self) -> bool:
         return self.at_server or super().needs_uploads()
 
-    def not_averaged(self) -> str:
-        return "weights by contribution compare a client with the mean of the others' uploads as they came"
+    def not_averaged(self) -> bool:
+        return True  # a client is compared with the mean of the others' uploads as they came
 
     @cached_property
     def _averaged(self) -> list[str]:

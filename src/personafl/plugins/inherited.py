@@ -64,9 +64,9 @@ class Inherit:
             method.features()
         task = method.setup.training.task
         if self.transfer == "kd" and self.weight:
-            require_classes(task, "inherit.transfer='kd'", "it compares probabilities of classes")
+            require_classes(task, "inherit.transfer='kd'", "probabilities of classes")
         if self.answers == "both":
-            require_classes(task, "inherit.answers='both'", "it averages probabilities of classes")
+            require_classes(task, "inherit.answers='both'", "probabilities of classes")
         return Inherited.around(method, slot=self)
 
 
@@ -75,13 +75,12 @@ class Inherited(MethodWrapper):
     """A method whose clients each keep an inherited private model."""
 
     prefix: ClassVar[str] = "inherited"
+    plugin_point: ClassVar[str] = "inherit"
 
     slot: Inherit
 
-    def needs_all_rounds(self) -> str:
-        if self.slot.momentum == "mu-b":
-            return super().needs_all_rounds()
-        return f"its inherited model's momentum {self.slot.momentum} goes"
+    def needs_all_rounds(self) -> bool:
+        return self.slot.momentum != "mu-b" or super().needs_all_rounds()
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
         return super().init_clients(params, ids) | self._begin(params, ids)

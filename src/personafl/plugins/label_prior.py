@@ -68,7 +68,7 @@ TRUST = 0.5  # in `temperature`: a normal distribution of its logarithm, which f
 class LabelPrior:
     """What the rules of this file, and others that go by label frequencies, have in common."""
 
-    class_labels_for: ClassVar[str] = "how often it occurs"
+    class_labels_for: ClassVar[str] = "class frequencies"
     together: ClassVar[bool] = True
 
     share: float = field(default=0.5, metadata={"help": "of the client's own model in the outputs, the rest is global"})

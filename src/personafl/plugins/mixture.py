@@ -31,7 +31,7 @@ class Mixture:
 
     together: ClassVar[bool] = True
     in_turn: ClassVar[bool] = False
-    class_labels_for: ClassVar[str] = "how often it occurs"
+    class_labels_for: ClassVar[str] = "class frequencies"
 
     trust: float = field(default=0.5, metadata={"help": "that inputs are the client's own, before any is seen"})
     strength: float = field(default=0.1, metadata={"help": "how much each input counts, for inputs are much alike"})

@@ -26,7 +26,7 @@ class PerSample:
 
     together: ClassVar[bool] = False
     in_turn: ClassVar[bool] = False
-    class_labels_for: ClassVar[str] = "the entropy of its probabilities"
+    class_labels_for: ClassVar[str] = "the entropy of class probabilities"
 
     @property
     def asks_global(self) -> bool:

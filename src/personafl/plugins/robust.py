@@ -30,7 +30,7 @@ from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.types import Masked, Model, Params, Payload, Round, Sweep
-from personafl.plugins.wrapper import MethodWrapper
+from personafl.plugins.wrapper import MethodWrapper, responsible
 
 RULES = ("clip", "median", "trimmed-mean", "krum")
 
@@ -56,8 +56,12 @@ class Robust:
             raise UserError(f"bound={self.bound}: must be finite and not negative")
 
     def around(self, method: Algorithm) -> RobustAggregation:
-        if why := method.not_averaged():
-            raise UserError(f"robust={self.rule!r}: not for {method.called}: {why}")
+        if method.not_averaged():
+            name = responsible(method, lambda part: part.not_averaged())
+            raise UserError(
+                f"{name} cannot be combined with robust={self.rule!r}, because with its settings the server does not "
+                "compute a weighted mean of the uploads. Remove robust."
+            )
         return RobustAggregation.around(method, slot=self)
 
 

@@ -7,6 +7,7 @@ its sums. In `ClientState` a part adds to `fixed` only, for what is in `params` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -22,6 +23,7 @@ class MethodWrapper(Algorithm):
     """All hooks of `base`, to be overridden where the part differs."""
 
     prefix: ClassVar[str]
+    plugin_point: ClassVar[str] = ""  # the setting that puts this plug-in around a method; empty: it is a method itself
 
     base: Algorithm
 
@@ -53,10 +55,10 @@ class MethodWrapper(Algorithm):
     def needs_uploads(self) -> bool:
         return self.base.needs_uploads()
 
-    def not_averaged(self) -> str:
+    def not_averaged(self) -> bool:
         return self.base.not_averaged()
 
-    def needs_all_rounds(self) -> str:
+    def needs_all_rounds(self) -> bool:
         return self.base.needs_all_rounds()
 
     def training_at(self, stage: Stage) -> Training:
@@ -174,3 +176,20 @@ class MethodWrapper(Algorithm):
         """The parameters that travel."""
         stays = self.base.private()
         return [n for n in self.info.parameters if n not in stays]
+
+
+def responsible(method: Algorithm, holds: Callable[[Algorithm], bool]) -> str:
+    """Return the name of that part of a method for which a hook is true, to begin an error message.
+
+    Args:
+        method: A bound method, possibly with plug-ins around it, for which the hook is true.
+        holds: Calls the hook, such as `Algorithm.needs_all_rounds`, of the method it is given.
+
+    Returns:
+        The name of the method, such as "DMPFL", or of the plug-in, such as "The plug-in inherit of FedAvg".
+    """
+    while isinstance(method, MethodWrapper) and holds(method.base):
+        method = method.base
+    if isinstance(method, MethodWrapper):
+        return f"The plug-in {method.plugin_point} of {method.called}" if method.plugin_point else type(method).__name__
+    return method.called

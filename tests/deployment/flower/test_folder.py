@@ -148,6 +148,6 @@ def test_what_is_no_deployment_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_stop_early_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"training\.target=0\.9: DMPFL cannot stop early, its phases go by"):
+    with pytest.raises(UserError, match=r"DMPFL cannot be combined with training\.target=0\.9, because"):
         folder.init("demo", ["algorithms=dm-pfl", "training.target=0.9"], tmp_path / "fed", 2, None)
     assert not (tmp_path / "fed").exists()
