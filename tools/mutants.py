@@ -72,7 +72,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "methods/simplex.py": ("tests/methods/test_simplex.py", "-k fedpac"),
     "methods/*.py": ("tests/methods/test_{stem}.py", "-k {stem}"),
     "sparse/*.py": ("tests/sparse", *SPARSE),
-    "plugins/{wrapper,assemble}.py": ("tests/plugins/test_assemble.py", "tests/plugins/test_inherited.py"),
+    "plugins/{wrapper,assemble}.py": ("tests/plugins/test_{stem}.py", "tests/plugins/test_inherited.py"),
     "plugins/per_sample.py": ("tests/methods/test_dm_pfl_plus.py", "tests/plugins/test_assemble.py"),
     "plugins/prior_free.py": ("tests/plugins/test_prior_free.py",),
     "plugins/label_prior.py": ("tests/plugins/test_label_prior.py",),

@@ -280,7 +280,7 @@ def stepped(sim: Simulation) -> tuple[Tensor, list[Params]]:
     found = []
     for i in range(len(ids)):
         rest = torch.tensor([j for j in range(len(ids)) if j != i])
-        sent = method.theirs_of(tree.rows_of(done.upload, rest))
+        sent = method.theirs(tree.rows_of(done.upload, rest))
         terms = method.base.summands(sent, weights[rest], number)
         sums = {n: t.sum(0, dtype=torch.float64) for n, t in terms.items()}
         found.append(method.base.aggregate(method.theirs(server), sums, number))

@@ -128,18 +128,14 @@ class WarmUp(MethodWrapper):
         )
         return [*(Stage(number=t, phase="warm-up") for t in range(first)), *hand_over, *later]
 
-    def _later(self, rnd: Round) -> Round:
-        """The round as the base counts it."""
-        return replace(rnd, stage=replace(rnd.stage, number=rnd.number - self.warmup))
+    def inner_stage(self, stage: Stage) -> Stage:
+        return replace(stage, number=stage.number - self.warmup)
 
     def training_at(self, stage: Stage) -> Training:
-        warm = stage.number < self.warmup
-        return self.setup.training if warm else self.base.training_at(replace(stage, number=stage.number - self.warmup))
+        return self.setup.training if stage.number < self.warmup else super().training_at(stage)
 
     def rate(self, stage: Stage) -> float:
-        if stage.number < self.warmup:
-            return self.setup.training.rate(stage.number)
-        return self.base.rate(replace(stage, number=stage.number - self.warmup))
+        return self.setup.training.rate(stage.number) if stage.number < self.warmup else super().rate(stage)
 
     # State
 
@@ -159,7 +155,7 @@ class WarmUp(MethodWrapper):
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         if rnd.phase not in ("warm-up", "hand-over"):
-            return super().download(server, known, self._later(rnd))
+            return super().download(server, known, rnd)
         mine = self.mine(server)
         model = tree.under(mine, "x")
         on = torch.ones((), dtype=torch.bool, device=next(iter(model.values())).device)  # says that this is the warm-up
@@ -168,8 +164,8 @@ class WarmUp(MethodWrapper):
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         if rnd.phase not in ("warm-up", "hand-over"):
-            return super().start(kept, down, self._later(rnd))
-        sent = self.theirs_of(down)
+            return super().start(kept, down, rnd)
+        sent = self.theirs(down)
         lends = rnd.phase == "warm-up" and self._lends
         local = self.base.start({}, sent, rnd) if lends else ClientState(params=tree.values(sent))
         mine = self.mine(kept) | self.mine(tree.values(down))
@@ -179,7 +175,7 @@ class WarmUp(MethodWrapper):
         if rnd.phase == "hand-over":
             return []
         if rnd.phase != "warm-up":
-            return super().turns(local, self._later(rnd))
+            return super().turns(local, rnd)
         plays = self.base.turns(local, rnd) if self._lends else []
         lent = plays[0] if len(plays) == 1 and isinstance(plays[0], Turn) else None
         return [self._turn(lent or self.usual_turn(whole(self.info.parameters)))]
@@ -209,7 +205,7 @@ class WarmUp(MethodWrapper):
 
     def upload(self, local: ClientState, rnd: Round) -> Payload:
         if rnd.phase != "warm-up":
-            return super().upload(local, self._later(rnd))
+            return super().upload(local, rnd)
         assert local.keys is not None
         mask = units.positions(self.layers, self._units(local, local.keys))
         dense: Payload = dict(tree.select(local.params, self.info.shapes))
@@ -222,27 +218,27 @@ class WarmUp(MethodWrapper):
             received = {n: t[0] for n, t in local.params.items()}
             assert local.ids is not None
             return kept | self.base.init_clients(received, local.ids)
-        return super().keep(kept, local, self._later(rnd))
+        return super().keep(kept, local, rnd)
 
     def screen(self, server: Params, upload: Payload, rnd: Round) -> tuple[Tensor | None, Payload]:
-        return (None, upload) if rnd.phase == "warm-up" else super().screen(server, upload, self._later(rnd))
+        return (None, upload) if rnd.phase == "warm-up" else super().screen(server, upload, rnd)
 
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
         if rnd.phase == "warm-up":
             return Algorithm.weigh(self, server, known, upload, examples, rnd)
-        return super().weigh(server, known, upload, examples, self._later(rnd))
+        return super().weigh(server, known, upload, examples, rnd)
 
     def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        return known if rnd.phase == "warm-up" else super().remember(known, upload, weights, self._later(rnd))
+        return known if rnd.phase == "warm-up" else super().remember(known, upload, weights, rnd)
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         if rnd.phase != "warm-up":
-            return super().summands(upload, weights, self._later(rnd))
-        return Algorithm.summands(self, self.theirs_of(upload), weights, rnd) | means.covered(upload, weights)
+            return super().summands(upload, weights, rnd)
+        return Algorithm.summands(self, self.theirs(upload), weights, rnd) | means.covered(upload, weights)
 
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         if rnd.phase != "warm-up":
-            return super().aggregate(server, sums, self._later(rnd))
+            return super().aggregate(server, sums, rnd)
         new = {}
         for n, x in tree.under(self.mine(server), "x").items():
             if f"covered/{n}" in sums:
@@ -252,9 +248,12 @@ class WarmUp(MethodWrapper):
                 new[n] = self.approach(x, (sums[n] / sums["aux/weight"]).to(x.dtype))
         return self._handed_over(server | self.own(tree.prefixed(new, "x")), rnd)
 
+    def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
+        return {} if rnd.phase == "warm-up" else super().lasting(upload, examples, rnd)
+
     def without_uploads(self, server: Params, rnd: Round) -> Params:
         if rnd.phase != "warm-up":
-            return super().without_uploads(server, self._later(rnd))
+            return super().without_uploads(server, rnd)
         return self._handed_over(server, rnd)
 
     def _handed_over(self, server: Params, rnd: Round) -> Params:
@@ -291,13 +290,13 @@ class WarmUp(MethodWrapper):
     def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
         if rnd.phase in ("warm-up", "hand-over"):
             return self._warm(down) | tree.select(local.params, self.info.shapes)
-        return super().after_training(kept, local, down, self._later(rnd))
+        return super().after_training(kept, local, down, rnd)
 
     def downloaded_model(self, kept: Params, down: Payload, rnd: Round) -> Params | None:
-        return None if self._warming(down) else super().downloaded_model(kept, down, self._later(rnd))
+        return None if self._warming(down) else super().downloaded_model(kept, down, rnd)
 
     def personalised_model(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params | None:
-        return None if self._warming(down) else super().personalised_model(kept, local, down, self._later(rnd))
+        return None if self._warming(down) else super().personalised_model(kept, local, down, rnd)
 
 
 class Gated(ModelAround):

@@ -36,12 +36,12 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, ClientState, DataPass, LocalWork
 from personafl.core.errors import UserError
-from personafl.core.types import Batch, Download, Masked, Model, Params, Payload, Round, Sweep, Task, per_example
-from personafl.plugins.wrapper import MethodWrapper
+from personafl.core.types import Batch, Download, Masked, Params, Payload, Round, Task, per_example
+from personafl.plugins.wrapper import TrainingWrapper
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution(MethodWrapper):
+class Contribution(TrainingWrapper):
     """A method whose clients count by contribution."""
 
     prefix: ClassVar[str] = "cowa"
@@ -251,17 +251,6 @@ class Contribution(MethodWrapper):
             coverage[f"coverage/{n}"] = weight.to(old.dtype)
         new = {"totals": totals, "newest": newest} | coverage
         return super().aggregate(server, sums, rnd) | self.own(new)
-
-    # It changes no model, so prediction is the method's.
-
-    def deploy(self, own: Params, down: Payload) -> Params:
-        return self.base.deploy(own, self.theirs_of(down))
-
-    def calibrate(self, deployed: Params, sweep: Sweep) -> Params:
-        return self.base.calibrate(deployed, sweep)
-
-    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
-        return self.base.predict(model, deployed, x)
 
 
 def _share_of(share: Tensor, coverage: Tensor | Masked | None, like: Tensor) -> Tensor:

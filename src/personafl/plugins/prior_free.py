@@ -18,16 +18,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from personafl.core.algorithm import ClientState, GradientPass, LocalWork, Turn
 from personafl.core.labels import label_pass, log_frequencies
-from personafl.core.types import Model, Params, Payload, Round, Sweep
-from personafl.plugins.wrapper import MethodWrapper
+from personafl.core.types import Round
+from personafl.plugins.wrapper import TrainingWrapper
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriorFree(MethodWrapper):
+class PriorFree(TrainingWrapper):
     """A method whose local losses leave out the client's label frequencies."""
 
     prefix: ClassVar[str] = "prior"
@@ -46,17 +44,6 @@ class PriorFree(MethodWrapper):
             case GradientPass():
                 return replace(turn, added=self._name)
         return turn
-
-    # It changes training alone, so prediction is the method's.
-
-    def deploy(self, own: Params, down: Payload) -> Params:
-        return self.base.deploy(own, down)
-
-    def calibrate(self, deployed: Params, sweep: Sweep) -> Params:
-        return self.base.calibrate(deployed, sweep)
-
-    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
-        return self.base.predict(model, deployed, x)
 
     @property
     def _name(self) -> str:

@@ -29,8 +29,8 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
-from personafl.core.types import Masked, Model, Params, Payload, Round, Sweep
-from personafl.plugins.wrapper import MethodWrapper, responsible
+from personafl.core.types import Masked, Params, Payload, Round
+from personafl.plugins.wrapper import TrainingWrapper, responsible
 
 RULES = ("clip", "median", "trimmed-mean", "krum")
 
@@ -66,7 +66,7 @@ class Robust:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustAggregation(MethodWrapper):
+class RobustAggregation(TrainingWrapper):
     """A method whose server takes a robust mean."""
 
     prefix: ClassVar[str] = "robust"
@@ -89,17 +89,6 @@ class RobustAggregation(MethodWrapper):
     def _averaged(self, name: str, t: Tensor, server: Params) -> bool:
         model = name not in self.info.buffers and not name.startswith("aux/")
         return model and name in server and t.is_floating_point()
-
-    # It changes no model, so prediction is the method's.
-
-    def deploy(self, own: Params, down: Payload) -> Params:
-        return self.base.deploy(own, down)
-
-    def calibrate(self, deployed: Params, sweep: Sweep) -> Params:
-        return self.base.calibrate(deployed, sweep)
-
-    def predict(self, model: Model, deployed: Params, x: Tensor) -> Tensor:
-        return self.base.predict(model, deployed, x)
 
 
 def clipped(upload: Payload, server: Params, bound: float = 0.0) -> Payload:

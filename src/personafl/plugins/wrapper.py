@@ -1,26 +1,57 @@
-"""A method around another method: the base of what fills a slot.
+"""A method around another method: the base of plug-ins and of warm-ups.
 
-By default every hook is the inner method's, save that a part deploys and predicts by its own `personal` and `answer`.
-What a part adds has names under its own prefix, which the inner method never sees: its state, its payload entries,
-its sums. In `ClientState` a part adds to `fixed` only, for what is in `params` may be uploaded.
+Every hook of `Algorithm` is forwarded to the inner method, `base`, unless it is named in `NOT_FORWARDED`. The methods
+that forward are generated from `Algorithm`, so a hook that is added there is forwarded, too. A wrapper overrides the
+hooks that it changes.
+
+What a wrapper adds has names under its own prefix, which the inner method never sees: its state, its payload entries,
+its sums. In `ClientState` a wrapper adds to `fixed` only, because what is in `params` may be uploaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Self
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import FROM_TRAINING, Algorithm, ClientState, LocalWork
-from personafl.core.types import Download, Model, Params, Payload, Round, Stage, Training
+from personafl.core.algorithm import FROM_TRAINING, Algorithm
+from personafl.core.types import Download, Params, Payload, Round, Stage
+
+T = TypeVar("T")
+
+PREDICTION = ("deploy", "calibrate", "predict", "respond", "both_answers")
+"""Hooks of prediction. A wrapper predicts by its own `personal` and `answer`, a `TrainingWrapper` by the method's."""
+
+NOT_FORWARDED = frozenset(
+    {
+        *PREDICTION,
+        *("bind", "check", "check_task"),  # done for the inner method when it was bound
+        *("own_head", "features", "server_stream", "usual_turn", "approach", "without_common"),  # helpers, not hooks
+    }
+)
+"""The functions of `Algorithm` that a wrapper does not forward."""
+
+STATES = frozenset({"server", "known", "kept", "down", "upload", "sums", "lasting"})
+"""The arguments of hooks in which a wrapper may have entries of its own."""
+
+REPLACED = {
+    "keep": "kept",
+    "remember": "known",
+    "aggregate": "server",
+    "withdraw": "server",
+    "without_uploads": "server",
+}
+"""The hooks that return the new value of a state, and which: what the wrapper has in it stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodWrapper(Algorithm):
-    """All hooks of `base`, to be overridden where the part differs."""
+    """A method that forwards the hooks of `base`, to be overridden where they differ."""
 
     prefix: ClassVar[str]
     plugin_point: ClassVar[str] = ""  # the setting that puts this plug-in around a method; empty: it is a method itself
@@ -29,7 +60,7 @@ class MethodWrapper(Algorithm):
 
     @classmethod
     def around(cls, base: Algorithm, **settings: object) -> Self:
-        """This part around a method that is bound already."""
+        """Return this wrapper around a method that is bound already."""
         same = {n: getattr(base, n) for n in (*FROM_TRAINING, "inference", "bound")}
         return cls(base=base, **same, **settings)  # type: ignore[arg-type]
 
@@ -37,145 +68,77 @@ class MethodWrapper(Algorithm):
     def called(self) -> str:
         return self.base.called
 
-    def theirs(self, state: Params) -> Params:
-        """What the inner method sees of a state."""
+    def theirs(self, state: Mapping[str, T]) -> dict[str, T]:
+        """Return what the inner method sees of a state or payload."""
         return tree.without(state, self.prefix)
 
-    def theirs_of(self, payload: Payload) -> Payload:
-        return tree.without(payload, self.prefix)
-
     def mine(self, state: Params) -> Params:
-        """What the part added, without its prefix."""
+        """Return what the wrapper added to a state, without its prefix."""
         return tree.under(state, self.prefix)
 
     def own(self, state: Params) -> Params:
-        """The part's state under the names it is kept by; inverse of `mine`."""
+        """Return the wrapper's state under the names it is kept by; inverse of `mine`."""
         return tree.prefixed(state, self.prefix)
 
-    def needs_uploads(self) -> bool:
-        return self.base.needs_uploads()
+    def inner_stage(self, stage: Stage) -> Stage:
+        """Return a stage as the inner method counts it."""
+        return stage
 
-    def not_averaged(self) -> bool:
-        return self.base.not_averaged()
+    def seen_by_base(self, name: str, value: Any) -> Any:
+        """Return the argument of a hook, by its name, as the inner method sees it."""
+        if name == "stage":
+            return self.inner_stage(value)
+        if isinstance(value, Round):
+            stage = self.inner_stage(value.stage)
+            return value if stage is value.stage else replace(value, stage=stage)
+        if isinstance(value, Download):
+            return Download(self.theirs(value.shared), self.theirs(value.own))
+        return self.theirs(value) if name in STATES else value
 
-    def needs_all_rounds(self) -> bool:
-        return self.base.needs_all_rounds()
-
-    def training_at(self, stage: Stage) -> Training:
-        return self.base.training_at(stage)
-
-    def rate(self, stage: Stage) -> float:
-        return self.base.rate(stage)
-
-    def private(self) -> frozenset[str]:
-        return self.base.private()
-
-    def travels(self) -> frozenset[str]:
-        return self.base.travels()
-
-    def schedule(self) -> list[Stage]:
-        return self.base.schedule()
-
-    def init_server(self, params: Params) -> Params:
-        return self.base.init_server(params)
-
-    def init_clients(self, params: Params, ids: Tensor) -> Params:
-        return self.base.init_clients(params, ids)
-
-    def init_known(self, params: Params, ids: Tensor) -> Params:
-        return self.base.init_known(params, ids)
-
-    def init_coverage(self, params: Params) -> Params:
-        return self.base.init_coverage(params)
-
-    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
-        return self.base.newcomer(params, Download(self.theirs_of(down.shared), self.theirs_of(down.own)), ids)
-
-    def welcome(self) -> str:
-        return self.base.welcome()
-
-    def download(self, server: Params, known: Params, rnd: Round) -> Download:
-        return self.base.download(self.theirs(server), self.theirs(known), rnd)
-
-    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
-        return self.base.start(self.theirs(kept), self.theirs_of(down), rnd)
-
-    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        return self.base.turns(local, rnd)
-
-    def upload(self, local: ClientState, rnd: Round) -> Payload:
-        return self.base.upload(local, rnd)
-
-    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
-        return kept | self.base.keep(self.theirs(kept), local, rnd)
+    # Hooks that are not forwarded in the general way
 
     def screen(self, server: Params, upload: Payload, rnd: Round) -> tuple[Tensor | None, Payload]:
-        mine = tree.exclude(upload, self.theirs_of(upload))
-        rows, used = self.base.screen(self.theirs(server), self.theirs_of(upload), rnd)
+        mine = tree.exclude(upload, self.theirs(upload))
+        rows, used = self.base.screen(self.theirs(server), self.theirs(upload), self.seen_by_base("rnd", rnd))
         return rows, used | (mine if rows is None else tree.rows_of(mine, rows))
-
-    def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
-        return self.base.weigh(self.theirs(server), self.theirs(known), self.theirs_of(upload), examples, rnd)
-
-    def updates(self, server: Params, upload: Payload) -> Params:
-        return self.base.updates(self.theirs(server), self.theirs_of(upload))
-
-    def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        return self.base.summands(self.theirs_of(upload), weights, rnd)
-
-    def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        return known | self.base.remember(self.theirs(known), self.theirs_of(upload), weights, rnd)
-
-    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
-        return server | self.base.aggregate(self.theirs(server), self.theirs(sums), rnd)
-
-    def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
-        return self.base.lasting(self.theirs_of(upload), examples, rnd)
-
-    def withdraw(self, server: Params, lasting: Params) -> Params:
-        return server | self.base.withdraw(self.theirs(server), self.theirs(lasting))
-
-    def without_uploads(self, server: Params, rnd: Round) -> Params:
-        return server | self.base.without_uploads(self.theirs(server), rnd)
-
-    def coverage(self, sums: Params) -> Params:
-        return self.base.coverage(self.theirs(sums))
-
-    def personal(self, kept: Params, down: Payload) -> Params:
-        return self.base.personal(self.theirs(kept), self.theirs_of(down))
-
-    def common(self, down: Payload) -> Params | None:
-        return self.base.common(self.theirs_of(down))
-
-    def after_training(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params:
-        return self.base.after_training(self.theirs(kept), local, self.theirs_of(down), rnd)
-
-    def downloaded_model(self, kept: Params, down: Payload, rnd: Round) -> Params | None:
-        return self.base.downloaded_model(self.theirs(kept), self.theirs_of(down), rnd)
-
-    def personalised_model(self, kept: Params, local: ClientState, down: Payload, rnd: Round) -> Params | None:
-        return self.base.personalised_model(self.theirs(kept), local, self.theirs_of(down), rnd)
-
-    def client_masks(self, kept: Params, down: Payload) -> Params:
-        return self.base.client_masks(self.theirs(kept), self.theirs_of(down))
-
-    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        return self.base.answer(model, own, x, valid)
-
-    def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        return self.base.common_answer(model, common, x, valid)
-
-    def notes(self, server: Params) -> dict[str, float]:
-        return self.base.notes(self.theirs(server))
 
     def evaluated(self, when: str) -> str:
         own = self.base.evaluated(when)
         return own if self.inference == self.base.inference or self.rule is None else self.rule.words(own)
 
     def shared(self) -> list[str]:
-        """The parameters that travel."""
+        """Return the names of the parameters that travel."""
         stays = self.base.private()
         return [n for n in self.info.parameters if n not in stays]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingWrapper(MethodWrapper):
+    """A wrapper that changes training or aggregation but no model: prediction is the inner method's, too."""
+
+
+def _forwarding(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls this hook of `base` with what the inner method sees of the arguments."""
+    names = tuple(inspect.signature(hook).parameters)[1:]
+    replaced = REPLACED.get(name)
+
+    @functools.wraps(hook)
+    def forward(self: MethodWrapper, *args: Any, **named: Any) -> Any:
+        seen = [self.seen_by_base(n, value) for n, value in zip(names, args, strict=False)]
+        result = getattr(self.base, name)(*seen, **{n: self.seen_by_base(n, value) for n, value in named.items()})
+        if replaced is None:
+            return result
+        before = named[replaced] if replaced in named else args[names.index(replaced)]
+        return before | result
+
+    return forward
+
+
+for _name, _hook in inspect.getmembers(Algorithm, inspect.isfunction):
+    if _name in PREDICTION:
+        setattr(TrainingWrapper, _name, _forwarding(_name, _hook))
+    elif not _name.startswith("_") and _name not in NOT_FORWARDED and _name not in vars(MethodWrapper):
+        setattr(MethodWrapper, _name, _forwarding(_name, _hook))
 
 
 def responsible(method: Algorithm, holds: Callable[[Algorithm], bool]) -> str:
