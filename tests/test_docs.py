@@ -16,7 +16,8 @@ import torch
 import personafl
 from personafl import ALGORITHMS, Evaluation, Inherit, Simulation, StackedModel
 from personafl.config import reference
-from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
+from personafl.core.algorithm import Algorithm
+from personafl.core.method_settings import FROM_TRAINING, RECIPE
 from tests.references import golden
 from tests.test_references import ENGINE
 

@@ -27,7 +27,8 @@ from personafl import (
     arrays,
 )
 from personafl.core import rng
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Turn
+from personafl.core.algorithm import Algorithm
+from personafl.core.local_work import ClientState, LocalWork, Turn
 from personafl.core.normalization import Normalization
 from personafl.core.types import Batch, Examples, Round, Task
 from personafl.data import batches

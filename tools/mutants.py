@@ -79,7 +79,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "plugins/mixture.py": ("tests/plugins/test_label_prior.py",),
     "evaluation/batch_inference.py": ("tests/plugins/test_label_prior.py",),
     "plugins/{contribution,inherited,mmd}.py": ("tests/plugins/test_{stem}.py",),
-    "core/algorithm.py": ("tests/core/test_algorithm.py", "tests/methods/test_refusals.py"),
+    "core/{algorithm,local_work,method_settings}.py": (
+        "tests/core/test_algorithm.py",
+        "tests/methods/test_refusals.py",
+    ),
     "core/{optim,tree,criteria,wire}.py": ("tests/core/test_{stem}.py",),
     "engine/{cost,local}.py": ("tests/engine/test_{stem}.py",),
     "data/batches.py": ("tests/data/test_batches.py",),

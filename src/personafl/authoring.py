@@ -6,8 +6,10 @@ from personafl.authoring import Algorithm, ClientState, Turn, setting, whole
 from __future__ import annotations
 
 from personafl.core import rng, tree
-from personafl.core.algorithm import (
-    Algorithm,
+from personafl.core.algorithm import Algorithm
+from personafl.core.criteria import cross_entropy, divergence, entropy
+from personafl.core.errors import UserError
+from personafl.core.local_work import (
     ClientState,
     DataPass,
     GradientPass,
@@ -16,14 +18,12 @@ from personafl.core.algorithm import (
     Pull,
     StateUpdate,
     Turn,
-    choose,
     own_loss,
-    setting,
     whole,
 )
-from personafl.core.criteria import cross_entropy, divergence, entropy
-from personafl.core.errors import UserError
 from personafl.core.optim import SGD, Adam, Optimizer
+from personafl.core.settings import setting
+from personafl.core.tree import choose
 from personafl.core.types import (
     Batch,
     Criterion,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from personafl import ALGORITHMS, Algorithm, StackedModel
 from personafl.accel import cuda_graphs
 from personafl.accel.cuda_graphs import CapturedTurn, Step
-from personafl.core.algorithm import ClientState, LocalWork, whole
+from personafl.core.local_work import ClientState, LocalWork, whole
 from personafl.core.types import Batch, Round, Task
 from personafl.data.batches import Plan
 from personafl.engine import local

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from personafl import Evaluation, FedAvg, Simulation, UserError
-from personafl.core.algorithm import ClientState, GradientPass, LocalWork, whole
+from personafl.core.local_work import ClientState, GradientPass, LocalWork, whole
 from personafl.core.types import Download, Params, Payload, Round, Stage
 from personafl.deployment.federation_spec import build_parts
 from personafl.engine import admission, dry_run

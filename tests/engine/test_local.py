@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from personafl import FedAvg, StackedModel
 from personafl.core import tree
-from personafl.core.algorithm import (
-    Algorithm,
+from personafl.core.algorithm import Algorithm
+from personafl.core.errors import UserError
+from personafl.core.local_work import (
     ClientState,
     DataPass,
     GradientPass,
@@ -24,7 +25,6 @@ from personafl.core.algorithm import (
     own_loss,
     whole,
 )
-from personafl.core.errors import UserError
 from personafl.core.optim import SGD, Adam
 from personafl.core.types import Batch, Params, Round, Stage, Task, per_example
 from personafl.engine.local import run_local_work

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from personafl import StackedModel
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, GradientPass, LocalWork, Loss, Turn, own_loss, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.criteria import divergence
+from personafl.core.local_work import ClientState, GradientPass, LocalWork, Loss, Turn, own_loss, whole
 from personafl.core.types import Batch, Params, Round, Stage, Task, per_example
 from personafl.engine import cost
 from personafl.engine.dry_run import estimate_cost

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import personafl
 from personafl import Ditto
-from personafl.core.algorithm import ClientState
 from personafl.core.errors import Note, UserError
+from personafl.core.local_work import ClientState
 from personafl.core.types import Params, Round
 from personafl.evaluation import report
 from personafl.experiment import checkpoint, run_folder

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from personafl import COPFL, Evaluation, FedAvg, Federation, Simulation, Source, StackedModel
 from personafl.core import tree
-from personafl.core.algorithm import ClientState
+from personafl.core.local_work import ClientState
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.engine.dry_run import estimate_cost
 from personafl.engine.local import run_local_work

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from personafl import ALGORITHMS, APFL, DMPFL, Algorithm, Evaluation, FedSelect, Simulation, config
 from personafl.core import tree, wire
-from personafl.core.algorithm import ClientState, GradientPass, Turn
+from personafl.core.local_work import ClientState, GradientPass, Turn
 from personafl.core.types import Download, Examples, Masked, Params, Payload, Round, Task
 from personafl.engine.local import Outcome, client_round
 from personafl.simulation import simulator

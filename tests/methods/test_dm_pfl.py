@@ -10,7 +10,7 @@ from torch import Tensor
 
 from personafl import DMPFL, Evaluation, FedAvg, FedDST, Simulation, StackedModel, Training
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, GradientPass, Turn
+from personafl.core.local_work import ClientState, GradientPass, Turn
 from personafl.core.types import Masked, Round, Setup, Stage
 from personafl.engine.dry_run import estimate_cost
 from personafl.engine.local import client_round

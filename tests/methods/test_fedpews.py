@@ -26,7 +26,7 @@ from personafl import (
     config,
 )
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, LocalWork, whole
+from personafl.core.local_work import ClientState, LocalWork, whole
 from personafl.core.types import Batch, Masked, Round, Task
 from personafl.data import batches
 from personafl.engine.dry_run import estimate_cost

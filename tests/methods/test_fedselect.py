@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from personafl import FedAvg, FedSelect, Simulation, StackedModel
 from personafl.core import tree
-from personafl.core.algorithm import ClientState
+from personafl.core.local_work import ClientState
 from personafl.core.types import Masked, Round, Stage
 from personafl.sparse import masks
 from tests import checks, worlds

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from personafl import ALGORITHMS, DMPFL, Algorithm, FedAvg, FedPeWS, FedProx, Inherit, Simulation, config
-from personafl.core.algorithm import FROM_TRAINING
 from personafl.core.errors import UserError
+from personafl.core.method_settings import FROM_TRAINING
 from personafl.core.types import Stage, Training
 from tests import worlds
 

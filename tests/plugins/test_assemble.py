@@ -11,7 +11,7 @@ from torch import Tensor
 
 from personafl import COPFL, DMPFL, Algorithm, Ditto, FedAvg, FedPeWS, FedPeWSFixed, FedRep, Inherit, Robust
 from personafl.core import tree
-from personafl.core.algorithm import ClientState
+from personafl.core.local_work import ClientState
 from personafl.core.types import Download, Params, Payload, Round, Setup
 from personafl.plugins.assemble import assembled
 from personafl.plugins.contribution import Contribution

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from personafl import DMPFL, Algorithm, Ditto, FedAvg, FedPeWS, FedProx, FedRep, Inherit
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, LocalWork, Pull, whole
+from personafl.core.local_work import ClientState, LocalWork, Pull, whole
 from personafl.core.types import Batch, Masked, Params, Round, Task
 from tests import checks, worlds
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from personafl import ALGORITHMS, Algorithm, Ditto, Evaluation, Faults, FedAvg, Federation, FedPeWS, Simulation
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import ClientState, LocalWork, own_loss, whole
+from personafl.core.local_work import ClientState, LocalWork, own_loss, whole
 from personafl.core.types import Batch, Masked, Params, Payload, Round, Stage, Task
 from personafl.engine.admission import Update, refusal, schema
 from personafl.engine.server_round import ServerRound

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from personafl.core.algorithm import ClientState
+from personafl.core.local_work import ClientState
 from personafl.core.torch_internals import foreach
 from personafl.core.types import Batch, Moves, Params
 

@@ -16,8 +16,9 @@ from rich.table import Table
 from personafl import config
 from personafl.cli.terminal import console, find_own_code
 from personafl.config.recipe import SECTIONS
-from personafl.core.algorithm import RECIPE, Algorithm
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.method_settings import RECIPE
 
 if TYPE_CHECKING:
     from personafl.data.partition.partitioner import Partitioner

@@ -9,8 +9,9 @@ from typing import Any
 
 from personafl.config.names import algorithm_class, name_of, table_of
 from personafl.config.recipe import SECTIONS, Method, Recipe
-from personafl.core.algorithm import RECIPE, Algorithm
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.method_settings import RECIPE
 from personafl.core.settings import filled, hints, shortened, typed, unknown
 from personafl.methods import ALGORITHMS
 

@@ -15,8 +15,9 @@ from personafl.config.defaults import BY_DATA
 from personafl.config.recipe import SECTIONS, Data, Method, Recipe, unused, values
 from personafl.config.trust import own_code, refuse_own_code
 from personafl.config.writing import settings
-from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import Note, UserError
+from personafl.core.method_settings import FROM_TRAINING, RECIPE
 from personafl.core.settings import shortened, unknown
 from personafl.data import DATASETS
 from personafl.data.partition import knows_clients

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from personafl.config.defaults import BY_DATA
 from personafl.config.names import algorithm_class, table_of
 from personafl.config.recipe import AUTO, SECTIONS
-from personafl.core.algorithm import FROM_TRAINING, RECIPE, Algorithm
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.method_settings import FROM_TRAINING, RECIPE
 from personafl.core.settings import Section, hints, unknown
 from personafl.core.types import LOSSES
 from personafl.data import DATASETS, PARTITIONS

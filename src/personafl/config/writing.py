@@ -11,8 +11,9 @@ import tomli_w
 
 from personafl.config.names import name_of
 from personafl.config.recipe import SECTIONS, Recipe, unused, values
-from personafl.core.algorithm import RECIPE, Algorithm
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.method_settings import RECIPE
 from personafl.core.plain_text import is_text
 from personafl.data import DATASETS
 

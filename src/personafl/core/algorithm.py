@@ -8,7 +8,7 @@ A round, and the hooks in its order:
     turns       local work: which loss, which positions move, for how long
     upload      what travels back
     keep        what the client stores until it is next asked
-    screen      what the server uses of them, where it compares them
+    screen      what the server uses of the uploads, where it compares them
     weigh       what each client counts in the server's sums
     summands    the named sums over clients that the server needs
     remember    what the server knows of each client until it is next asked
@@ -20,249 +20,51 @@ A round, and the hooks in its order:
 
 State and payloads are plain named tensors. What is not in `down` or in an upload does not cross
 the network; what is not in `kept` is forgotten. Client-side hooks never reduce over the client axis.
+
+The class begins with the dozen hooks that most methods need. The others follow in groups by what they are for.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from personafl.core import rng, tree
-from personafl.core.display import Displayed, table
 from personafl.core.errors import UserError
-from personafl.core.optim import Optimizer
-from personafl.core.plugin_points import INFERENCE, INHERIT, ROBUST, WEIGHTS, Filling, Inference
-from personafl.core.settings import BOUNDS, SettingsMeta, filled, hints, typed
-from personafl.core.settings import setting as setting
+from personafl.core.local_work import ClientState, LocalWork, Turn, whole
+from personafl.core.method_settings import FROM_TRAINING, MethodSettings
+from personafl.core.plugin_points import INFERENCE, Inference
 from personafl.core.torch_internals import foreach
 from personafl.core.types import (
-    Batch,
     Download,
     Model,
     ModelInfo,
     Moves,
-    OptimizerName,
     Params,
     Payload,
     Round,
     Setup,
     Stage,
     Sweep,
-    Task,
     Training,
 )
 
 
-@dataclass(frozen=True)
-class ClientState:
-    """A stack of clients at work."""
-
-    params: Params  # [C, ...] what can be trained, and running statistics
-    fixed: Params = field(default_factory=dict)  # [C, ...] what losses and hooks look at: anchors, masks, counters
-    steps: Tensor | None = None  # [C] optimiser steps of this session, once it has been played
-    ids: Tensor | None = None  # [C] on the host, once the session has begun
-    keys: Tensor | None = None  # [C] each client's random stream of the session, for what hooks draw after training
-
-
-Masks = Mapping[str, Tensor]
-"""Name to active positions, `[C, ...]` bool; or to their share, `[C]`, where only what they cost is asked."""
-
-Loss = Callable[[Task, ClientState, Batch], Tensor]
-"""Each client's loss on its minibatch: `[C]`."""
-
-
-def own_loss(task: Task, local: ClientState, batch: Batch) -> Tensor:
-    """The task's loss of the model without prefix: what most methods minimise."""
-    return task.loss(local.params, batch)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Minibatch training: which loss, which positions move, for how long.
-
-    `moves` and `active` may be functions of the local state, asked when the turn begins: an earlier
-    turn may have changed the masks. Turns of one session take their minibatches from one sequence of
-    epochs, each turn beginning with the next whole one; those of another `stream` have their own.
-    """
-
-    moves: Moves | Callable[[ClientState], Moves]
-    loss: Loss = own_loss
-    epochs: float = 0.0
-    steps: int = 0  # minibatches, where epochs are not what is counted
-    least: int = 0  # minibatches, where a fraction of an epoch would round to fewer
-    minibatches: int = 1  # that a step sees, each from an order of its own: the loss has further ones in `batch.others`
-    lr: float | None = None  # None: the round's
-    optimizer: Optimizer | None = None  # None: that of `Algorithm.training_at`
-    active: Masks | Callable[[ClientState], Masks] = field(
-        default_factory=dict
-    )  # what the model runs under, for its cost
-    flops: float = 0.0  # of one example outside the model, for its cost
-    count_calls: bool = True  # for its cost, count the loss's calls of the model; else a training step of what moves
-    added: str = ""  # where in `fixed` the numbers `[C, K]` are that are added to outputs in the loss
-    pulls: tuple[Pull, ...] = ()  # added to the loss
-    stream: str = "batches"
-    memory: str = ""  # where in `fixed` the optimiser's state is found and left; empty: it lasts for the session
-    then: Turn | None = None  # a second update on each of the same minibatches; its length is this turn's
-
-    def __post_init__(self) -> None:
-        if type(self.minibatches) is not int or self.minibatches < 1:
-            raise UserError(f"Turn(minibatches={self.minibatches!r}): must be a whole number, at least 1")
-
-
-@dataclass(frozen=True)
-class Pull:
-    """A proximal term of a turn's loss, weight / 2 ||w - anchor||^2 of every client; its gradient needs no autograd."""
-
-    toward: str  # the prefix of the anchors in `fixed`
-    weight: float
-    of: str = ""  # the prefix of what is pulled in `params`
-
-    def __post_init__(self) -> None:
-        if not all(isinstance(name, str) for name in (self.toward, self.of)) or not self.toward:
-            raise UserError(f"Pull({self.toward!r}, of={self.of!r}): prefixes are texts, such as 'anchor'")
-        if isinstance(self.weight, bool) or not isinstance(self.weight, int | float) or not 0 <= self.weight < math.inf:
-            raise UserError(f"Pull({self.toward!r}, {self.weight!r}): the weight must be a number, not negative")
-
-    def anchors(self, fixed: Params, moving: Collection[str]) -> Params:
-        """What it pulls these parameters to, under their names."""
-        to = f"{self.of}/" if self.of else ""
-        held = {f"{to}{n}": t for n, t in tree.under(fixed, self.toward).items() if f"{to}{n}" in moving}
-        if not held:
-            raise UserError(f"{self}: nothing to pull, the turn moves no {to}X for which `fixed` has {self.toward}/X")
-        return held
-
-    def term(self, local: ClientState) -> Tensor:
-        """The term of each client, `[C]`, for a loss that must contain it."""
-        held = self.anchors(local.fixed, local.params)
-        return self.weight / 2 * tree.squared_distance(tree.select(local.params, held), held)
-
-
-@dataclass(frozen=True)
-class GradientPass:
-    """The gradient on one minibatch of its own, handed to `update`, which may change the local state."""
-
-    names: Sequence[str]
-    update: Callable[[ClientState, Params], ClientState]
-    first: bool = False  # on the minibatch the next turn begins with, instead of one of its own
-    loss: Loss = own_loss
-    active: Masks | Callable[[ClientState], Masks] = field(default_factory=dict)
-    flops: float = 0.0  # of one example outside the model, for its cost
-    count_calls: bool = True  # as of a turn
-    added: str = ""  # as of a turn
-
-
-@dataclass(frozen=True)
-class DataPass:
-    """A pass over the client's training data without training: sums of what is measured, handed to `update`."""
-
-    measure: Callable[[Task, ClientState, Batch], Params]  # per-client terms `[C, ...]` of each minibatch
-    update: Callable[[ClientState, Params], ClientState]
-
-
-@dataclass(frozen=True)
-class StateUpdate:
-    """A change of the local state between turns."""
-
-    update: Callable[[ClientState], ClientState]
-
-
-LocalWork = Turn | GradientPass | DataPass | StateUpdate
-"""What a session of local work can consist of."""
-
-
-RECIPE = "recipe"
-FROM_TRAINING = ("optimizer", "lr", "momentum", "weight_decay", "grad_clip")
-"""The settings a method takes from the recipe's `[training]` where its own value is None, `"recipe"` in TOML."""
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Algorithm(Displayed, metaclass=SettingsMeta):
+class Algorithm(MethodSettings):
     """A federated method. The defaults are those of a model split into a shared and a private part."""
 
     evaluates: ClassVar[str] = "the client's own model"
     newcomers: ClassVar[str] = "the global model"  # what a client gets that joins after training
     compares_features: ClassVar[bool] = False  # whether the model must have a head that is a layer of its own
-    from_recipe: ClassVar[tuple[str, ...]] = FROM_TRAINING  # settings whose None, `"recipe"` in TOML, is the recipe's
     class_labels_for: ClassVar[str] = ""  # what it needs one class per example for, a noun phrase; empty: any task
 
-    optimizer: OptimizerName | None = setting(
-        None, "optimiser of local training (recipe: training.optimizer)", get_args(OptimizerName)
-    )
-    lr: float | None = setting(None, "learning rate (recipe: training.lr)")
-    momentum: float | None = setting(None, "momentum of sgd, 0 for none (recipe: training.momentum)")
-    weight_decay: float | None = setting(None, "weight decay, 0 for none (recipe: training.weight_decay)")
-    grad_clip: float | None = setting(
-        None, "largest norm of a client's gradient, 0 for any (recipe: training.grad_clip)"
-    )
-    weights: str = setting("examples", "what a client counts in the server's mean", WEIGHTS)
-    inherit: Filling | None = setting(None, "a private model inherited from session to session", fillings=INHERIT)
-    robust: Filling | None = setting(None, "how the server's mean is made robust", fillings=ROBUST)
-    inference: str | Inference = setting(
-        "own", "how a client answers: by its own model, or by a rule", INFERENCE, fillings=INFERENCE
-    )
-    prior_free: bool = setting(False, "whether local training leaves out how often classes occur at a client")
     bound: Setup | None = field(default=None, repr=False, compare=False)
-
-    def __init_subclass__(cls, **words: Any) -> None:
-        """Methods are shown by the settings that are not their defaults; `dataclass` would show all."""
-        super().__init_subclass__(**words)
-        if "__repr__" not in cls.__dict__:
-            cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]
-
-    def _facts(self) -> dict[str, object]:
-        given = {f.name: getattr(self, f.name) for f in self.settings() if getattr(self, f.name) != f.default}
-        return {name: repr(value) for name, value in given.items()}
-
-    def _repr_html_(self) -> str:
-        rows = []
-        for f in self.settings():
-            value = getattr(self, f.name)
-            shown = RECIPE if value is None and f.name in self.from_recipe else str(value)
-            rows.append((f.name, shown, f.metadata.get("help", "")))
-        return table(("setting", "value", "meaning"), rows, caption=type(self).__name__)
-
-    def __post_init__(self) -> None:
-        of_type = hints(type(self))
-        for f in self.settings():
-            choices, value = f.metadata.get("choices"), getattr(self, f.name)
-            kinds_of = f.metadata.get("fillings") or {}
-            fillings = tuple(kind for kind in kinds_of.values() if kind is not None)
-            if fillings and isinstance(value, Mapping):
-                value = filled(f.name, value, kinds_of)
-                object.__setattr__(self, f.name, value)
-            if choices and isinstance(value, fillings):
-                continue
-            if fillings and not choices and value is not None and not isinstance(value, fillings):
-                kinds = ", ".join(f"{kind.__name__}(...)" for kind in fillings)
-                raise UserError(f"{f.name}={value!r}: possible are {kinds}, or None")
-            if f.name in of_type and not choices:
-                value = typed(f.name, value, of_type[f.name])
-                object.__setattr__(self, f.name, value)
-            if choices and value not in choices and (value is not None or f.name not in self.from_recipe):
-                raise UserError(f"{f.name}={value!r}: possible are {', '.join(choices)}")
-        if self.optimizer in ("adam", "adamw") and self.momentum:
-            raise UserError(f"momentum={self.momentum}: {self.optimizer} has none; use optimizer=sgd")
-        for name, (fine, must) in BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and not fine(value):
-                raise UserError(f"{name}={value}: must be {must}")
-        self.check()
-
-    @classmethod
-    def settings(cls) -> tuple[dataclasses.Field[Any], ...]:
-        """The fields a recipe may set; one with another default keeps the words of the class that introduced it."""
-        return _settings(cls)
-
-    def check(self) -> None:
-        """Raise `UserError` for impossible settings."""
 
     def bind(self, setup: Setup) -> Self:
         """The same method, told which model, training and number of clients it is for."""
@@ -296,34 +98,77 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
     def info(self) -> ModelInfo:
         return self.setup.model
 
-    # What there is
-
-    def needs_uploads(self) -> bool:
-        """Whether `weigh` and `remember` must see the uploads of the whole cohort as one stack."""
-        return False
-
-    def not_averaged(self) -> bool:
-        """Whether the server computes its model otherwise than as a weighted mean of the uploads.
-
-        Such a method cannot be combined with `robust`.
-        """
-        return False
-
-    def needs_all_rounds(self) -> bool:
-        """Whether training depends on the number of rounds, so that it can neither stop early nor be continued."""
-        return False
-
-    def training_at(self, stage: Stage) -> Training:
-        """How local training goes in a stage, where turns say nothing else."""
-        return self.setup.training
-
-    def rate(self, stage: Stage) -> float:
-        """The learning rate of a stage."""
-        return self.setup.training.rate(stage.number)
+    # The hooks a new method meets first: what is private, which rounds and state there are, and a round in its order:
+    # what is sent, trained, sent back and kept, how the server combines the uploads, and which model predicts.
 
     def private(self) -> frozenset[str]:
         """The names that never leave the client, running statistics aside."""
         return frozenset()
+
+    def schedule(self) -> list[Stage]:
+        """The stages of a run: by default every round trains a sample of the clients."""
+        return [Stage(number=t) for t in range(self.setup.training.num_rounds)]
+
+    def init_server(self, params: Params) -> Params:
+        """The server's state before the first round, given the common initial model."""
+        return tree.exclude(params, self.stays_on_client())
+
+    def init_clients(self, params: Params, ids: Tensor) -> Params:
+        """What clients keep before they first take part, given the common initial model: `[C, ...]`."""
+        return tree.stack(tree.select(params, self.stays_on_client()), len(ids))
+
+    def download(self, server: Params, known: Params, rnd: Round) -> Download:
+        """What the cohort receives, from the server's state and its rows of these clients: by default the state."""
+        return Download(shared=dict(server))
+
+    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
+        """The local model(s) before training."""
+        return ClientState(params=tree.values(down) | kept)
+
+    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
+        """Local work, in order."""
+        own = [n for n in self.info.parameters if n in self.private()]
+        return [self.usual_turn(whole(own if rnd.phase == "newcomer" and own else self.info.parameters))]
+
+    def upload(self, local: ClientState, rnd: Round) -> Payload:
+        """What travels back."""
+        return dict(tree.select(local.params, self.travels()))
+
+    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
+        """What the client stores until it is next asked, under the names it had before."""
+        return kept | tree.select(local.params, kept)
+
+    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
+        """The weighted mean of the uploads, approached by the server's learning rate."""
+        means, weight = [sums[n] for n in server], sums["aux/weight"]
+        if means:  # on a GPU all in one go, if one number stands for all
+            means = foreach("div", means, weight) if weight.dim() == 0 else [t / weight for t in means]
+        targets = tree.converted(dict(zip(server, means, strict=True)), server)
+        return {n: self.approach(old, targets[n]) for n, old in server.items()}
+
+    def personal(self, kept: Params, down: Payload) -> Params:
+        """The client's own model, from what it keeps and what the server last sent: `[C, ...]`."""
+        return tree.select(tree.values(down) | kept, self.info.shapes)
+
+    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Outputs of the client's own model: `[C, B, K]`."""
+        return model(own, x, valid)
+
+    # Helpers that methods call and do not override
+
+    def usual_turn(
+        self, moves: Moves | Callable[[ClientState], Moves], epochs: float | None = None, **changes: Any
+    ) -> Turn:
+        """A turn of the usual length: the recipe's local epochs or steps, or this many epochs."""
+        training = self.setup.training
+        if epochs is None and training.local_steps:
+            return Turn(moves=moves, **({"steps": training.local_steps} | changes))
+        return Turn(moves=moves, epochs=training.local_epochs if epochs is None else epochs, **changes)
+
+    def approach(self, old: Tensor, target: Tensor) -> Tensor:
+        """A server step: all the way at the usual learning rate of 1."""
+        rate = self.setup.training.server_lr
+        return target if rate == 1.0 else old + rate * (target - old)
 
     def own_head(self) -> frozenset[str]:
         """The head's names, for methods that need one and a body beneath it."""
@@ -360,6 +205,8 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
             stream = rng.extend(rng.extend(stream, rnd.number + 1), rnd.phase)
         return rng.extend(stream, purpose)
 
+    # Personal state: what stays on a client and what travels, where `private` is not enough
+
     def stays_on_client(self) -> frozenset[str]:
         local_statistics = self.info.buffers if self.info.policy == "local" else frozenset()
         return self.private() | local_statistics
@@ -368,65 +215,18 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """The names that `upload` sends: the model's but for what stays; of what a method adds, what it says."""
         return frozenset(self.info.shapes) - self.stays_on_client()
 
-    def schedule(self) -> list[Stage]:
-        """The stages of a run: by default every round trains a sample of the clients."""
-        return [Stage(number=t) for t in range(self.setup.training.num_rounds)]
+    # Aggregation: which uploads the server uses, how they are weighted, and which sums over clients it needs
 
-    def init_server(self, params: Params) -> Params:
-        """The server's state before the first round, given the common initial model."""
-        return tree.exclude(params, self.stays_on_client())
+    def needs_uploads(self) -> bool:
+        """Whether `weigh` and `remember` must see the uploads of the whole cohort as one stack."""
+        return False
 
-    def init_clients(self, params: Params, ids: Tensor) -> Params:
-        """What clients keep before they first take part, given the common initial model: `[C, ...]`."""
-        return tree.stack(tree.select(params, self.stays_on_client()), len(ids))
+    def not_averaged(self) -> bool:
+        """Whether the server computes its model otherwise than as a weighted mean of the uploads.
 
-    def init_known(self, params: Params, ids: Tensor) -> Params:
-        """What the server knows of clients before they first take part: `[C, ...]`, by default nothing."""
-        return {}
-
-    def init_coverage(self, params: Params) -> Params:
-        """`coverage` before any upload, by the names of tensors of which clients send some positions only: ones."""
-        return {}
-
-    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
-        """What clients keep that join now: what others began with, the received model in the initial one's place."""
-        return self.init_clients(params | tree.select(tree.values(down.shared), self.info.shapes), ids)
-
-    def welcome(self) -> str:
-        """The phase of the session a newcomer plays, nothing where it takes the model as it is."""
-        return "newcomer" if self.stays_on_client() else ""
-
-    # A round
-
-    def download(self, server: Params, known: Params, rnd: Round) -> Download:
-        """What the cohort receives, from the server's state and its rows of these clients: by default the state."""
-        return Download(shared=dict(server))
-
-    def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
-        """The local model(s) before training."""
-        return ClientState(params=tree.values(down) | kept)
-
-    def turns(self, local: ClientState, rnd: Round) -> list[LocalWork]:
-        """Local work, in order."""
-        own = [n for n in self.info.parameters if n in self.private()]
-        return [self.usual_turn(whole(own if rnd.phase == "newcomer" and own else self.info.parameters))]
-
-    def usual_turn(
-        self, moves: Moves | Callable[[ClientState], Moves], epochs: float | None = None, **changes: Any
-    ) -> Turn:
-        """A turn of the usual length: the recipe's local epochs or steps, or this many epochs."""
-        training = self.setup.training
-        if epochs is None and training.local_steps:
-            return Turn(moves=moves, **({"steps": training.local_steps} | changes))
-        return Turn(moves=moves, epochs=training.local_epochs if epochs is None else epochs, **changes)
-
-    def upload(self, local: ClientState, rnd: Round) -> Payload:
-        """What travels back."""
-        return dict(tree.select(local.params, self.travels()))
-
-    def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
-        """What the client stores until it is next asked, under the names it had before."""
-        return kept | tree.select(local.params, kept)
+        Such a method cannot be combined with `robust`.
+        """
+        return False
 
     def screen(self, server: Params, upload: Payload, rnd: Round) -> tuple[Tensor | None, Payload]:
         """The uploads as the server will use them, and the rows they are of, None for all; by default as they came.
@@ -457,29 +257,15 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
             return {**dict(zip(sent, terms, strict=True)), "aux/weight": weights}
         return {n: t * tree.column(counts[t.dtype], t) for n, t in sent.items()} | {"aux/weight": weights}
 
-    def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
-        """What the server knows of these clients from now on, under the names it had before."""
-        return known
-
-    def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
-        """The weighted mean of the uploads, approached by the server's learning rate."""
-        means, weight = [sums[n] for n in server], sums["aux/weight"]
-        if means:  # on a GPU all in one go, if one number stands for all
-            means = foreach("div", means, weight) if weight.dim() == 0 else [t / weight for t in means]
-        targets = tree.converted(dict(zip(server, means, strict=True)), server)
-        return {n: self.approach(old, targets[n]) for n, old in server.items()}
-
-    def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
-        """What of these uploads stays in the server's state for good, where that adds up over rounds: `[C, ...]`."""
-        return {}
-
-    def withdraw(self, server: Params, lasting: Params) -> Params:
-        """The server's state without what a client added to it for good; `lasting` is the sum of that, `[...]`."""
-        return server
-
     def without_uploads(self, server: Params, rnd: Round) -> Params:
         """The server's new state after a round that brought no update: the old one."""
         return server
+
+    # Masks: methods whose clients send some positions of a tensor only, or have masks of their own
+
+    def init_coverage(self, params: Params) -> Params:
+        """`coverage` before any upload, by the names of tensors of which clients send some positions only: ones."""
+        return {}
 
     def coverage(self, sums: Params) -> Params:
         """How much of all clients' weight stands behind each position of the means just taken, in [0, 1].
@@ -489,20 +275,53 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         total = sums["aux/weight"].clamp(min=torch.finfo(torch.float64).tiny)
         return {n: t / total for n, t in tree.under(sums, "covered").items()}
 
-    def notes(self, server: Params) -> dict[str, float]:
-        """Numbers of the server's state worth a place in the record of a round."""
+    def client_masks(self, kept: Params, down: Payload) -> Params:
+        """Clients' own masks by tensor, `[C, ...]` bool, and under `global/` the server's; for the summary of a run."""
         return {}
 
-    def approach(self, old: Tensor, target: Tensor) -> Tensor:
-        """A server step: all the way at the usual learning rate of 1."""
-        rate = self.setup.training.server_lr
-        return target if rate == 1.0 else old + rate * (target - old)
+    # Per-client server state: what the server knows of each client, one row each
 
-    # Prediction
+    def init_known(self, params: Params, ids: Tensor) -> Params:
+        """What the server knows of clients before they first take part: `[C, ...]`, by default nothing."""
+        return {}
 
-    def personal(self, kept: Params, down: Payload) -> Params:
-        """The client's own model, from what it keeps and what the server last sent: `[C, ...]`."""
-        return tree.select(tree.values(down) | kept, self.info.shapes)
+    def remember(self, known: Params, upload: Payload, weights: Tensor, rnd: Round) -> Params:
+        """What the server knows of these clients from now on, under the names it had before."""
+        return known
+
+    # Training: what depends on the stage or on the number of rounds
+
+    def needs_all_rounds(self) -> bool:
+        """Whether training depends on the number of rounds, so that it can neither stop early nor be continued."""
+        return False
+
+    def training_at(self, stage: Stage) -> Training:
+        """How local training goes in a stage, where turns say nothing else."""
+        return self.setup.training
+
+    def rate(self, stage: Stage) -> float:
+        """The learning rate of a stage."""
+        return self.setup.training.rate(stage.number)
+
+    # Deployment: clients that join after training, and clients that lose their state
+
+    def newcomer(self, params: Params, down: Download, ids: Tensor) -> Params:
+        """What clients keep that join now: what others began with, the received model in the initial one's place."""
+        return self.init_clients(params | tree.select(tree.values(down.shared), self.info.shapes), ids)
+
+    def welcome(self) -> str:
+        """The phase of the session a newcomer plays, nothing where it takes the model as it is."""
+        return "newcomer" if self.stays_on_client() else ""
+
+    def lasting(self, upload: Payload, examples: Tensor, rnd: Round) -> Params:
+        """What of these uploads stays in the server's state for good, where that adds up over rounds: `[C, ...]`."""
+        return {}
+
+    def withdraw(self, server: Params, lasting: Params) -> Params:
+        """The server's state without what a client added to it for good; `lasting` is the sum of that, `[...]`."""
+        return server
+
+    # Evaluation: which models are compared, and what is recorded of a round
 
     def common(self, down: Payload) -> Params | None:
         """The server's model as the client received it, None where a method has no complete one."""
@@ -524,14 +343,16 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """
         return None
 
-    def client_masks(self, kept: Params, down: Payload) -> Params:
-        """Clients' own masks by tensor, `[C, ...]` bool, and under `global/` the server's; for the summary of a run."""
+    def notes(self, server: Params) -> dict[str, float]:
+        """Numbers of the server's state worth a place in the record of a round."""
         return {}
 
     def evaluated(self, when: str) -> str:
         """Which model is scored, in words."""
         own = self.evaluates if when == "after_aggregation" else "the client's model right after local training"
         return own if self.rule is None else self.rule.words(own)
+
+    # Inference: how a client predicts, by its own model or by a rule that asks the global one as well
 
     @property
     def rule(self) -> Inference | None:
@@ -562,10 +383,6 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         """Add what must be measured on the client's training data before it can predict."""
         return deployed if self.rule is None else deployed | self.rule.measure(self, deployed, sweep)
 
-    def answer(self, model: Model, own: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Outputs of the client's own model: `[C, B, K]`."""
-        return model(own, x, valid)
-
     def common_answer(self, model: Model, common: Params, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Outputs of the global model: `[C, B, K]`."""
         return model(common, x, valid)
@@ -594,18 +411,6 @@ class Algorithm(Displayed, metaclass=SettingsMeta):
         return answer, self.common_answer(model, common, x, valid) if common else answer
 
 
-@functools.cache
-def _settings(kind: type[Algorithm]) -> tuple[dataclasses.Field[Any], ...]:
-    found = []
-    for f in dataclasses.fields(kind):
-        if f.name != "bound":
-            above = (getattr(c, "__dataclass_fields__", {}).get(f.name) for c in kind.__mro__)
-            told = copy.copy(f)
-            told.metadata = next((g.metadata for g in above if g is not None and g.metadata), f.metadata)
-            found.append(told)
-    return tuple(found)
-
-
 def require_classes(task: str, what: str, needed_for: str) -> None:
     """Raise `UserError` if `what` needs one class per example and the task is not classification."""
     if needed_for and task not in ("auto", "classification"):
@@ -613,13 +418,3 @@ def require_classes(task: str, what: str, needed_for: str) -> None:
             f"{what} needs one class per example for {needed_for}. Examples of the task {task!r} have no single class. "
             "Use another method or setting for this task."
         )
-
-
-def whole(names: Sequence[str]) -> dict[str, Tensor | None]:
-    """Moves in which these tensors move as a whole."""
-    return dict.fromkeys(names)
-
-
-def choose(which: Tensor, yes: Mapping[str, Tensor], no: Mapping[str, Tensor]) -> Params:
-    """Per client, one of two stacked trees of the same names; `which` is `[C]` bool."""
-    return {n: torch.where(tree.column(which, yes[n]), yes[n], no[n]) for n in yes}

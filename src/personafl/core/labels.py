@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from personafl.core.algorithm import ClientState, DataPass
+from personafl.core.local_work import ClientState, DataPass
 from personafl.core.types import Batch, Params, Task
 
 SMOOTHING = 1.0  # examples every class is taken to have beside those that are there

@@ -188,3 +188,8 @@ def masked(t: Tensor, mask: Tensor) -> Tensor:
 def floating(params: Params) -> torch.dtype:
     """The floating-point type of a model."""
     return next(t.dtype for t in params.values() if t.is_floating_point())
+
+
+def choose(which: Tensor, yes: Mapping[str, Tensor], no: Mapping[str, Tensor]) -> Params:
+    """Per client, one of two stacked trees of the same names; `which` is `[C]` bool."""
+    return {n: torch.where(column(which, yes[n]), yes[n], no[n]) for n in yes}

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from personafl.accel.cuda_graphs import CapturedTurn, GraphCache, Lane, Step, capacity, copy, room_for, same, shapes
 from personafl.core import hook_checks, optim, rng, tree
-from personafl.core.algorithm import (
-    Algorithm,
+from personafl.core.algorithm import Algorithm
+from personafl.core.criteria import CRITERION_GRADIENTS
+from personafl.core.errors import UserError
+from personafl.core.local_work import (
     ClientState,
     DataPass,
     GradientPass,
@@ -25,8 +27,6 @@ from personafl.core.algorithm import (
     Turn,
     own_loss,
 )
-from personafl.core.criteria import CRITERION_GRADIENTS
-from personafl.core.errors import UserError
 from personafl.core.model_wrapper import ModelAround
 from personafl.core.plain_text import list_names
 from personafl.core.torch_internals import foreach

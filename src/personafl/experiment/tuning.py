@@ -26,8 +26,8 @@ from personafl import config
 from personafl.config.conversion import entries
 from personafl.config.recipe import SECTIONS, Method, Recipe
 from personafl.core import rng
-from personafl.core.algorithm import FROM_TRAINING
 from personafl.core.errors import UserError
+from personafl.core.method_settings import FROM_TRAINING
 from personafl.engine.checks import check_calibration
 from personafl.experiment import jobs as processes
 from personafl.experiment import run_folder

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, GradientPass, LocalWork, setting
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, GradientPass, LocalWork
+from personafl.core.settings import setting
 from personafl.core.types import Batch, Params, Payload, Round, Task
 from personafl.methods.two_models import TwoModels
 

@@ -23,8 +23,11 @@ import torch
 from torch import Tensor
 
 from personafl.core import optim, tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, StateUpdate, choose, setting
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, StateUpdate
+from personafl.core.settings import setting
+from personafl.core.tree import choose
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round
 from personafl.sparse import masks, means
 

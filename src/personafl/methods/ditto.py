@@ -13,8 +13,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, LocalWork, Pull, setting
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, Pull
+from personafl.core.settings import setting
 from personafl.core.types import Batch, Params, Payload, Round, Task
 from personafl.methods.two_models import TwoModels
 

@@ -25,8 +25,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import FROM_TRAINING, ClientState, LocalWork, Turn, setting
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, Turn
+from personafl.core.method_settings import FROM_TRAINING
+from personafl.core.settings import setting
 from personafl.core.types import Download, Masked, Moves, Params, Payload, Round, Stage
 from personafl.methods.masked_training import MaskedTraining
 from personafl.sparse import masks, means

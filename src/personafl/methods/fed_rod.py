@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.labels import label_pass, log_frequencies
+from personafl.core.local_work import ClientState, LocalWork, whole
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
 
 BY_CLASS = "labels/by_class"  # where in `fixed` what the classes' log frequencies are

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, LocalWork
+from personafl.core.local_work import ClientState, LocalWork
 from personafl.core.types import Download, Masked, Params, Payload, Round, Stage
 from personafl.methods.masked_training import MaskedTraining
 from personafl.sparse import masks, means

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import optim, tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, whole
+from personafl.core.settings import setting
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
 
 

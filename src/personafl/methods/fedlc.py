@@ -14,9 +14,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.labels import label_pass
+from personafl.core.local_work import ClientState, LocalWork, whole
+from personafl.core.settings import setting
 from personafl.core.types import Round
 
 BY_CLASS = "labels/by_class"  # where in `fixed` what the classes' margins are

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, whole
+from personafl.core.settings import setting
 from personafl.core.types import Batch, Params, Payload, Round, Task, per_example
 from personafl.plugins.mmd import mmd
 

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Pull, setting, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, Pull, whole
+from personafl.core.settings import setting
 from personafl.core.types import Download, Params, Payload, Round
 
 

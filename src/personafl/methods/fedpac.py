@@ -19,18 +19,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from personafl.core import tree
-from personafl.core.algorithm import (
-    FROM_TRAINING,
-    Algorithm,
-    ClientState,
-    DataPass,
-    LocalWork,
-    choose,
-    own_loss,
-    setting,
-    whole,
-)
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, DataPass, LocalWork, own_loss, whole
+from personafl.core.method_settings import FROM_TRAINING
+from personafl.core.settings import setting
+from personafl.core.tree import choose
 from personafl.core.types import Batch, Download, Params, Payload, Round, Task, per_example
 from personafl.methods import simplex
 

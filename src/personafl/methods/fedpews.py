@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng, tree
-from personafl.core.algorithm import ClientState, Turn, setting, whole
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, Turn, whole
 from personafl.core.optim import SGD
+from personafl.core.settings import setting
 from personafl.core.types import Batch, Download, Params, Payload, Round, Task
 from personafl.methods.warmup import Gated, WarmUp
 

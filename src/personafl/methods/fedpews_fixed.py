@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, setting
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState
+from personafl.core.settings import setting
 from personafl.core.types import Download, Masked, Params, Payload, Round, Setup
 from personafl.methods.warmup import WarmUp
 from personafl.sparse import units

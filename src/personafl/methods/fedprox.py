@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Pull, setting, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, Pull, whole
+from personafl.core.settings import setting
 from personafl.core.types import Params, Payload, Round
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, whole
+from personafl.core.settings import setting
 from personafl.core.types import Round, Stage
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import optim, tree
-from personafl.core.algorithm import ClientState, LocalWork, whole
+from personafl.core.local_work import ClientState, LocalWork, whole
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
 from personafl.methods.two_models import TwoModels
 

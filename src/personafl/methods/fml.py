@@ -16,9 +16,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import ClientState, LocalWork, setting
 from personafl.core.criteria import divergence
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork
+from personafl.core.settings import setting
 from personafl.core.types import Batch, Round, Task, per_example
 from personafl.methods.two_models import TwoModels
 

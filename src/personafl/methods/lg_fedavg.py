@@ -15,8 +15,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork
+from personafl.core.settings import setting
 from personafl.core.types import Download, Params, Payload, Round, Stage
 
 

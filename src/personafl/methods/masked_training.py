@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, GradientPass, LocalWork, Turn, setting
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, GradientPass, LocalWork, Turn
+from personafl.core.settings import setting
 from personafl.core.types import Moves, Params, Round
 from personafl.sparse import allocation, masks, schedules
 

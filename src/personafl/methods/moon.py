@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng, tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, setting, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, whole
+from personafl.core.settings import setting
 from personafl.core.types import Batch, Model, Params, Payload, Round, Task, per_example
 
 _PROJECTION = tuple(f"projection/{n}" for n in ("hidden_weight", "hidden_bias", "output_weight", "output_bias"))

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, whole
 from personafl.core.types import Batch, OptimizerName, Params, Payload, Round, Setup, Task
 
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, Loss, Turn, whole
+from personafl.core.algorithm import Algorithm
+from personafl.core.local_work import ClientState, Loss, Turn, whole
 from personafl.core.types import Params, Payload, Round
 
 

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Pull, Turn, own_loss, setting, whole
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, Loss, Pull, Turn, own_loss, whole
 from personafl.core.model_wrapper import ModelAround
 from personafl.core.plugin_points import Inference
+from personafl.core.settings import setting
 from personafl.core.types import (
     Batch,
     Download,

@@ -34,8 +34,9 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, DataPass, LocalWork
+from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, DataPass, LocalWork
 from personafl.core.types import Batch, Download, Masked, Params, Payload, Round, Task, per_example
 from personafl.plugins.wrapper import TrainingWrapper
 

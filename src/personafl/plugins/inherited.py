@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientState, LocalWork, Loss, Turn, choose, own_loss, require_classes
+from personafl.core.algorithm import Algorithm, require_classes
 from personafl.core.criteria import divergence
 from personafl.core.errors import UserError
+from personafl.core.local_work import ClientState, LocalWork, Loss, Turn, own_loss
+from personafl.core.tree import choose
 from personafl.core.types import Batch, Download, Model, Params, Payload, Round, Task, per_example
 from personafl.plugins.mmd import mmd
 from personafl.plugins.wrapper import MethodWrapper

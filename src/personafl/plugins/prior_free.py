@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from personafl.core.algorithm import ClientState, GradientPass, LocalWork, Turn
 from personafl.core.labels import label_pass, log_frequencies
+from personafl.core.local_work import ClientState, GradientPass, LocalWork, Turn
 from personafl.core.types import Round
 from personafl.plugins.wrapper import TrainingWrapper
 

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Self, TypeVar
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import FROM_TRAINING, Algorithm
+from personafl.core.algorithm import Algorithm
+from personafl.core.method_settings import FROM_TRAINING
 from personafl.core.types import Download, Params, Payload, Round, Stage
 
 T = TypeVar("T")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Algorithm, ClientState
+from personafl.core.algorithm import Algorithm
 from personafl.core.faults import Fault, Faults
+from personafl.core.local_work import ClientState
 from personafl.core.types import Download, Masked, Params, Payload, Round
 from personafl.engine import admission
 from personafl.engine.accounting import Refused

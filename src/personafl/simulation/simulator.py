@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from personafl import accel
 from personafl.accel.cuda_graphs import GraphCache
 from personafl.core import hook_checks, torch_state, tree
-from personafl.core.algorithm import Algorithm, choose
+from personafl.core.algorithm import Algorithm
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
@@ -474,7 +474,7 @@ class Simulation(Displayed):
             done = client_round(self.algorithm, task, data, kept, down, rnd)
             kept, before = done.kept, kept
             if broken := admission.not_finite(done.work.loss, {}, kept):  # then it has what it was given
-                kept = choose(~rows_among(ids, torch.tensor(list(broken), device=self.device)), kept, before)
+                kept = tree.choose(~rows_among(ids, torch.tensor(list(broken), device=self.device)), kept, before)
         received = tree.received(down, len(ids))
         return deployed(self.algorithm, task, self.algorithm.personal(kept, received), received, self._held(ids))
 

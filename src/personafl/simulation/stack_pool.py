@@ -12,7 +12,7 @@ from torch import Tensor
 
 from personafl.accel.cuda_graphs import GraphCache
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, choose
+from personafl.core.algorithm import Algorithm
 from personafl.core.types import Download, Examples, Params, Payload, TrainedTask
 from personafl.engine import cost
 from personafl.engine.accounting import Refused, Spent, StackCost
@@ -192,7 +192,7 @@ class StackPool:
         def unless_refused(new: Params, old: Params) -> Params:  # whose session does not count has the old
             if rows is None:
                 return new
-            return new | choose(rows_among(ids, rows), tree.select(new, old), tree.select(old, new))
+            return new | tree.choose(rows_among(ids, rows), tree.select(new, old), tree.select(old, new))
 
         came = predicting(algorithm.personal(kept, payload))
         model_sent = algorithm.downloaded_model(kept, payload, rnd)
