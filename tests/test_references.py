@@ -133,11 +133,8 @@ CASES = [
     Case("co-pfl", {"select_share": 0.1, "server_rule": "literal"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"moments": False}, training={"num_rounds": 5, "server_lr": 0.6}),
     Case("co-pfl", {"server_rule": "literal", "select_share": 0.1}, training={"lr": 0.01, "server_lr": 0.6}),
-    Case("co-pfl", {"weights": "cowa-server", "server_rule": "literal"}, training={"lr": 0.01, "join_ratio": 1.0}),
     Case("co-pfl", {"moments": False, "weights": "cowa-gradient", "select_share": 0.05}, training={"num_rounds": 6}),
     Case("co-pfl", {"weights": "cowa-prediction"}, training={"lr": 0.01, "join_ratio": 1.0}),
-    Case("co-pfl", {"weights": "cowa-server"}, training={"lr": 0.01, "num_rounds": 5}),
-    Case("co-pfl", {"weights": "cowa-literal"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"weights": "cowa-all"}, training={"lr": 0.01, "num_rounds": 5}),
     Case("co-pfl", {"weights": "uniform"}, training={"lr": 0.01}),
     # Once all that moves is personal, what is shared moves by rounding alone, and so would the gradient score.

@@ -276,7 +276,7 @@ def test_the_papers_way_of_counting_sees_masks_that_travel_by_themselves() -> No
         (lambda: MOON(projection=True, inherit=Inherit()), "projection=True: not with inherit"),
         (lambda: MOON(projection=True, weights="cowa"), "projection=True: not with inherit or weights by contribution"),
         (lambda: FedFu(inherit=Inherit()), "FedFu: not with inherit or weights by contribution"),
-        (lambda: FedFu(weights="cowa-server"), "FedFu: not with inherit or weights by contribution"),
+        (lambda: FedFu(weights="cowa"), "FedFu: not with inherit or weights by contribution"),
         (lambda: FedMMD(discrepancy_weight=-1.0), "discrepancy_weight"),
         (lambda: FedAvg(weights="many"), "possible are examples, uniform"),
     ],

@@ -22,7 +22,7 @@ DM = {"readjust_share": 0.3, "readjust_interval": 1, "iterations": 1}
 SHORT = {"num_rounds": 4, "local_epochs": 1, "batch_size": 12}
 TOGETHER: dict[str, Algorithm] = {
     "fedavg, inherited, by contribution": FedAvg(inherit=Inherit(weight=0.2), weights="cowa"),
-    "fedrep, inherited, compared by the server": FedRep(inherit=Inherit(transfer="l2"), weights="cowa-server"),
+    "fedrep, inherited, by contribution": FedRep(inherit=Inherit(transfer="l2"), weights="cowa"),
     "co-pfl, inherited": COPFL(inherit=Inherit(weight=0.2, answers="both"), lr=0.02),
     "fedpews before dm-pfl, inherited, adaptive": FedPeWS(
         base=DMPFL(inherit=Inherit(weight=0.2), inference="per-sample", **DM), warmup_share=0.25
@@ -57,17 +57,16 @@ def test_the_inherited_model_stands_around_the_weights() -> None:
 @pytest.mark.parametrize(
     ("weights", "parts"),
     [
-        ("cowa", (True, True, False, False)),
-        ("cowa-gradient", (True, False, False, False)),
-        ("cowa-prediction", (False, True, False, False)),
-        ("cowa-server", (True, True, True, False)),
-        ("cowa-literal", (True, True, False, True)),
+        ("cowa", (True, True, False)),
+        ("cowa-gradient", (True, False, False)),
+        ("cowa-prediction", (False, True, False)),
+        ("cowa-all", (True, True, True)),
     ],
 )
-def test_the_forms_of_contribution(weights: str, parts: tuple[bool, bool, bool, bool]) -> None:
+def test_the_forms_of_contribution(weights: str, parts: tuple[bool, bool, bool]) -> None:
     method = bound(FedAvg(weights=weights))
     assert isinstance(method, Contribution)
-    assert (method.gradient, method.prediction, method.at_server, method.literal) == parts
+    assert (method.gradient, method.prediction, method.everywhere) == parts
 
 
 def test_a_part_keeps_the_methods_own_learning_rate_and_inference() -> None:
@@ -146,11 +145,10 @@ class Watchful(FedAvg):
     "slots",
     [
         {"weights": "cowa"},
-        {"weights": "cowa-server"},
         {"inherit": Inherit()},
         {"weights": "cowa", "inherit": Inherit()},
     ],
-    ids=["cowa", "cowa-server", "inherit", "both"],
+    ids=["cowa", "inherit", "both"],
 )
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_method_never_sees_what_the_parts_around_it_add_and_keeps_what_is_its_own(

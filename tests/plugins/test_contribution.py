@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from personafl import (
     Algorithm,
     FedAvg,
     FedDST,
-    FedNova,
     FedPAC,
     FedRep,
     FedSelect,
@@ -125,21 +123,7 @@ def test_the_lagged_gradient_score_by_hand() -> None:
     assert sent["cowa/score"].tolist() == pytest.approx([0.4, 1.0])
 
 
-def test_the_gradient_score_with_the_papers_indices_by_hand() -> None:
-    """The server moved by D = (0.25, 1.5), the clients count 0.25 and 0.75, and it is the present update that goes.
-
-    (1, 2) less 0.25 (1, 2) leaves (0, 1), a cosine of 2 / sqrt 5; (3, 2) less 0.75 of itself (-2, 0), -3 / sqrt 13.
-    The update each sent before, which D contains, would leave (0, 1.5) and (0.25, 0).
-    """
-    method = tiny("cowa-literal")
-    server, kept, known = first_round(method)
-    down = method.download(server, known, rnd(1))
-    _, sent = session(method, kept, down, rnd(1), server["weight"] - vector((1, 2), (3, 2)))
-    scores = sent["cowa/score"] - 1  # P_n was not measured here: it stands at 1
-    assert scores.tolist() == pytest.approx([1 - 2 / math.sqrt(5), 1 + 3 / math.sqrt(13)])
-
-
-@pytest.mark.parametrize(("weights", "expected"), [("cowa", 1 / 9), ("cowa-all", 1.32), ("cowa-literal", 1.32)])
+@pytest.mark.parametrize(("weights", "expected"), [("cowa", 1 / 9), ("cowa-all", 1.32)])
 def test_eq_8_compares_the_positions_a_client_shares_or_all_as_printed(weights: str, expected: float) -> None:
     """An update of (1, 2, 2, 4), of which the last position turns personal; the others moved by (2, 1, 2, -4).
 
@@ -157,15 +141,6 @@ def test_eq_8_compares_the_positions_a_client_shares_or_all_as_printed(weights: 
     sent = method.upload(local, rnd(2))
     assert tree.masks(sent)["weight"].tolist() == [[[True, True, True, False]]]
     assert float(tree.values(sent)["cowa/score"]) - 1 == pytest.approx(expected)  # P_n was not measured: it is 1
-
-
-def test_with_the_papers_indices_who_was_away_has_nothing_to_subtract_and_who_was_alone_nobody_else() -> None:
-    """Since its last session the server moved from (0, 0) to (3, 4); an update of (4, 3): a cosine of -24 / 25."""
-    method = tiny("cowa-literal")
-    server, kept, known = second_round(method, *first_round(method))
-    down = method.download(server, known, rnd(2))
-    _, sent = session(method, kept, down, rnd(2), server["weight"] - vector((4, 3), (1, 1)))
-    assert (sent["cowa/score"] - 1).tolist() == pytest.approx([1.96, 1.0])
 
 
 def test_alone_in_its_last_round_a_client_has_nobody_to_be_compared_with() -> None:
@@ -262,7 +237,6 @@ RECOMPUTED: dict[str, Algorithm] = {
     "fedrep": FedRep(weights="cowa"),
     "fedpac": FedPAC(weights="cowa"),
     "co-pfl": COPFL(select_share=0.2, lr=0.02),
-    "co-pfl, compared by the server": COPFL(select_share=0.2, lr=0.02, weights="cowa-server"),
     "co-pfl, literal": COPFL(select_share=0.05, lr=0.02, server_rule="literal"),
     "fedselect": FedSelect(select_interval=1, weights="cowa"),
     "feddst": FedDST(readjust_share=0.3, readjust_interval=1, readjust_until=1.0, weights="cowa"),
@@ -318,7 +292,7 @@ def test_the_others_model_is_the_aggregation_without_the_client(name: str, rate:
 
 @pytest.mark.parametrize("rule", ["renormalised", "literal"])
 @pytest.mark.parametrize("share", [0.0, 0.1])
-@pytest.mark.parametrize("weights", ["cowa", "cowa-all", "cowa-server", "cowa-literal"])
+@pytest.mark.parametrize("weights", ["cowa", "cowa-all"])
 def test_scores_are_those_of_the_slow_reference(weights: str, share: float, rule: str) -> None:
     """G_n and P_n with w_{-n} aggregated once more, client by client and position by position; `share` 0: plain means.
 
@@ -493,77 +467,26 @@ def test_under_the_literal_rule_the_mask_of_what_nobody_keeps_travels() -> None:
         assert torch.equal(down.shared[f"cowa/coverage/{n}"], m.all(0))  # type: ignore[arg-type]
 
 
-# At the server
-
-
-def test_the_server_compares_the_present_updates() -> None:
-    """delta = (1, 0), (0, 2), (1, 1); in a first round all count alike: the others' sums are (1, 3), (2, 1), (1, 2)."""
-    method = tiny("cowa-server", clients=3)
-    assert method.needs_uploads()
-    initial, ids = {"weight": torch.zeros(1, 2, dtype=torch.float64)}, torch.arange(3)
-    server, known = method.init_server(initial), method.init_known(initial, ids)
-    sent = {"weight": -vector((1, 0), (0, 2), (1, 1)), "cowa/score": torch.zeros(3, dtype=torch.float64)}
-    found = method.weigh(server, known, dict(sent), torch.ones(3, dtype=torch.float64), rnd(0))
-    expected = [1 - 1 / math.sqrt(10), 1 - 1 / math.sqrt(5), 1 - 3 / math.sqrt(10)]
-    assert found.tolist() == pytest.approx(expected)
-
-
-def test_the_server_compares_only_what_a_client_shares() -> None:
-    """The first shares its first position only: delta (1, -), the others' (0 + 1, -)."""
-    method = tiny("cowa-server", clients=2)
-    initial, ids = {"weight": torch.zeros(1, 2, dtype=torch.float64)}, torch.arange(2)
-    mask = torch.tensor([[[True, False]], [[True, True]]])
-    sent = {"weight": Masked(-vector((1, 9), (1, 2)), mask), "cowa/score": torch.zeros(2, dtype=torch.float64)}
-    known = method.init_known(initial, ids)
-    found = method.weigh(method.init_server(initial), known, sent, torch.ones(2, dtype=torch.float64), rnd(0))
-    assert found.tolist() == pytest.approx([0.0, 1 - 1 / math.sqrt(5)])  # (1, 2) against (1, 0)
-
-
-def test_the_lagged_form_needs_sums_only() -> None:
+def test_scores_need_sums_only() -> None:
     assert not tiny("cowa").needs_uploads()
 
 
-@pytest.mark.parametrize("weights", ["cowa", "cowa-server"])
 @pytest.mark.parametrize(
     "method",
     [FedAvg(), FedRep(), DMPFL(readjust_share=0.3, readjust_interval=1, iterations=1)],
     ids=["avg", "rep", "dm"],
 )
-def test_chunks_of_a_cohort_do_not_matter(method: Algorithm, weights: str) -> None:
-    algorithm = dataclasses.replace(method, weights=weights)
+def test_chunks_of_a_cohort_do_not_matter(method: Algorithm) -> None:
+    algorithm = dataclasses.replace(method, weights="cowa")
     checks.assert_a_stack_equals_each_client_alone(algorithm, num_rounds=4, local_epochs=1, batch_size=8)
 
 
-@pytest.mark.parametrize("weights", ["cowa", "cowa-server"])
-def test_other_weights_make_another_model(weights: str) -> None:
-    a, b = checks.played(FedAvg(weights=weights), num_rounds=3), checks.played(FedAvg(), num_rounds=3)
+def test_other_weights_make_another_model() -> None:
+    a, b = checks.played(FedAvg(weights="cowa"), num_rounds=3), checks.played(FedAvg(), num_rounds=3)
     assert not torch.allclose(a.server["head.weight"], b.server["head.weight"])
 
 
-def test_a_method_whose_server_has_no_head_is_compared_by_its_body() -> None:
-    """FedPAC's clients send heads which the server holds for each of them, so there is nothing to compare them with."""
-    sim = worlds.simulation(FedPAC(weights="cowa-server"), num_rounds=2, **ALL)
-    _, ids, done = checks.rehearsed(sim)
-    sent = tree.values(done.upload)
-    sim.step()
-    moved = torch.cat([(sim.model.initial[n] - sent[n]).flatten(1) for n in sent if n.startswith("layers")], 1)
-    found = sim.known.gather(ids)["cowa/score"]
-    for i in range(6):
-        others = moved.sum(0) - moved[i]
-        apart = 1 - torch.cosine_similarity(moved[i], others, dim=0)
-        assert float(found[i]) == pytest.approx(float(apart + sent["cowa/score"][i]))
-
-
-def test_a_method_that_sends_directions_is_compared_by_what_they_stand_for() -> None:
-    """FedNova sends (w - w_i) / a_i; as scores see it, it moves as FedAvg does."""
-    nova, plain = (worlds.simulation(m(weights="cowa-server"), num_rounds=1, **ALL) for m in (FedNova, FedAvg))
-    nova.run()
-    plain.run()
-    scores = [sim.known.gather(sim.everybody)["cowa/score"] for sim in (nova, plain)]
-    torch.testing.assert_close(scores[0], scores[1])
-
-
-@pytest.mark.parametrize("weights", ["cowa", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"])
+@pytest.mark.parametrize("weights", ["cowa", "cowa-gradient", "cowa-prediction", "cowa-all"])
 def test_who_sends_nothing_cannot_be_weighed(weights: str) -> None:
     with pytest.raises(ValueError, match=f"weights='{weights}': LocalOnly sends nothing to be weighed"):
         worlds.simulation(LocalOnly(weights=weights))

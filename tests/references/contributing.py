@@ -38,7 +38,6 @@ class Upload:
     values: Tensor  # w_n at the shared coordinates, zero elsewhere
     update: Tensor  # delta_n
     score: float = 0.0  # Gamma_n
-    alpha: float = 0.0
 
 
 @dataclass
@@ -80,9 +79,7 @@ class COPFL(Reference):
         server_rule: Literal["renormalised", "literal"] = "renormalised",
         moments: bool = True,
         answers: Literal["own", "server"] = "own",
-        weights: Literal[
-            "cowa", "cowa-all", "uniform", "cowa-gradient", "cowa-prediction", "cowa-server", "cowa-literal"
-        ] = "cowa",
+        weights: Literal["cowa", "cowa-all", "uniform", "cowa-gradient", "cowa-prediction"] = "cowa",
     ) -> None:
         super().__init__(module, federation, training)
         self.select_share, self.personal_bound, self.selection = select_share, personal_bound, selection
@@ -131,25 +128,15 @@ class COPFL(Reference):
         before = {n: self.members[n].last for n in cohort}
         uploads = {n: self.usual_turn(n, number) for n in cohort}
         for n in cohort:
-            if self.scoring == "cowa-server":
-                gradient = self.server_score(n, uploads, before)
-            elif self.scoring == "cowa-literal":
-                gradient = self.printed_score(n, uploads[n], before[n])
-            else:
-                gradient = self.gradient_score(n, uploads[n], before[n])
+            gradient = self.gradient_score(n, uploads[n], before[n])
             uploads[n].score = {
                 "cowa": gradient + predictions[n],
                 "cowa-all": gradient + predictions[n],
-                "cowa-server": gradient + predictions[n],
-                "cowa-literal": gradient + predictions[n],
                 "cowa-gradient": gradient,
                 "cowa-prediction": predictions[n],
                 "uniform": 1.0,
             }[self.scoring]
-        # alpha_n = Gamma_n / sum Gamma
-        total = sum(upload.score for upload in uploads.values())
         for n in cohort:
-            uploads[n].alpha = uploads[n].score / total
             self.members[n].last = uploads[n]
         for i in range(len(self.w_0)):
             having = sum(bool(u.shared[i]) for u in uploads.values())
@@ -271,34 +258,6 @@ class COPFL(Reference):
         self.events["others after a pause"] += upload.number - last.number > 1
         where = upload.shared if self.scoring != "cowa-all" else torch.ones_like(upload.shared)
         found = cosine(reference.only(upload.update, where), reference.only(last.received - self.others(n), where))
-        return 1.0 if found is None else 1 - found
-
-    def printed_score(self, n: int, upload: Upload, last: Upload | None) -> float:
-        """G_n with Eq. 8's indices: dbar_{-n} = (delta - alpha_n delta_n) / (1 - alpha_n), with the present delta_n."""
-        if last is None:
-            return 1.0
-        alpha = last.alpha if n in self.newest else 0.0  # what it counts in w^k
-        if alpha == 1.0:
-            return 1.0
-        delta = last.received - upload.received  # w^(k-1) - w^k, or since its last session
-        dbar = (delta - self.training.server_lr * alpha * upload.update) / (1 - alpha)
-        found = cosine(upload.update, dbar)
-        return 1.0 if found is None else 1 - found
-
-    def server_score(self, n: int, uploads: dict[int, Upload], before: dict[int, Upload | None]) -> float:
-        """G_n = 1 - cos(delta_n, dbar_{-n}), where dbar_{-n} is how the others' uploads of this round would move w."""
-        dbar = torch.zeros_like(self.w_0)
-        for i in range(len(dbar)):
-            total = weight = 0.0
-            for j, upload in uploads.items():
-                last = before[j]
-                if j != n and upload.shared[i]:
-                    alpha = 1 / len(uploads) if last is None else last.alpha
-                    total, weight = total + alpha * float(upload.update[i]), weight + alpha
-            if weight and (self.server_rule == "renormalised" or all(u.shared[i] for u in uploads.values())):
-                dbar[i] = total / weight
-        shared = uploads[n].shared
-        found = cosine(reference.only(uploads[n].update, shared), reference.only(dbar, shared))
         return 1.0 if found is None else 1 - found
 
     # Server

@@ -189,9 +189,7 @@ def test_three_ranks_give_the_numbers_of_one(name: str) -> None:
         assert_same_run(sim, alone)
 
 
-@pytest.mark.parametrize(
-    "algorithm", [FedAvg(weights="cowa-server"), Ditto(), FedPAC(), FedPHP()], ids=lambda a: a.called
-)
+@pytest.mark.parametrize("algorithm", [FedAvg(weights="cowa"), Ditto(), FedPAC(), FedPHP()], ids=lambda a: a.called)
 @pytest.mark.parametrize(
     "evaluation",
     [

@@ -239,12 +239,6 @@ class Algorithm(MethodSettings):
         """What each client counts, `[C]`; by default its number of examples, or one."""
         return torch.ones_like(examples) if self.weights == "uniform" else examples
 
-    def updates(self, server: Params, upload: Payload) -> Params:
-        """How far each client moved from the server's model, by its upload; zero where it sent nothing."""
-        masks = tree.masks(upload)
-        moved = {n: server[n] - t for n, t in tree.values(upload).items() if n in self.info.parameters and n in server}
-        return {n: torch.where(masks[n], t, 0) if n in masks else t for n, t in moved.items()}
-
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         """Per-client terms `[C, ...]` of the sums the server works with; `weights` `[C]` are what clients count.
 

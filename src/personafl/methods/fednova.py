@@ -86,10 +86,6 @@ class FedNova(Algorithm):
         out = dict(super().upload(local, rnd)) | dict(d) | {"aux/a": a}
         return out | {"aux/tau": self._length(local.steps, 0.0).to(like)} if self.proximal_weight else out
 
-    def updates(self, server: Params, upload: Payload) -> Params:
-        sent = tree.values(upload)
-        return {n: sent[n] * tree.column(sent["aux/a"], sent[n]) for n in self.info.parameters}
-
     def aggregate(self, server: Params, sums: Params, rnd: Round) -> Params:
         total = sums["aux/weight"]
         tau = sums["aux/tau" if self.proximal_weight else "aux/a"] / total

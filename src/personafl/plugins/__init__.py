@@ -29,9 +29,7 @@ __all__ = [
 WEIGHTS["cowa"] = Contribution.around
 WEIGHTS["cowa-gradient"] = partial(Contribution.around, prediction=False)
 WEIGHTS["cowa-prediction"] = partial(Contribution.around, gradient=False)
-WEIGHTS["cowa-server"] = partial(Contribution.around, at_server=True)
 WEIGHTS["cowa-all"] = partial(Contribution.around, everywhere=True)
-WEIGHTS["cowa-literal"] = partial(Contribution.around, literal=True, everywhere=True)
 INHERIT["hpm"] = Inherit
 ROBUST["rule"] = Robust
 INFERENCE["per-sample"] = PerSample

@@ -16,10 +16,9 @@ which the client works out by itself, so that the server needs sums only. s is a
 position. Where they send different ones (CO-PFL, DM-PFL, FedSelect, FedDST) it is alpha_n over the weight of those who
 did, and that weight travels to the clients whose upload is in w. After a pause none is, and w_{-n} = w.
 
-By default dbar_{-n} = w'_n - w_{-n}, the others' move since client n last began a session, from w'_n. It leaves out
-the update which the client then sent and w contains, not the present delta_n, which the paper's indices would subtract
-(`literal`). With `at_server` the server compares the present uploads with each other, for which it must hold all of
-them. G_n compares the positions that the client uploads, since those are what alpha_n weighs; with `everywhere` all
+dbar_{-n} = w'_n - w_{-n}, the others' move since client n last began a session, from w'_n. It leaves out the update
+which the client then sent and w contains, not the present delta_n, which the paper's indices would subtract. G_n
+compares the positions that the client uploads, since those are what alpha_n weighs; with `everywhere` all
 positions of which the client received the server's value, as Eq. 8 prints. Where a method sends only part of the model,
 w_{-n} has the client's own weights elsewhere. In a client's first session G_n is 1 and w_{-n} the received model.
 """
@@ -50,8 +49,6 @@ class Contribution(TrainingWrapper):
 
     gradient: bool = True  # whether G_n counts
     prediction: bool = True  # whether P_n counts
-    at_server: bool = False  # whether the server compares the present uploads
-    literal: bool = False  # whether Eq. 8 subtracts the present update, as printed
     everywhere: bool = False  # whether Eq. 8 compares all positions, as printed, or those the client shares
 
     @classmethod
@@ -59,9 +56,6 @@ class Contribution(TrainingWrapper):
         if base.private() >= frozenset(base.info.parameters):
             raise UserError(f"weights={base.weights!r}: {base.called} sends nothing to be weighed")
         return super().around(base, **settings)
-
-    def needs_uploads(self) -> bool:
-        return self.at_server or super().needs_uploads()
 
     def not_averaged(self) -> bool:
         return True  # a client is compared with the mean of the others' uploads as they came
@@ -104,17 +98,17 @@ class Contribution(TrainingWrapper):
 
     # A round
 
-    def _share(self, server: Params, known: Params, first: float) -> Tensor:
-        """alpha of each client's last upload, `[C]`; `first` for one that never sent any."""
+    def _share(self, server: Params, known: Params) -> Tensor:
+        """alpha of each client's last upload, `[C]`; zero for one that never sent any."""
         totals, score, last = self.mine(server)["totals"], self.mine(known)["score"], self.mine(known)["round"]
         total = totals[last.clamp(min=0)]
-        return torch.where((last >= 0) & (total > 0), score / total.clamp(min=torch.finfo(total.dtype).tiny), first)
+        return torch.where((last >= 0) & (total > 0), score / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
 
     def download(self, server: Params, known: Params, rnd: Round) -> Download:
         down, last = super().download(server, known, rnd), self.mine(known)["round"]
         inside = (last >= 0) & (last == self.mine(server)["newest"])  # whose upload is in the server's model
         shared: Payload = {}
-        own: Payload = {"share": torch.where(inside, self._share(server, known, 0.0), 0)}
+        own: Payload = {"share": torch.where(inside, self._share(server, known), 0)}
         received = tree.masks(down.shared | down.own)
         for n, weight in tree.under(self.mine(server), "coverage").items():
             if weight.dtype == torch.bool:
@@ -137,7 +131,7 @@ class Contribution(TrainingWrapper):
         mine = {n: t for n, t in had.items() if n.startswith(("received/", "had/"))} | {"round": had["round"]}
         mine |= tree.prefixed(begin, "begin") | tree.prefixed(now, "now") | tree.prefixed(got, "got")
         mine |= tree.prefixed(self._others(had, now, got, share, tree.under(down, f"{self.prefix}/coverage")), "others")
-        mine |= {"share": share, "loss": torch.ones_like(share)}
+        mine |= {"loss": torch.ones_like(share)}
         return replace(local, fixed=local.fixed | self.own(mine))
 
     def _others(self, mine: Params, now: Params, got: Params, share: Tensor, coverage: Payload) -> Params:
@@ -170,7 +164,7 @@ class Contribution(TrainingWrapper):
     def upload(self, local: ClientState, rnd: Round) -> Payload:
         out, mine = super().upload(local, rnd), self.mine(local.fixed)
         score = mine["loss"] if self.prediction else torch.zeros_like(mine["loss"])
-        if self.gradient and not self.at_server:
+        if self.gradient:
             where = self._positions(local, {} if self.everywhere else out)
             score = score + self._turned(mine, self._updates(local, where), where)
         return out | self.own({"score": score})
@@ -188,16 +182,12 @@ class Contribution(TrainingWrapper):
     def _turned(self, mine: Params, update: Params, where: Params) -> Tensor:
         """G_n by what the client knows: 1 in its first session."""
         got, before, had, others = (tree.under(mine, p) for p in ("got", "received", "had", "others"))
-        first, share = mine["round"] < 0, mine["share"]
         moved, compared = {}, {}
         for n, rest in others.items():
             seen = where[n] & got[n] & had[n]
-            if self.literal:  # the server's move less alpha_n delta_n; to divide by 1 - alpha_n turns no vector
-                part = self.setup.training.server_lr * tree.column(share, rest).to(rest.dtype)
-                rest = mine[f"now/{n}"] + part * update[n]
             moved[n] = torch.where(seen, before[n] - rest, 0)
             compared[n] = torch.where(seen, update[n], 0)
-        return torch.where(first | (share >= 1) if self.literal else first, 1.0, _apart(compared, moved))
+        return torch.where(mine["round"] < 0, 1.0, _apart(compared, moved))
 
     def keep(self, kept: Params, local: ClientState, rnd: Round) -> Params:
         new = super().keep(kept, local, rnd)
@@ -215,23 +205,7 @@ class Contribution(TrainingWrapper):
         return new | self.own(mine | {"round": torch.full_like(kept[f"{self.prefix}/round"], rnd.number)})
 
     def weigh(self, server: Params, known: Params, upload: Payload, examples: Tensor, rnd: Round) -> Tensor:
-        score = tree.values(upload)[f"{self.prefix}/score"].to(examples.dtype)
-        if not (self.gradient and self.at_server):
-            return score
-        share = self._share(server, known, 1 / len(examples))
-        update, masks = self.updates(server, upload), tree.masks(upload)
-        coverage = tree.under(self.mine(server), "coverage")
-        others = {}
-        for n, t in update.items():
-            weight = tree.column(share, t)
-            if (m := masks.get(n)) is not None:
-                everybody = n in coverage and coverage[n].dtype == torch.bool
-                weight = weight * (m & m.all(0) if everybody else m)
-            mine, rest = t * weight.to(t.dtype), weight.sum(0) - weight
-            found = rest > torch.finfo(t.dtype).eps ** 0.5 * weight.sum(0)
-            mean = (mine.sum(0) - mine) / torch.where(found, rest, 1).to(t.dtype)
-            others[n] = torch.where(found if m is None else found & m, mean, 0)
-        return score + _apart(update, others)
+        return tree.values(upload)[f"{self.prefix}/score"].to(examples.dtype)
 
     def summands(self, upload: Payload, weights: Tensor, rnd: Round) -> Params:
         return super().summands(upload, weights, rnd) | self.own({"total": weights})

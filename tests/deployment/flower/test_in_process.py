@@ -16,7 +16,7 @@ from tests.deployment import worlds
 
 SLOTTED: list[dict[str, Any]] = [
     {"name": "fedpews", "base": {"name": "dm-pfl", "iterations": 1, "allocation": "erk"}},
-    {"name": "fedrep", "weights": "cowa-server"},
+    {"name": "fedrep", "weights": "cowa"},
     {"name": "fedavg", "inherit": {}},
     {"name": "fedavg", "robust": "median"},
     {"name": "scaffold", "weights": "examples"},
