@@ -78,7 +78,7 @@ class WarmUp(MethodWrapper):
             lr_milestones=tuple(m - first for m in training.lr_milestones if m > first),
         )
         base = assembled(self.base, replace(mine.setup, training=later))
-        units.chain(mine.info, type(self).__name__)
+        units.require_chain(mine.info, type(self).__name__)
         bound = replace(mine, base=base, inference=base.inference if mine.inference == "own" else mine.inference)
         require_common(base, bound)
         return bound

@@ -61,13 +61,11 @@ class Contribution(TrainingWrapper):
         return True  # a client is compared with the mean of the others' uploads as they came
 
     @cached_property
-    def _averaged(self) -> list[str]:
-        held = self.base.init_server({n: torch.zeros(s) for n, s in self.info.shapes.items()})
-        return [n for n in super().shared() if n in held]
-
-    def shared(self) -> list[str]:
+    def _shared(self) -> list[str]:
         """The parameters that travel and that the server averages; FedPAC's heads are mixed for each client instead."""
-        return self._averaged
+        held = self.base.init_server({n: torch.zeros(s) for n, s in self.info.shapes.items()})
+        stays = self.base.private()
+        return [n for n in self.info.parameters if n not in stays and n in held]
 
     # State: the sum of scores of every round, which round's uploads are in the server's model and with how much weight
     # behind each position, each client's last score, and what a client last sent and saw
@@ -85,7 +83,7 @@ class Contribution(TrainingWrapper):
         )
 
     def init_clients(self, params: Params, ids: Tensor) -> Params:
-        model = {n: params[n] for n in self.shared()}
+        model = {n: params[n] for n in self._shared}
         mine: Params = {"round": torch.full((), -1, dtype=torch.int32, device=_like(params).device)}
         for what in ("received", "sent"):
             mine |= tree.prefixed({n: torch.zeros_like(t) for n, t in model.items()}, what)
@@ -123,7 +121,7 @@ class Contribution(TrainingWrapper):
 
     def start(self, kept: Params, down: Payload, rnd: Round) -> ClientState:
         local, sent = super().start(kept, down, rnd), tree.values(down)
-        begin = {n: local.params[n] for n in self.shared()}
+        begin = {n: local.params[n] for n in self._shared}
         masks = tree.masks(down)
         got = {n: masks.get(n, torch.ones_like(t, dtype=torch.bool)) for n, t in begin.items() if n in sent}
         now = {n: torch.where(m, sent[n], begin[n]) for n, m in got.items()}  # its own where the server sent nothing
@@ -172,7 +170,7 @@ class Contribution(TrainingWrapper):
     def _positions(self, local: ClientState, upload: Payload) -> Params:
         """The positions each client shares: those it uploads."""
         masks = tree.masks(upload)
-        return {n: masks.get(n, torch.ones_like(local.params[n], dtype=torch.bool)) for n in self.shared()}
+        return {n: masks.get(n, torch.ones_like(local.params[n], dtype=torch.bool)) for n in self._shared}
 
     def _updates(self, local: ClientState, where: Params) -> Params:
         """delta_n: the model before the session minus the model after it, at these positions."""

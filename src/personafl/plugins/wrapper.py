@@ -107,11 +107,6 @@ class MethodWrapper(Algorithm):
         own = self.base.evaluated(when)
         return own if self.inference == self.base.inference or self.rule is None else self.rule.words(own)
 
-    def shared(self) -> list[str]:
-        """Return the names of the parameters that travel."""
-        stays = self.base.private()
-        return [n for n in self.info.parameters if n not in stays]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingWrapper(MethodWrapper):

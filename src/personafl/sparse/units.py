@@ -16,8 +16,8 @@ from personafl.core.errors import UserError
 from personafl.core.types import Layer, ModelInfo, Params
 
 
-def chain(info: ModelInfo, what: str) -> tuple[Layer, ...]:
-    """The layers of a model that is a chain, refused by name if it is not."""
+def require_chain(info: ModelInfo, what: str) -> None:
+    """Raise `UserError`, beginning with `what`, if the model is not a chain of linear and convolution layers."""
     inside = {n for layer in info.layers if layer.feedforward for n in layer.names}
     others = [n for n in info.parameters if n not in inside]
     if others or len(info.layers) < 2:
@@ -29,7 +29,6 @@ def chain(info: ModelInfo, what: str) -> tuple[Layer, ...]:
                 f"{what}: the {after.shape[1]} inputs of {after.weight} are not those of {before.weight}'s "
                 f"{before.shape[0]} units; this model is no chain of layers"
             )
-    return info.layers
 
 
 def sides(layers: Sequence[Layer], units: Mapping[str, Tensor]) -> list[tuple[Layer, Tensor | None, Tensor | None]]:
