@@ -41,7 +41,7 @@ from personafl.core.types import (
     Task,
     per_example,
 )
-from personafl.plugins.wrapper import MethodWrapper
+from personafl.plugins.wrapper import MethodWrapper, TrainingWrapper
 from personafl.sparse.masks import top_k
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "StateUpdate",
     "Sweep",
     "Task",
+    "TrainingWrapper",
     "Turn",
     "UserError",
     "choose",
