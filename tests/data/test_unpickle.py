@@ -50,32 +50,43 @@ DOUBLED = b")p0\n" + b"".join(b"g%d\n\x86p%d\n" % (i, i + 1) for i in range(60))
 
 HOSTILE = {
     "objects over foreign bytes": (EMPTY + b"(I1\n(I1\nt" + OBJECTS + b"I00\nC\x08AAAAAAAAtb.", "a damaged array"),
-    "a number that is an object": (SCALAR + b"(" + OBJECTS + b"C\x08AAAAAAAAtR.", "a damaged number"),
-    "the type itself called": (NDARRAY + b"(I9\ntR.", r"it calls numpy\.ndarray in a way that no data need"),
+    "a number over foreign bytes": (SCALAR + b"(" + OBJECTS + b"C\x08AAAAAAAAtR.", "a damaged array"),
+    "a number that is an object": (SCALAR + b"(" + OBJECTS + b"](NetR.", "an object in place of a number"),
+    "the type itself called": (NDARRAY + b"(I9\ntR.", "it makes a call that no data need"),
+    "a call with as many arguments as a file likes": (DTYPE + b"(" + b"I1\n" * 99 + b"tR.", "it makes a call"),
+    "a call with bytes for arguments": (DTYPE + b"C\x08AAAAAAAAR.", "it makes a call"),
     "the type itself made": (NDARRAY + b")\x81.", "it has the instruction NEWOBJ"),
-    "state given to the type itself": (NDARRAY + b"(I1\n(I1\nt" + BYTES + b"I00\nC\x01Atb.", "does not find what"),
-    "state given to a function": (ENCODE + b"(N}V__defaults__\n(VA\nVlatin1\ntstb.", "does not find what it works on"),
-    "a memo of gigabytes": (b"Nr\x00\x00\x00\x08r\x00\x00\x00\x08.", "it numbers two things 134217728"),
-    "bytes of gigabytes": (b"\x8e\x00\x00\x00\x00\x01\x00\x00\x00abc.", "truncated: .*4294967296 bytes"),
+    "state given to the type itself": (NDARRAY + b"(I1\n(I1\nt" + BYTES + b"I00\nC\x01Atb.", "other than an array"),
+    "state given to a function": (ENCODE + b"(N}V__defaults__\n(VA\nVlatin1\ntstb.", "it changes something other than"),
+    "state given to a function of the unpickler": (RECONSTRUCT + b"(N}V__defaults__\n)stb.", "other than an array"),
+    "bytes of gigabytes": (b"\x8e\x00\x00\x00\x00\x01\x00\x00\x00abc.", "truncated"),
+    "an array of gigabytes": (b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00abc.", "truncated"),
+    "a frame of gigabytes": (b"\x80\x05\x95\x00\x00\x00\x00\x01\x00\x00\x00N", "truncated"),
     "a key that takes for ever to hash": (b"}(" + DOUBLED + b"Nu.", "a dictionary with a tuple for a key"),
+    "a key that ends a program which hashes it": (
+        b"})" + b"\x85" * 10**6 + b"Ns.",
+        "a dictionary with a tuple for a key",
+    ),
+    "a later key that takes for ever to hash": (b"}(Va\nN" + DOUBLED + b"Nu.", "a dictionary with a tuple for a key"),
+    "a key of a dictionary in one instruction": (b"(" + DOUBLED + b"Nd.", "a dictionary with a tuple for a key"),
     "a type that takes for ever to tell": (DTYPE + b"(" + DOUBLED + b"tR.", "an array of tuple, not of numbers"),
     "a shape past counting": (
         EMPTY + b"(I1\n(" + b"L9999999999999999L\n" * 2 + b"t" + BYTES + b"I00\nC\x01Atb.",
-        "shape",
+        "an impossible shape",
     ),
     "nothing in a shape past counting": (
         EMPTY + b"(I1\n(I0\n" + b"L9999999999999L\n" * 4 + b"t" + BYTES + b"I00\nC\x00tb.",
-        "an array of shape",
+        "an impossible shape",
     ),
     "forty axes": (EMPTY + b"(I1\n(" + b"I1\n" * 40 + b"t" + BYTES + b"I00\nC\x01Atb.", "a damaged array"),
-    "something outside": (b"Psomewhere\n.", "refers to something outside the file"),
+    "something outside": (b"Psomewhere\n.", "it has the instruction PERSID"),
     "a name of several lines": (b"\x8c\x03a\nb\x8c\x01c\x93.", r"it asks for 'a\\nb\.c', which no data need"),
-    "a number of three parts": (SCALAR + b"(" + BYTES + b"NNtR.", "a damaged number"),
-    "two values": (b"NN.", "does not end in one value"),
-    "no value": (b"0.", "POP"),
-    "no mark": (b"t.", "there is no mark"),
-    "nothing of that number": (b"g7\n.", "nothing of number 7"),
-    "an odd number of items": (b"}(Nu.", "damaged"),
+    "a number of three parts": (SCALAR + b"(" + BYTES + b"NNtR.", "damaged"),
+    "no value": (b".", "damaged"),
+    "an instruction that is none": (b"\xff.", "it has the instruction 255"),
+    "no mark": (b"t.", "damaged"),
+    "nothing of that number": (b"g7\n.", "not found at index 7"),
+    "an odd number of items": (b"}(Va\nu.", "damaged"),
 }
 
 
@@ -116,3 +127,19 @@ def test_one_array_many_times_in_a_list_is_refused():
         numbers(held, "x")
     held = unpickle(io.BytesIO(pickle.dumps([np.zeros(9) for _ in range(3)])))
     assert numbers(held, "x").shape == (3, 9)
+
+
+BLOCK = b"B\xe8\x03\x00\x00" + b"A" * 1000  # a thousand bytes
+STATE = b"(I1\n(M\xe8\x03t" + BYTES + b"I00\n" + BLOCK + b"t"
+
+
+@pytest.mark.parametrize(
+    ("begin", "again"),
+    [(STATE + b"p0\n", EMPTY + b"g0\nb"), (b"V" + b"A" * 1000 + b"\np0\n", ENCODE + b"(g0\nVlatin1\ntR")],
+    ids=["arrays", "encoded text"],
+)
+def test_bytes_that_are_made_into_arrays_again_and_again_are_refused(begin, again):
+    """Else a file of a megabyte could take gigabytes: each array is a few instructions that name the same bytes."""
+    assert len(unpickle(io.BytesIO(b"](" + begin + again * 2 + b"e."))) == 3
+    with pytest.raises(pickle.UnpicklingError, match="its arrays are larger than the file"):
+        unpickle(io.BytesIO(b"](" + begin + again * 9 + b"e."))
