@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 import personafl
@@ -751,13 +752,12 @@ def test_a_folder_that_was_written_to_before_it_was_claimed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a run that began and ended between the look at the folder and the lock."""
-    real = lock._lock
 
-    def late(folder: Path) -> int:
-        (folder / "recipe.toml").write_text("of another run")
-        return real(folder)
+    def late(path: Path, **options: Any) -> lock.FileLock:
+        path.with_name("recipe.toml").write_text("of another run")
+        return FileLock(path, **options)
 
-    monkeypatch.setattr(lock, "_lock", late)
+    monkeypatch.setattr(lock, "FileLock", late)
     with pytest.raises(UserError, match="the folder is not empty"), run_folder.claimed(tmp_path / "a"):
         pass
 

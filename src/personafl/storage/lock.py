@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from personafl.core.errors import UserError
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 LOCK = ".lock"
-"""Held by the process that writes to a folder; free once that has ended, however it did."""
+"""The file that the process writing to a folder holds; the lock is free once that process has ended, however it did."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a folder while this lasts."""
-    number = _lock(folder)
+    """Keep other processes from writing to a folder.
+
+    Raises:
+        UserError: another process writes to the folder, or the lock file cannot be opened.
+    """
+    path = folder / LOCK
+    # The time is for a file that its last holder removes just now. Any thread may release the lock.
+    lock = FileLock(path, timeout=0.2, thread_local=False, fallback_to_soft=False)
     try:
-        os.ftruncate(number, 0)
-        os.write(number, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        lock.acquire()
+    except Timeout:
+        holder = path.read_text(errors="replace")[:200].strip() if path.is_file() else ""
+        raise UserError(f"{folder}: {holder or 'another process'} is writing to this folder") from None
+    except OSError as e:
+        raise UserError(f"{path}: {e.strerror}") from None
+    try:
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         yield
     finally:
-        (folder / LOCK).unlink(missing_ok=True)  # still ours
-        os.close(number)
-
-
-def _lock(folder: Path) -> int:
-    """The open lock file of a folder, locked; another process that has it is named."""
-    path = folder / LOCK
-    while True:
-        try:
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except OSError as e:
-            raise UserError(f"{path}: {e.strerror}") from None
-        try:
-            if fcntl is not None:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(number), os.stat(path)):
-                    return number
-        except BlockingIOError:
-            who = os.read(number, 200).decode(errors="replace").strip() or "another process"
-            os.close(number)
-            raise UserError(f"{folder}: {who} is writing to this folder") from None
-        os.close(number)  # whoever had it has just removed it
+        path.unlink(missing_ok=True)  # while it is still ours
+        lock.release()
