@@ -753,7 +753,7 @@ def test_a_folder_that_was_written_to_before_it_was_claimed_is_refused(
 ) -> None:
     """By a run that began and ended between the look at the folder and the lock."""
 
-    def late(path: Path, **options: Any) -> lock.FileLock:
+    def late(path: Path, **options: Any) -> Any:
         path.with_name("recipe.toml").write_text("of another run")
         return FileLock(path, **options)
 
