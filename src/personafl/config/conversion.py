@@ -12,7 +12,7 @@ from personafl.config.recipe import SECTIONS, Method, Recipe
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.method_settings import RECIPE
-from personafl.core.settings import filled, hints, shortened, typed, unknown
+from personafl.core.settings import filled, hints, refuse_unknown, shortened, typed, unknown
 from personafl.methods import ALGORITHMS
 
 
@@ -32,10 +32,7 @@ def made_section(section: str, values: Any) -> Any:
         return values
     if not isinstance(values, Mapping) or not all(isinstance(k, str) for k in values):
         raise UserError(f"[{section}] must be a table of settings, it is {shortened(values)}")
-    for key, value in values.items():
-        if key not in kind.names():
-            told = unknown("setting", key, sorted(kind.names()), f"of [{section}]")
-            raise UserError(f"{section}.{key}={shortened(value)}: {told}")
+    refuse_unknown(section, values, sorted(kind.names()), f"[{section}]")
     return kind(**values)
 
 
@@ -116,10 +113,9 @@ def method(entry: Any) -> Method:
     settings = {k: v for k, v in entry.items() if k not in ("name", "label")}
     known = {f.name: f for f in cls.settings()}
     of_type = hints(cls)
+    refuse_unknown(label, settings, known, str(name))
     values: dict[str, Any] = {}
     for key, value in settings.items():
-        if key not in known:
-            raise UserError(f"{label}.{key}={shortened(value)}: {unknown('setting', key, known, f'of {name}')}")
         taken = key in cls.from_recipe and _is_one_of(value, None, RECIPE)
         told = known[key].metadata
         by_name = bool(told.get("choices")) and not isinstance(value, Mapping)  # a name stands for its usual settings

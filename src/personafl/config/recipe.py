@@ -15,7 +15,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
 from personafl.core.plain_text import is_text
-from personafl.core.settings import Section, setting, shortened, typed, unknown
+from personafl.core.settings import Section, refuse_unknown, setting, shortened, typed, unknown
 from personafl.core.types import BufferPolicy, Training
 from personafl.data import DATASETS, PARTITIONS, normalize
 from personafl.data.client_corruption import CORRUPTED_BY_DEFAULT, PER_CLIENT
@@ -155,9 +155,8 @@ class Data(Section):
             corrupted = isinstance(self.dataset, str) and self.dataset in CORRUPTED_BY_DEFAULT
             object.__setattr__(self, "corruption", PER_CLIENT if corrupted else "none")
         declared, settings = declared_settings(self.partition), dict(self.partition_settings)
+        refuse_unknown("data", settings, declared, "[data]")
         for key, value in settings.items():
-            if key not in declared:
-                raise UserError(f"data.{key}={shortened(value)}: {unknown('setting', key, declared, 'of [data]')}")
             settings[key] = typed(f"data.{key}", value, declared[key].type)
             try:
                 declared[key].check(settings[key])

@@ -67,6 +67,13 @@ def unknown(what: str, given: str, possible: Collection[str], where: str = "") -
     return f"no such {what}{' ' + where if where else ''}{guess} possible are {listed}"
 
 
+def refuse_unknown(where: str, settings: Mapping[str, Any], possible: Collection[str], owner: str) -> None:
+    """Raise `UserError` for the first setting that its owner, such as `[training]` or `ditto`, does not have."""
+    for key, value in settings.items():
+        if key not in possible:
+            raise UserError(f"{where}.{key}={shortened(value)}: {unknown('setting', key, possible, f'of {owner}')}")
+
+
 def setting(
     default: Any,
     help: str,
@@ -95,13 +102,10 @@ class SettingsMeta(type):
             )
         if arranged := getattr(cls, "arranged", None):
             given = arranged(given)
-        for name, value in given.items():
-            if name not in fields:
-                where = getattr(cls, "section", "")
-                title = f"of [{where}]" if where else f"of {cls.__name__}"
-                known = cls.names() if hasattr(cls, "names") else known
-                told = unknown("setting", name, sorted(known), title)
-                raise UserError(f"{where or cls.__name__}.{name}={shortened(value)}: {told}")
+        section = getattr(cls, "section", "")
+        names = cls.names() if hasattr(cls, "names") else known
+        own = {name: value for name, value in given.items() if name not in fields}
+        refuse_unknown(section or cls.__name__, own, sorted(names), f"[{section}]" if section else cls.__name__)
         return super().__call__(**given)
 
 
