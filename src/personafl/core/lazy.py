@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from typing import Any, TypeVar
+from collections import UserDict
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -24,51 +25,30 @@ def attributes(package: str, where: Mapping[str, Collection[str]], name: str) ->
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
 
-class Registry(MutableMapping[str, T]):
+class Registry(UserDict[str, T]):
     """Entries by name, each given as `package.module:attribute` and imported when it is asked for.
 
     Names, their number and `in` import nothing.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
-        self._paths = dict(paths)
-        self._entries: dict[str, T] = {}  # that are imported, or were set
+        super().__init__()
+        self.data: dict[str, Any] = dict(paths)  # an entry, or its path until it is imported
+        self.modules: dict[str, set[str]] = {}  # the modules entries come from, and what each of them has
+        for module, _, attribute in (path.partition(":") for path in paths.values()):
+            self.modules.setdefault(module, set()).add(attribute)
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
-            module, _, attribute = self._paths[name].partition(":")
-            self._entries[name] = getattr(importlib.import_module(module), attribute)
-        return self._entries[name]
-
-    def __setitem__(self, name: str, entry: T) -> None:
-        self._paths.setdefault(name, "")
-        self._entries[name] = entry
-
-    def __delitem__(self, name: str) -> None:
-        del self._paths[name]
-        self._entries.pop(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._paths
+        entry = self.data[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = self.data[name] = getattr(importlib.import_module(module), attribute)
+        return cast("T", entry)
 
     def name_of(self, entry: object) -> str | None:
         """What an entry is called, None where it is none; what is not imported yet cannot be it."""
-        return next((n for n in self if self._is(n, entry)), None)
+        return next((n for n in self if self._is_imported(n) and self[n] is entry), None)
 
-    def _is(self, name: str, entry: object) -> bool:
-        module = self._paths[name].partition(":")[0]
-        return (name in self._entries or module in sys.modules) and self[name] is entry
-
-    @property
-    def modules(self) -> dict[str, set[str]]:
-        """The modules entries come from, and what each of them has."""
-        found: dict[str, set[str]] = {}
-        for module, _, attribute in (path.partition(":") for path in self._paths.values() if path):
-            found.setdefault(module, set()).add(attribute)
-        return found
+    def _is_imported(self, name: str) -> bool:
+        known = self.data[name]
+        return not isinstance(known, str) or known.partition(":")[0] in sys.modules

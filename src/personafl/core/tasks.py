@@ -13,7 +13,6 @@ Losses and metrics of each are in `evaluation/metrics.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from personafl.core.criteria import IGNORE_INDEX
 from personafl.core.errors import UserError
 from personafl.core.types import TaskName
 
-TASKS: tuple[TaskName, ...] = get_args(TaskName)
 MOST_CLASSES = 10**6  # a label past this is an identifier or a number, not one of so many classes
 
 _WANTED: dict[TaskName, str] = {
