@@ -69,6 +69,7 @@ HOSTILE = {
     ),
     "a later key that takes for ever to hash": (b"}(Va\nN" + DOUBLED + b"Nu.", "a dictionary with a tuple for a key"),
     "a key of a dictionary in one instruction": (b"(" + DOUBLED + b"Nd.", "a dictionary with a tuple for a key"),
+    "keys that all have one hash": (b"}L%dL\nNs." % (2**61 - 1), "a number of any length for a key"),
     "a type that takes for ever to tell": (DTYPE + b"(" + DOUBLED + b"tR.", "an array of tuple, not of numbers"),
     "a shape past counting": (
         EMPTY + b"(I1\n(" + b"L9999999999999999L\n" * 2 + b"t" + BYTES + b"I00\nC\x01Atb.",

@@ -68,6 +68,8 @@ def _with_plain_keys(load: Callable[[Any], None], keys: slice) -> Callable[[Any]
 
     def checked(unpickler: Any) -> None:
         for key in unpickler.stack[keys]:
+            if isinstance(key, int) and abs(key) >= 2**60:  # larger ones may all have the same hash
+                raise pickle.UnpicklingError("it has a dictionary with a number of any length for a key")
             if not isinstance(key, (str, bytes, int)):
                 raise pickle.UnpicklingError(f"it has a dictionary with a {type(key).__name__} for a key")
         load(unpickler)
