@@ -8,10 +8,11 @@
     python tools/compare_commits.py BASE --map personafl.sim=personafl.simulation --map kept=client_state
     python tools/compare_commits.py BASE --exempt 'state.json:/numbers/state/pending'
 
-BASE and OTHER are commits, or folders that hold a source tree. Each is put into a temporary folder, which is removed
-at the end, and OTHER is by default the files of this repository as they are when the comparison begins. Both run in
-processes of this interpreter, on the CPU with one thread, with the same environment variables and in an empty folder.
-Nothing is downloaded, and data are prepared anew by each, so that neither reads what the other has cached.
+BASE and OTHER are commits, or folders that hold a source tree, with paths that begin with / or a dot. Each is put into
+a temporary folder, which is removed at the end, and OTHER is by default the files of this repository as they are when
+the comparison begins. Both run in processes of this interpreter, on the CPU with one thread, with the same environment
+variables and in an empty folder. Nothing is downloaded, and data are prepared anew by each, so that neither reads what
+the other has cached.
 
     all-methods    `personafl run all-methods`, with the overrides of --set
     reproduce      `personafl reproduce TARGET --smoke` for every target
@@ -439,16 +440,26 @@ def source_trees(base: str, other: str) -> Iterator[tuple[Tree, Tree]]:
         for name, given in (("BASE", base), ("OTHER", other)):
             tree = Tree(name, folder / name.lower())
             tree.prepare()
-            if Path(given, "src", "personafl").is_dir():
-                for part in COPIED:
-                    if Path(given, part).is_dir():
-                        ignore = shutil.ignore_patterns("__pycache__")
-                        shutil.copytree(Path(given, part), tree.source / part, ignore=ignore)
+            if given.startswith(("/", ".")):
+                copy_tree(Path(given), tree.source)
             else:
                 stack.enter_context(worktree(given, tree.source))
             tree.check()
             trees.append(tree)
         yield trees[0], trees[1]
+
+
+def copy_tree(folder: Path, target: Path) -> None:
+    """Copy the folders of a source tree that are imported.
+
+    Raises:
+        SystemExit: The folder holds no source tree.
+    """
+    if not (folder / "src" / "personafl").is_dir():
+        raise SystemExit(f"{folder}: is not a source tree, since it has no src/personafl")
+    for name in COPIED:
+        if (folder / name).is_dir():
+            shutil.copytree(folder / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 @contextlib.contextmanager
@@ -464,7 +475,7 @@ def worktree(commit: str, folder: Path, repository: Path = ROOT) -> Iterator[Non
             [*git, "add", "--detach", str(folder), commit], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise SystemExit(f"{commit}: is no folder of a source tree, and Git says: {done.stderr.strip()}")
+            raise SystemExit(f"{commit}: cannot be checked out: {done.stderr.strip()}")
         yield
     finally:
         subprocess.run([*git, "remove", "--force", str(folder)], capture_output=True, check=False)
@@ -506,11 +517,13 @@ class Runner:
         self.trees = trees
         self.processes: set[subprocess.Popen[str]] = set()
         self.pool = ThreadPoolExecutor(jobs)
+        self.is_stopped = False
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.is_stopped = True
         self.pool.shutdown(wait=False, cancel_futures=True)
         for process in tuple(self.processes):
             process.terminate()
@@ -539,6 +552,8 @@ class Runner:
             text=True,
         ) as process:
             self.processes.add(process)
+            if self.is_stopped:  # while the process was started
+                process.terminate()
             output, error = process.communicate()
         self.processes.discard(process)
         return Run(folder, process.returncode, output, error, time.perf_counter() - begun)
