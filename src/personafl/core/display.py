@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 
+from personafl.core.html_elements import Html, element
 from personafl.core.plain_text import harmless
 
 
@@ -27,10 +27,9 @@ class Displayed:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
     """An HTML table of text."""
 
-    def line(tag: str, cells: Sequence[str]) -> str:
-        style = ' style="text-align: left"'
-        return f"<tr>{''.join(f'<{tag}{style}>{html.escape(c)}</{tag}>' for c in cells)}</tr>"
+    def line(tag: str, cells: Sequence[str]) -> Html:
+        return element("tr", *(element(tag, c, style="text-align: left") for c in cells))
 
-    top = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    top += f"<thead>{line('th', head)}</thead>" if head else ""
-    return f"<table>{top}<tbody>{''.join(line('td', r) for r in rows)}</tbody></table>"
+    top = [element("caption", caption)] if caption else []
+    top += [element("thead", line("th", head))] if head else []
+    return element("table", *top, element("tbody", *(line("td", r) for r in rows)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html as escaping
 import io
 import math
 from collections import Counter
@@ -14,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
+from personafl.core.html_elements import Html, element, join_html
 from personafl.evaluation import final, stream_change
 from personafl.evaluation.final import Arrays
+from personafl.evaluation.html_page import page
 from personafl.evaluation.metric_format import Shown, deviation
 from personafl.evaluation.metrics import METRICS
 
@@ -412,25 +413,17 @@ def concerns(summaries: Sequence[Summary]) -> list[str]:
     return found
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222; }}
-table {{ border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }}
-th, td {{ padding: .35rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }}
-th:first-child, td:first-child, .methods th:last-child, .methods td:last-child, caption {{ text-align: left; }}
-.methods td:last-child {{ white-space: normal; min-width: 14rem; }} caption {{ font-weight: bold; }}
-.curves {{ display: flex; flex-wrap: wrap; gap: 1rem; }} .curves svg {{ width: 34rem; max-width: 100%; height: auto; }}
-.maps {{ display: flex; flex-wrap: wrap; gap: 0 2rem; }} .heat {{ font-size: 13px; }}
-.heat th, .heat td {{ padding: .1rem .5rem; }} .square svg {{ max-width: 100%; height: auto; }}
-p.note, p.concern {{ color: #555; }} p.concern {{ color: #a33; }}
-</style></head><body><h1>{title}</h1>
-{table}
-<p class="note">{note}</p>{concerns}
-<div class="curves">{curves}</div>{corruptions}{clients}</body></html>
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
+th, td { padding: .35rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child, .methods th:last-child, .methods td:last-child, caption { text-align: left; }
+.methods td:last-child { white-space: normal; min-width: 14rem; } caption { font-weight: bold; }
+.curves { display: flex; flex-wrap: wrap; gap: 1rem; } .curves svg { width: 34rem; max-width: 100%; height: auto; }
+.maps { display: flex; flex-wrap: wrap; gap: 0 2rem; } .heat { font-size: 13px; }
+.heat th, .heat td { padding: .1rem .5rem; } .square svg { max-width: 100%; height: auto; }
+p.note, p.concern { color: #555; } p.concern { color: #a33; }
 """
-
-_MATRIX = '<h2>Every model on every client\'s test set</h2><div class="square">'
 
 
 def html(
@@ -445,30 +438,28 @@ def html(
 
     `curves` are rows of metrics.jsonl, `evaluations` arrays of evaluations.npz.
     """
-    esc = escaping.escape
     svg = {
         what: "" if (found := figure(what, summaries, curves, evaluations or {})) is None else _drawn(found)
         for what in FIGURES
     }
-    return _PAGE.format(
-        title=esc(title),
-        table=html_table(summaries, spread),
-        note=esc(" ".join([note(summaries, spread), *remarks(summaries, spread)])),
-        concerns="".join(
-            f'<p class="concern">{esc(c)}</p>' for c in (*alerts(summaries, missing), *concerns(summaries))
-        ),
-        curves="".join(svg[what] for what in ("rounds", "shift", "change", "rotations", "clients")),
-        corruptions="".join(_corruptions(summaries, which) for which in _CORRUPTED),
-        clients=f"{_MATRIX}{svg['matrix']}</div>" if svg["matrix"] else "",
+    matrix = element("h2", "Every model on every client's test set"), element("div", svg["matrix"], class_="square")
+    return page(
+        title,
+        _STYLE,
+        html_table(summaries, spread),
+        element("p", " ".join([note(summaries, spread), *remarks(summaries, spread)]), class_="note"),
+        *(element("p", c, class_="concern") for c in (*alerts(summaries, missing), *concerns(summaries))),
+        element("div", *(svg[what] for what in ("rounds", "shift", "change", "rotations", "clients")), class_="curves"),
+        *(_corruptions(summaries, which) for which in _CORRUPTED),
+        *(matrix if svg["matrix"] else ()),
     )
 
 
-def html_table(summaries: Sequence[Summary], spread: str | None = None) -> str:
+def html_table(summaries: Sequence[Summary], spread: str | None = None) -> Html:
     """The comparison as an HTML table."""
-    esc = escaping.escape
-    head = "".join(f"<th>{esc(c)}</th>" for c in columns(summaries))
-    body = "".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in r) + "</tr>" for r in rows(summaries, spread))
-    return f'<table class="methods"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    head = element("tr", *(element("th", c) for c in columns(summaries)))
+    body = (element("tr", *(element("td", c) for c in r)) for r in rows(summaries, spread))
+    return element("table", element("thead", head), element("tbody", *body), class_="methods")
 
 
 FIGURES = ("rounds", "shift", "change", "clients", "matrix", "rotations")
@@ -561,7 +552,7 @@ def _over_rounds(seeds: Sequence[Summary], curves: Mapping[Key, RoundRows]) -> C
     return Curve.over_seeds(by_round, final_stages)
 
 
-def _corruptions(summaries: Sequence[Summary], which: str) -> str:
+def _corruptions(summaries: Sequence[Summary], which: str) -> Html:
     """Methods side by side, kind by kind; then each method's numbers by kind and severity."""
     shown = Shown.of(summaries)
     found: dict[str, dict[str, dict[str, float]]] = {}  # method, kind, severity
@@ -570,44 +561,40 @@ def _corruptions(summaries: Sequence[Summary], which: str) -> str:
         if cells:
             found[label] = {k: {s: mean(c[k][s]["mean"] for c in cells) for s in v} for k, v in cells[0].items()}
     if not found:
-        return ""
+        return Html("")
     cells, differ = _in_common(summaries, which)
     severities = {kind: [s for k, s in cells if k == kind] for kind, _ in cells}
     rows = {k: [mean(by[k][s] for s in of) for by in found.values()] for k, of in severities.items()}
     rows["mean"] = [mean(by[k][s] for k, s in cells) for by in found.values()] if cells else []
-    out = f"<h2>Corrupted images{_CORRUPTED[which]}</h2>"
+    out = [element("h2", f"Corrupted images{_CORRUPTED[which]}")]
     if cells:
-        out += _heat(f"Mean over severities{' that all have' if differ else ''}", list(found), rows, shown)
+        out.append(_heat(f"Mean over severities{' that all have' if differ else ''}", list(found), rows, shown))
     maps = []
     for label, by_kind in found.items():
         head = list(next(iter(by_kind.values())))
         maps.append(_heat(f"{label}, by severity", head, {k: list(v.values()) for k, v in by_kind.items()}, shown))
-    return f'{out}<div class="maps">{"".join(maps)}</div>'
+    return join_html([*out, element("div", *maps, class_="maps")])
 
 
-def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]], shown: Shown) -> str:
+def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]], shown: Shown) -> Html:
     """A table of numbers on a ground that darkens from 0 to 100 %, or from the table's worst to its best."""
-    esc = escaping.escape
     values = [v for row in rows.values() for v in row]
     worst, best = (0.0, 1.0) if shown.percent or not values else (min(values), max(values))
     if shown.better == "lower":
         worst, best = best, worst
 
-    def cell(value: float) -> str:
+    def cell(value: float) -> Html:
         share = (value - worst) / (best - worst) if best != worst else 0.0
         ground = ", ".join(str(round(255 + (full - 255) * share)) for full in (91, 155, 213))
-        return f'<td style="background: rgb({ground})">{shown.number(value)}</td>'
+        return element("td", shown.number(value), style=f"background: rgb({ground})")
 
-    body = "".join(
-        f"<tr><td>{esc(name.replace('_', ' '))}</td>{''.join(map(cell, values))}</tr>" for name, values in rows.items()
-    )
-    top = "".join(f"<th>{esc(h)}</th>" for h in head)
-    head_row = f"<caption>{esc(caption)}</caption><thead><tr><th></th>{top}</tr></thead>"
-    return f'<table class="heat">{head_row}<tbody>{body}</tbody></table>'
+    body = (element("tr", element("td", n.replace("_", " ")), *map(cell, values)) for n, values in rows.items())
+    top = element("thead", element("tr", *(element("th", h) for h in ("", *head))))
+    return element("table", element("caption", caption), top, element("tbody", *body), class_="heat")
 
 
-def _drawn(figure: Figure) -> str:
+def _drawn(figure: Figure) -> Html:
     """A figure as a piece of HTML."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()[out.getvalue().index("<svg") :]
+    return Html(out.getvalue()[out.getvalue().index("<svg") :])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html as escaping
 import io
 import re
 import statistics
@@ -11,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from personafl.core.html_elements import Html, element, join_html
 from personafl.core.plain_text import markdown_table
-from personafl.evaluation import stream_change
+from personafl.evaluation import html_page, stream_change
 from personafl.experiment import measures
 from personafl.experiment.comparison import FAR, Cell, Comparison, Item, Verdict, interval
 from personafl.experiment.targets import Claim
@@ -55,38 +55,35 @@ class Page:
         return "\n\n".join(parts) + "\n"
 
     def html(self) -> str:
-        esc = escaping.escape
-        parts = [f"<h1>{esc(self.title)}</h1>"]
+        parts = []
         for block in self.blocks:
             if isinstance(block, Table):
                 parts.append(_html_table(block))
             elif block.startswith("## "):
-                parts.append(f"<h2>{esc(block[3:])}</h2>")
+                parts.append(element("h2", block[3:]))
             else:
-                parts.append(f"<p>{_marked(esc(block))}</p>")
+                parts.append(element("p", _marked(block)))
         if self.picture is not None:
             out = io.BytesIO()
             self.picture.savefig(out, format="png", dpi=120, metadata={"Software": None})
             data = base64.b64encode(out.getvalue()).decode()
-            parts.append(f'<img alt="{CAPTION}" src="data:image/png;base64,{data}">')
-        head = f'<meta charset="utf-8"><title>{esc(self.title)}</title><style>{_STYLE}</style>'
-        return f"<!doctype html>\n<html><head>{head}</head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+            parts.append(Html(f'<img alt="{CAPTION}" src="data:image/png;base64,{data}">'))
+        return html_page.page(self.title, _STYLE, *parts)
 
 
-def _marked(text: str) -> str:
-    """Code and bold in escaped text."""
-    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", re.sub(r"`(.+?)`", r"<code>\1</code>", text))
+def _marked(text: str) -> Html:
+    """Text with code and bold as Markdown has them."""
+    return Html(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", re.sub(r"`(.+?)`", r"<code>\1</code>", join_html([text]))))
 
 
 def _markdown_table(table: Table) -> str:
     return markdown_table(table.head, table.rows)
 
 
-def _html_table(table: Table) -> str:
-    esc = escaping.escape
-    head = "".join(f"<th>{esc(h)}</th>" for h in table.head)
-    body = "".join("<tr>" + "".join(f"<td>{_marked(esc(c))}</td>" for c in row) + "</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _html_table(table: Table) -> Html:
+    head = element("tr", *(element("th", h) for h in table.head))
+    body = (element("tr", *(element("td", _marked(c)) for c in row)) for row in table.rows)
+    return element("table", element("thead", head), element("tbody", *body))
 
 
 # Of a target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Protocol, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from personafl.core.html_elements import element, join_html
 from personafl.core.plain_text import Console, harmless
 from personafl.evaluation.metric_format import Shown
 from personafl.simulation.state import Row
@@ -185,6 +185,5 @@ class _Notebook:
 
         spent = time.monotonic() - self.begun
         left = f", {_left(spent, done, self.total)}" if words and 0 < done < self.total else ""
-        bar = f'<progress value="{done}" max="{self.total}"></progress> ' if words else ""
-        told = f"{words}, " if words else ""
-        return HTML(f"{bar}{html.escape(told)}{done} of {self.total} rounds in {spent:.0f} s{left}")
+        parts = [element("progress", value=str(done), max=str(self.total)), f" {words}, "] if words else []
+        return HTML(join_html([*parts, f"{done} of {self.total} rounds in {spent:.0f} s{left}"]))

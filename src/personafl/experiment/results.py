@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
-import html
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from personafl.config.components import SPLIT, federation, model, source
 from personafl.core import tree
 from personafl.core.display import Displayed
 from personafl.core.errors import UserError
+from personafl.core.html_elements import element
 from personafl.core.normalization import as_inputs
 from personafl.core.plain_text import spreadsheet_row
 from personafl.core.settings import shortened, typed
@@ -224,8 +224,7 @@ class Result(Displayed):
             report.note(self.summaries),
             *report.remarks(self.summaries),
         )
-        below = " ".join(told)
-        return f"{report.html_table(self.summaries)}<p>{html.escape(below)}</p>"
+        return report.html_table(self.summaries) + element("p", " ".join(told))
 
     def __iter__(self) -> Iterator[MethodResult]:
         return iter(self.methods.values())
