@@ -11,6 +11,7 @@ from pathlib import Path
 
 from personafl.config import reference
 from personafl.config.recipe import SECTIONS
+from personafl.core.table import Table
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 LISTED = {
@@ -32,8 +33,7 @@ def table(section: str) -> str:
         default = f"`{key.default}`" + (" or by the data" if reference.by_data(key.dotted) else "")
         by = "" if key.looked_at_by == "all" else key.looked_at_by
         rows.append((f"`{key.dotted}`", key.type, default, key.help, possible, by))
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in row)} |" for row in lines)
+    return Table(head, rows, marked=True).markdown()
 
 
 def filled(text: str) -> str:

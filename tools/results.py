@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from personafl import config
-from personafl.core.plain_text import markdown_table
+from personafl.core.table import Table
 from personafl.experiment import shared_runs, targets
 from personafl.experiment.comparison import Comparison
 from personafl.experiment.measures import RELATIVE
@@ -131,7 +131,7 @@ def overview(made: list[Reproduction]) -> str:
         for verdict in one.comparison.verdicts():
             link = f"[{one.target.name}]({one.target.name}/page.md)"
             rows.append([link, verdict.claim.says, verdict.status, str(len(one.seeds))])
-    return markdown_table(["", "claim", "in our hands", "seeds"], rows)
+    return Table(["", "claim", "in our hands", "seeds"], rows, marked=True).markdown()
 
 
 def _said(one: Reproduction) -> bool:

@@ -14,10 +14,11 @@ import pytest
 
 import personafl
 from personafl.core.errors import UserError
+from personafl.core.table import Table
 from personafl.evaluation.settings import Evaluation
 from personafl.experiment import measures, pages, reproduction, targets
 from personafl.experiment.comparison import Comparison, Item, Verdict, interval
-from personafl.experiment.pages import Page, Table, reproduced
+from personafl.experiment.pages import Page, reproduced
 from personafl.experiment.reproduction import Reproduction
 from personafl.experiment.shared_runs import SharedRun, merged, plan
 from personafl.experiment.targets import Claim, Setting, Target
@@ -344,8 +345,8 @@ def test_the_matrix_of_models_and_test_sets_gives_the_means_where_there_is_one()
 
 
 def test_a_page_says_its_words_as_they_are() -> None:
-    page = Page("A < B", ["## Head", "some `code` & **more**", Table(["a|b"], [["x|y <i>"]])])
-    assert page.markdown() == "# A < B\n\n## Head\n\nsome `code` & **more**\n\n| a|b |\n| --- |\n| x\\|y <i> |\n"
+    page = Page("A < B", ["## Head", "some `code` & **more**", Table(["a|b"], [["x|y <i>"]], marked=True)])
+    assert page.markdown() == "# A < B\n\n## Head\n\nsome `code` & **more**\n\n| a\\|b |\n| --- |\n| x\\|y <i> |\n"
     html = page.html()
     assert "<h1>A &lt; B</h1>" in html and "<code>code</code> &amp; <b>more</b>" in html and "x|y &lt;i&gt;" in html
 

@@ -126,10 +126,10 @@ def test_ranks_are_reported_by_their_mean() -> None:
 def test_the_table_leaves_out_what_is_small_everywhere() -> None:
     parts = dict.fromkeys(PARTS, 0.0) | {"training": 6.0, "evaluation": 3.0, "wire": 0.01, "other": 0.99}
     laps = [{"round": t, "phase": "train", "parts": parts | {"training": s}} for t, s in enumerate((0.0, 1.0, 2.0))]
-    columns, rows = profile.table({"a": {"seconds": 10.0, "parts": parts, "rounds": laps}})
-    assert columns == ["Time", "Seconds", "Round", "training", "evaluation", "other"]
+    table = profile.table({"a": {"seconds": 10.0, "parts": parts, "rounds": laps}})
+    assert table.columns == ["Time", "Seconds", "Round", "training", "evaluation", "other"]
     # A round without training does not count; the median of 1 + 1 and 2 + 1 seconds is 2.5.
-    assert rows == [["a", "10.00", "2500.0 ms", "60 %", "30 %", "10 %"]]
+    assert table.rows == [["a", "10.00", "2500.0 ms", "60 %", "30 %", "10 %"]]
 
 
 def test_a_run_tells_where_the_time_went_when_asked(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from personafl.cli.terminal import console, print_table
+from personafl.cli.terminal import console, print_comparison
 from personafl.core.errors import UserError
 from personafl.core.plain_text import harmless
 
@@ -58,7 +58,7 @@ def compare(
         md.write_text(report.markdown(summaries, missing, spread) + "\n", encoding="utf-8")
     if latex:
         latex.write_text(report.latex(summaries, missing, spread) + "\n", encoding="utf-8")
-    print_table(summaries, missing, spread)
+    print_comparison(summaries, missing, spread)
     for concern in report.concerns(summaries):
         console.print(f"note: {concern}")
 

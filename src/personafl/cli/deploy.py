@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from personafl.cli.plain_help import Command
-from personafl.cli.terminal import console, errors
+from personafl.cli.terminal import console, errors, print_table
 from personafl.core.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -198,12 +197,6 @@ def collect(folder: Dir, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    columns, rows = report.client_table(found)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    print_table(report.client_table(found))
     for line in report.collect_lines(found):
         console.print(line, soft_wrap=True)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, find_own_code
+from personafl.cli.terminal import console, find_own_code, print_table
 from personafl.config.recipe import SECTIONS
 from personafl.core.algorithm import Algorithm
 from personafl.core.errors import UserError
 from personafl.core.method_settings import RECIPE
+from personafl.core.table import Table
 
 if TYPE_CHECKING:
     from personafl.data.partition.partitioner import Partitioner
@@ -155,10 +155,7 @@ def list_(
     if as_json:
         print(json.dumps([{"name": n, "summary": s} for n, s in found.items()]))
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, summary in found.items():
-        table.add_row(name, summary)
-    console.print(table)
+    print_table(Table((), list(found.items())))
 
 
 def info(
@@ -203,10 +200,8 @@ def _section(name: str) -> None:
     """All keys of a section of recipes."""
     from personafl.config import reference
 
-    table = Table("key", "type", "default", "meaning", box=None, pad_edge=False)
-    for key in reference.keys(name):
-        table.add_row(key.dotted, key.type, key.default, key.help)
-    console.print(table)
+    rows = [(key.dotted, key.type, key.default, key.help) for key in reference.keys(name)]
+    print_table(Table(("key", "type", "default", "meaning"), rows))
     console.print(f"personafl info {name}.KEY has more of one; docs/reference.md has all.")
 
 
@@ -286,16 +281,14 @@ def _explain(name: str, cls: Any) -> None:
         console.print(f"{about}\n")
     console.print(f"evaluated: {cls.evaluates}")
     console.print(f"a newcomer gets: {cls.newcomers}\n")
-    table = Table("setting", "default", "meaning", box=None, pad_edge=False)
+    rows = []
     for f in cls.settings():
         choices = f.metadata.get("choices")
         meaning = f.metadata.get("help", "") + (f" ({', '.join(choices)})" if choices else "")
         filled = dataclasses.is_dataclass(f.default) and not isinstance(f.default, Algorithm)
         default = RECIPE if f.default is None and f.name in cls.from_recipe else reference.toml_value(f.default)
-        table.add_row(f.name, "a table:" if filled else default, meaning)
-        if filled:
-            for g in dataclasses.fields(f.default):
-                table.add_row(
-                    f"  {f.name}.{g.name}", reference.toml_value(getattr(f.default, g.name)), g.metadata.get("help", "")
-                )
-    console.print(table)
+        rows.append((f.name, "a table:" if filled else default, meaning))
+        for g in dataclasses.fields(f.default) if filled else ():
+            inner = reference.toml_value(getattr(f.default, g.name))
+            rows.append((f"  {f.name}.{g.name}", inner, g.metadata.get("help", "")))
+    print_table(Table(("setting", "default", "meaning"), rows))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, find_own_code, split
+from personafl.cli.terminal import console, find_own_code, print_table, split
 from personafl.core.errors import UserError
+from personafl.core.table import Table
 
 
 def partition(
@@ -44,11 +44,11 @@ def partition(
     names = fed.names
     classes = fed.source.class_names or [f"c{k}" for k in range(counts.shape[1])]
     columns = ["client", *(["name"] if names else []), "train", "test", *classes]
-    table = Table(*columns[: 12 + 3 + bool(names)], box=None, pad_edge=False)
+    rows = []
     for c in range(min(fed.everybody, 40)):
         sizes = [str(int(fed.sizes(s)[c])) for s in ("train", "test")]
-        table.add_row(str(c), *names[c : c + 1], *sizes, *(str(n) if n else "·" for n in counts[c, :12]))
-    console.print(table)
+        rows.append([str(c), *names[c : c + 1], *sizes, *(str(n) if n else "·" for n in counts[c, :12])])
+    print_table(Table(columns[: 12 + 3 + bool(names)], rows))
     if fed.everybody > 40:
         console.print(f"... and {fed.everybody - 40} more clients")
     notes = "".join(f", {k.replace('_', ' ')}: {v}" for k, v in fed.notes.items())

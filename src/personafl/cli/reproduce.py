@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from personafl.cli.terminal import console, errors, seed_list, unique_folder
+from personafl.cli.terminal import console, errors, print_table, seed_list, unique_folder
 from personafl.core.errors import UserError
+from personafl.core.table import Table
 
 if TYPE_CHECKING:
     from personafl.experiment.shared_runs import SharedRun
@@ -39,12 +39,8 @@ def reproduce(
     if listed or not names:
         if names:
             raise UserError("--list: names all targets; leave the target out")
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("target", "what", "runs"):
-            table.add_column(column, justify="right" if column == "runs" else "left")
-        for name, title, runs in reproduction.described():
-            table.add_row(name, title, str(runs))
-        console.print(table)
+        rows = [(name, title, str(runs)) for name, title, runs in reproduction.described()]
+        print_table(Table(("target", "what", "runs"), rows, "llr"))
         console.print("dmpfl and frontier are all whose names begin so")
         return
     folder = out or unique_folder(f"{'-'.join(names)}{'-smoke' if smoke else ''}")

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.table import Table
 
 from personafl import config
-from personafl.cli.terminal import console, errors, first, print_table, seed_list, split, unique_folder
+from personafl.cli.terminal import (
+    console,
+    errors,
+    first,
+    print_comparison,
+    print_table,
+    seed_list,
+    split,
+    unique_folder,
+)
 from personafl.simulation.ranks import launched
 
 if TYPE_CHECKING:
@@ -98,11 +106,11 @@ def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as
     if as_json:
         print(json.dumps(summaries))
         return
-    print_table(summaries, spread=spread)
+    print_comparison(summaries, spread=spread)
     for concern in report.concerns(summaries):
         console.print(f"note: {concern}")
     if profile:
-        _print_times(*result.times())
+        print_table(result.times())
     console.print(f"written to {folder} (table.md, report.html, and per method metrics, clients, summary)")
 
 
@@ -135,13 +143,3 @@ def _stopped(folder: Path, by: KeyboardInterrupt) -> NoReturn:
         left = f"go on with: {run_folder.command(folder, launched())}" if begun else "nothing was written"
         errors.print(f"stopped; {left}", soft_wrap=True)
     sys.exit(getattr(by, "code", 130))
-
-
-def _print_times(columns: list[str], rows: list[list[str]], note: str) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print(note)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from personafl.core.errors import UserError
 from personafl.core.plain_text import Console
+from personafl.core.table import Table
 
 console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
@@ -50,25 +51,31 @@ def warn(message: Warning | str, *_: Any, **__: Any) -> None:
         errors.print(f"note: {message}", soft_wrap=True)
 
 
-def print_table(
+def print_table(table: Table) -> None:
+    """A table on the console, folded where it is wider, and its notes."""
+    printed = RichTable(box=None, pad_edge=False, header_style="bold", show_header=bool(table.columns))
+    for i, column in enumerate(table.columns or table.rows[0]):
+        printed.add_column(column, justify="right" if table.alignment(i) == "r" else "left", overflow="fold")
+    for row in table.rows:
+        printed.add_row(*row)
+    console.print(printed)
+    for note in table.notes:
+        console.print(note)
+
+
+def print_comparison(
     summaries: list[dict[str, Any]], missing: Sequence[tuple[str, int]] = (), spread: str | None = None
 ) -> None:
     """The comparison, what to think of it, and what was evaluated."""
     from personafl.evaluation import report
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(report.columns(summaries)[:-1]):
-        table.add_column(column, justify="right" if i else "left", overflow="fold")
-    cells = report.rows(summaries, spread)
-    for row in cells:
-        table.add_row(*row[:-1])
-    console.print(table)
+    print_table(report.table(summaries, spread, evaluated_model=False))
     for alert in report.alerts(summaries, missing):
         console.print(alert, style="bold red")
     for line in (report.note(summaries, spread), *report.remarks(summaries, spread)):
         console.print(line)
     console.print("Evaluated model:")
-    for row in cells:
+    for row in report.rows(summaries, spread):
         console.print(f"  {row[0]}: {row[-1]}")
 
 

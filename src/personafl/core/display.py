@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
-from personafl.core.html_elements import Html, element
 from personafl.core.plain_text import harmless
+from personafl.core.table import Table
 
 
 class Displayed:
@@ -21,15 +21,9 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         rows = [(name.replace("_", " "), str(value)) for name, value in self._facts().items()]
-        return table((), rows, caption=type(self).__name__)
+        return in_notebook(Table((), rows, caption=type(self).__name__))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """An HTML table of text."""
-
-    def line(tag: str, cells: Sequence[str]) -> Html:
-        return element("tr", *(element(tag, c, style="text-align: left") for c in cells))
-
-    top = [element("caption", caption)] if caption else []
-    top += [element("thead", line("th", head))] if head else []
-    return element("table", *top, element("tbody", *(line("td", r) for r in rows)))
+def in_notebook(table: Table) -> str:
+    """A table as a notebook shows it, which would have its text on the right."""
+    return table.html(style=lambda row, column: "text-align: left")

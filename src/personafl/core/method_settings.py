@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
-from personafl.core.display import Displayed, table
+from personafl.core.display import Displayed, in_notebook
 from personafl.core.errors import UserError
 from personafl.core.plugin_points import INFERENCE, INHERIT, ROBUST, WEIGHTS, Filling, Inference
 from personafl.core.settings import BOUNDS, SettingsMeta, filled, hints, setting, typed
+from personafl.core.table import Table
 from personafl.core.types import OptimizerName
 
 RECIPE = "recipe"
@@ -59,7 +60,7 @@ class MethodSettings(Displayed, metaclass=SettingsMeta):
             value = getattr(self, f.name)
             shown = RECIPE if value is None and f.name in self.from_recipe else str(value)
             rows.append((f.name, shown, f.metadata.get("help", "")))
-        return table(("setting", "value", "meaning"), rows, caption=type(self).__name__)
+        return in_notebook(Table(("setting", "value", "meaning"), rows, caption=type(self).__name__))
 
     def __post_init__(self) -> None:
         of_type = hints(type(self))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -63,12 +63,6 @@ class Console(RichConsole):
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(harmless(text, keep="\n\t"), **settings)
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text as Markdown has them."""
-    cells = [[harmless(c).replace("|", "\\|") for c in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells))
 
 
 def list_names(names: Collection[str], most: int = 6) -> str:

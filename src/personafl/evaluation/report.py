@@ -6,6 +6,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from personafl.core.errors import UserError
 from personafl.core.html_elements import Html, element, join_html
+from personafl.core.table import Table
 from personafl.evaluation import final, stream_change
 from personafl.evaluation.final import Arrays
 from personafl.evaluation.html_page import page
@@ -158,19 +160,17 @@ def note(summaries: Sequence[Summary], spread: str | None = None) -> str:
     )
 
 
-_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|<`["})
-"""What stands for characters that Markdown would take for its own."""
+def table(summaries: Sequence[Summary], spread: str | None = None, *, evaluated_model: bool = True) -> Table:
+    """The comparison, with or without its last and longest column."""
+    end = None if evaluated_model else -1
+    return Table(columns(summaries)[:end], [row[:end] for row in rows(summaries, spread)], "lr")
 
 
 def markdown(summaries: Sequence[Summary], missing: Missing = (), spread: str | None = None) -> str:
     """The comparison as a Markdown table."""
-    cells = [tuple(c.translate(_MARKDOWN) for c in r) for r in (columns(summaries), *rows(summaries, spread))]
-    widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells]
-    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
     warned = alerts(summaries, missing)
-    below = [*warned, *([""] if warned else []), note(summaries, spread), *remarks(summaries, spread)]
-    return "\n".join([lines[0], rule, *lines[1:], "", *(line.translate(_MARKDOWN) for line in below)])
+    notes = [*warned, *([""] if warned else []), note(summaries, spread), *remarks(summaries, spread)]
+    return replace(table(summaries, spread), notes=notes).markdown()
 
 
 def alerts(summaries: Sequence[Summary], missing: Missing = ()) -> list[str]:
@@ -352,30 +352,10 @@ def _in_common(summaries: Sequence[Summary], which: str) -> tuple[list[tuple[str
     return common, any(len(c) > len(common) for c in cells)
 
 
-_TEX = str.maketrans(
-    {c: f"\\{c}" for c in "_%&$#{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
-)
-"""What stands for characters in the text of LaTeX."""
-
-
 def latex(summaries: Sequence[Summary], missing: Missing = (), spread: str | None = None) -> str:
     """The comparison as a LaTeX tabular (booktabs), what is below the table as comments."""
-    body = [
-        " & ".join(c.translate(_TEX) for c in r[:-1]) + r" \\" for r in (columns(summaries), *rows(summaries, spread))
-    ]
-    return "\n".join(
-        [
-            r"\begin{tabular}{l" + "r" * (len(columns(summaries)) - 2) + "}",
-            r"\toprule",
-            body[0],
-            r"\midrule",
-            *body[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(f"% {line}" for line in (*alerts(summaries, missing), note(summaries, spread))),
-        ]
-    )
+    notes = [*alerts(summaries, missing), note(summaries, spread)]
+    return replace(table(summaries, spread, evaluated_model=False), notes=notes).latex()
 
 
 def concerns(summaries: Sequence[Summary]) -> list[str]:
@@ -457,9 +437,7 @@ def html(
 
 def html_table(summaries: Sequence[Summary], spread: str | None = None) -> Html:
     """The comparison as an HTML table."""
-    head = element("tr", *(element("th", c) for c in columns(summaries)))
-    body = (element("tr", *(element("td", c) for c in r)) for r in rows(summaries, spread))
-    return element("table", element("thead", head), element("tbody", *body), class_="methods")
+    return table(summaries, spread).html("methods")
 
 
 FIGURES = ("rounds", "shift", "change", "clients", "matrix", "rotations")
@@ -578,19 +556,20 @@ def _corruptions(summaries: Sequence[Summary], which: str) -> Html:
 
 def _heat(caption: str, head: Sequence[str], rows: Mapping[str, Sequence[float]], shown: Shown) -> Html:
     """A table of numbers on a ground that darkens from 0 to 100 %, or from the table's worst to its best."""
-    values = [v for row in rows.values() for v in row]
+    numbers = list(rows.values())
+    values = [v for of in numbers for v in of]
     worst, best = (0.0, 1.0) if shown.percent or not values else (min(values), max(values))
     if shown.better == "lower":
         worst, best = best, worst
 
-    def cell(value: float) -> Html:
-        share = (value - worst) / (best - worst) if best != worst else 0.0
-        ground = ", ".join(str(round(255 + (full - 255) * share)) for full in (91, 155, 213))
-        return element("td", shown.number(value), style=f"background: rgb({ground})")
+    def ground(row: int, column: int) -> str:
+        if row < 0 or column == 0:
+            return ""
+        share = (numbers[row][column - 1] - worst) / (best - worst) if best != worst else 0.0
+        return f"background: rgb({', '.join(str(round(255 + (full - 255) * share)) for full in (91, 155, 213))})"
 
-    body = (element("tr", element("td", n.replace("_", " ")), *map(cell, values)) for n, values in rows.items())
-    top = element("thead", element("tr", *(element("th", h) for h in ("", *head))))
-    return element("table", element("caption", caption), top, element("tbody", *body), class_="heat")
+    body = [[name.replace("_", " "), *map(shown.number, of)] for name, of in rows.items()]
+    return Table(("", *head), body, "lr", caption=caption).html("heat", ground)
 
 
 def _drawn(figure: Figure) -> Html:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from personafl.core.html_elements import Html, element, join_html
-from personafl.core.plain_text import markdown_table
+from personafl.core.html_elements import Html, element
+from personafl.core.table import Table, marked_html
 from personafl.evaluation import html_page, stream_change
 from personafl.experiment import measures
 from personafl.experiment.comparison import FAR, Cell, Comparison, Item, Verdict, interval
@@ -32,12 +32,6 @@ _STYLE = (
 )
 
 
-@dataclass(frozen=True)
-class Table:
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 @dataclass
 class Page:
     """A title, and blocks: a heading is text that begins with `## `."""
@@ -49,7 +43,7 @@ class Page:
     def markdown(self) -> str:
         parts = [f"# {self.title}"]
         for block in self.blocks:
-            parts.append(_markdown_table(block) if isinstance(block, Table) else block)
+            parts.append(block.markdown() if isinstance(block, Table) else block)
         if self.picture is not None:
             parts.append(f"![{CAPTION}]({PICTURE})")
         return "\n\n".join(parts) + "\n"
@@ -58,32 +52,17 @@ class Page:
         parts = []
         for block in self.blocks:
             if isinstance(block, Table):
-                parts.append(_html_table(block))
+                parts.append(block.html())
             elif block.startswith("## "):
                 parts.append(element("h2", block[3:]))
             else:
-                parts.append(element("p", _marked(block)))
+                parts.append(element("p", marked_html(block)))
         if self.picture is not None:
             out = io.BytesIO()
             self.picture.savefig(out, format="png", dpi=120, metadata={"Software": None})
             data = base64.b64encode(out.getvalue()).decode()
             parts.append(Html(f'<img alt="{CAPTION}" src="data:image/png;base64,{data}">'))
         return html_page.page(self.title, _STYLE, *parts)
-
-
-def _marked(text: str) -> Html:
-    """Text with code and bold as Markdown has them."""
-    return Html(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", re.sub(r"`(.+?)`", r"<code>\1</code>", join_html([text]))))
-
-
-def _markdown_table(table: Table) -> str:
-    return markdown_table(table.head, table.rows)
-
-
-def _html_table(table: Table) -> Html:
-    head = element("tr", *(element("th", h) for h in table.head))
-    body = (element("tr", *(element("td", _marked(c)) for c in row)) for row in table.rows)
-    return element("table", element("thead", head), element("tbody", *body))
 
 
 # Of a target
@@ -121,7 +100,7 @@ def reproduced(found: Comparison, seeds: Sequence[int]) -> Page:
         if len(head) > WIDE:  # a row for each column then
             head, *body = [list(line) for line in zip(head, *body, strict=True)]
             head[0] = ""
-        page.blocks += [f"## {setting.name}", Table(head, body)]
+        page.blocks += [f"## {setting.name}", Table(head, body, marked=True)]
     page.blocks += ["## How it was run", *_conditions(found, seeds)]
     page.picture = _picture(found)
     return page
@@ -155,7 +134,7 @@ def _claims(verdicts: Sequence[Verdict], *, several: bool) -> Table:
     for v in verdicts:
         verdict, told = (v.status, "") if v.rehearsed else (f"**{v.status}**", "; ".join(_told(v)))
         rows.append([v.claim.says, verdict, told])
-    return Table(["claim", "verdict" if several else "verdict, of one seed", "by how much"], rows)
+    return Table(["claim", "verdict" if several else "verdict, of one seed", "by how much"], rows, marked=True)
 
 
 def _told(verdict: Verdict) -> list[str]:
@@ -209,7 +188,7 @@ def _conditions(found: Comparison, seeds: Sequence[int]) -> list[str | Table]:
         own = {k: str(v) for k, v in of[0]["settings"].items()} | found.target.changes(setting, label)
         told.setdefault((label, ", ".join(f"{k}={v}" for k, v in own.items())), []).append(setting)
     settings = [[label, "; ".join(where), words] for (label, words), where in told.items()]
-    return [Table(["", ""], rows), Table(["method", "in", "settings"], settings)]
+    return [Table(["", ""], rows, marked=True), Table(["method", "in", "settings"], settings, marked=True)]
 
 
 def _distinct(values: Any) -> list[Any]:

@@ -28,6 +28,7 @@ from personafl.core.html_elements import element
 from personafl.core.normalization import as_inputs
 from personafl.core.plain_text import spreadsheet_row
 from personafl.core.settings import shortened, typed
+from personafl.core.table import Table
 from personafl.core.types import Params
 from personafl.data import Federation, Source, batches
 from personafl.data.client_corruption import corrupt_source
@@ -267,11 +268,11 @@ class Result(Displayed):
             raise UserError(f"the run has several methods; choose one: result[label].client({id!r})")
         return next(iter(self.methods.values())).client(id)
 
-    def times(self) -> tuple[list[str], list[list[str]], str]:
-        """Where the time went: columns, a row for each method and seed that was timed, and a note."""
+    def times(self) -> Table:
+        """Where the time went: a row for each method and seed that was timed."""
         several = len(self.seeds) > 1
         names = {f"{m.label}, seed {m.seed}" if several else m.label: m for m in self}
-        return *profile.table({name: m.profile for name, m in names.items() if m.profile}), profile.NOTE
+        return profile.table({name: m.profile for name, m in names.items() if m.profile})
 
     def table(self, spread: str | None = None) -> str:
         """The comparison as Markdown; `spread` (std, ci) is what ± is over seeds, by default ci from three on."""

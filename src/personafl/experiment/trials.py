@@ -13,7 +13,8 @@ from typing import Any
 
 from personafl.config.recipe import SECTIONS
 from personafl.core.display import Displayed
-from personafl.core.plain_text import markdown_table, spreadsheet_row
+from personafl.core.plain_text import spreadsheet_row
+from personafl.core.table import Table
 from personafl.core.types import Better
 from personafl.evaluation.metric_format import Shown, deviation
 from personafl.evaluation.rounds import better
@@ -143,9 +144,9 @@ class Sweep(Displayed):
         parts = [
             "# Sweep",
             note,
-            markdown_table(head, chosen),
+            Table(head, chosen).markdown(),
             "## All trials",
-            markdown_table([*head[:1], "trial", *head[2:], ""], every),
+            Table([*head[:1], "trial", *head[2:], ""], every).markdown(),
         ]
         return "\n\n".join(parts) + "\n"
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from personafl.core.table import Table
+
 Row = dict[str, Any]
 PARTS = {
     "training": "local steps: forward, backward, update",
@@ -142,18 +144,16 @@ def _mean(reports: Sequence[Row]) -> Row:
     return {"seconds": sum(parts.values()), "parts": parts}
 
 
-def table(reports: Mapping[str, Row]) -> tuple[list[str], list[list[str]]]:
-    """Columns and a row for each report, shares in per cent; parts that are small everywhere are counted as `other`."""
+def table(reports: Mapping[str, Row]) -> Table:
+    """A row for each report, shares in per cent; parts that are small everywhere are counted as `other`."""
     shown = [n for n in PARTS if n == "other" or any(r["parts"][n] >= 0.005 * r["seconds"] for r in reports.values())]
     rows = []
     for name, r in reports.items():
         shares = {n: 100 * r["parts"][n] / r["seconds"] for n in shown}
         shares["other"] = 100 - sum(s for n, s in shares.items() if n != "other")
         rows.append([name, f"{r['seconds']:.2f}", _round(r["rounds"]), *(f"{s:.0f} %" for s in shares.values())])
-    return ["Time", "Seconds", "Round", *shown], rows
-
-
-NOTE = "Round: the median of those with training, without evaluation. Shares are of all seconds."
+    note = "Round: the median of those with training, without evaluation. Shares are of all seconds."
+    return Table(["Time", "Seconds", "Round", *shown], rows, "lr", [note])
 
 
 def _round(rounds: Sequence[Row]) -> str:

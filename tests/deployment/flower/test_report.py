@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from personafl.core.errors import UserError
+from personafl.core.table import Table
 from personafl.deployment.flower import control, report
 from personafl.deployment.flower.control import Run
 from personafl.deployment.flower.folder import Folder
@@ -122,9 +123,8 @@ def test_a_status_without_a_server_says_so(folder: Folder, monkeypatch: pytest.M
 def test_results_have_bytes_by_both_counts_over_all_runs(folder: Folder) -> None:
     finish(folder)
     found = report.collect(folder)
-    assert report.client_table(found) == (
-        ["client", "train", "own"],
-        [["phone a", "12", "0.5000"], ["phone b", "7", ""]],
+    assert report.client_table(found) == Table(
+        ["client", "train", "own"], [["phone a", "12", "0.5000"], ["phone b", "7", ""]], "lr"
     )
     # Flower's count: 300 + 800 bytes up, 500 + 1700 down.
     assert [" ".join(line.split()) for line in report.collect_lines(found)] == [

@@ -9,6 +9,7 @@ from typing import Any
 
 from personafl.core.errors import UserError
 from personafl.core.plain_text import count, harmless
+from personafl.core.table import Table
 from personafl.deployment.flower import control, expiry
 from personafl.deployment.flower.folder import Folder
 from personafl.evaluation.run_records import read_rounds
@@ -88,11 +89,11 @@ def collect(folder: Folder) -> dict[str, Any]:
     }
 
 
-def client_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Column names and cells of the table of clients."""
+def client_table(found: dict[str, Any]) -> Table:
+    """The final metrics, a row for each client."""
     rows = found["clients"]
     columns = list(rows[0]) if rows else []
-    return columns, [[_cell(row[name]) for name in columns] for row in rows]
+    return Table(columns, [[_cell(row[name]) for name in columns] for row in rows], "lr")
 
 
 def collect_lines(found: dict[str, Any]) -> list[str]:
