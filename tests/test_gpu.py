@@ -30,12 +30,11 @@ from personafl.core import rng
 from personafl.core.algorithm import Algorithm
 from personafl.core.local_work import ClientState, LocalWork, Turn
 from personafl.core.normalization import Normalization
-from personafl.core.types import Batch, Examples, Round, Task
+from personafl.core.types import Batch, Examples, Round, Row, Task
 from personafl.data import batches
 from personafl.engine.server_round import ServerRound
 from personafl.evaluation import report
 from personafl.models import MODELS, ResNet18, recurrent
-from personafl.simulation.state import Row
 from tests import kills, worlds
 from tests.engine.test_admission import assert_the_largest_is_found
 from tests.evaluation.common import ASKED, Flat, federation

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from personafl.cli.terminal import console, print_comparison
 from personafl.core.errors import UserError
 from personafl.core.plain_text import harmless
+from personafl.core.types import Summary
 
 
 def compare(
@@ -30,7 +31,7 @@ def compare(
     report.spread_of((), spread)
     roots = [f.parent.parent if (f / "summary.json").is_file() else f for f in folders]  # the run folders
     names = [r.name for r in dict.fromkeys(roots)]
-    found: list[tuple[Path, dict[str, Any]]] = []
+    found: list[tuple[Path, Summary]] = []
     missing: list[tuple[str, int]] = []
     for folder, root in zip(folders, roots, strict=True):
         prefix = "" if len(names) == 1 else root.name if names.count(root.name) == 1 else root.as_posix()
@@ -63,7 +64,7 @@ def compare(
         console.print(f"note: {concern}")
 
 
-def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, dict[str, Any]]], list[tuple[str, int]]]:
+def _finished(folder: Path, prefix: str) -> tuple[list[tuple[Path, Summary]], list[tuple[str, int]]]:
     """The summaries under a run folder, and the methods and seeds it is to have besides.
 
     Where several folders are compared, labels begin with what tells one from the others.

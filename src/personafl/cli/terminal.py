@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 from personafl.core.errors import UserError
 from personafl.core.plain_text import Console
 from personafl.core.table import Table
+from personafl.core.types import Summary
 
 console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
@@ -64,7 +65,7 @@ def print_table(table: Table) -> None:
 
 
 def print_comparison(
-    summaries: list[dict[str, Any]], missing: Sequence[tuple[str, int]] = (), spread: str | None = None
+    summaries: Sequence[Summary], missing: Sequence[tuple[str, int]] = (), spread: str | None = None
 ) -> None:
     """The comparison, what to think of it, and what was evaluated."""
     from personafl.evaluation import report

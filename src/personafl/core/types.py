@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ from personafl.core.settings import BOUNDS, Section, setting, unknown
 
 Params = dict[str, Tensor]
 """Named tensors. A second model beside the first has its names behind a prefix, `personal/fc.weight`."""
+
+Row = dict[str, Any]
+"""Plain values by name, as JSON has them: a stage in metrics.jsonl, a client in clients.csv, the head of a message.
+
+A stage's row has `round` and `phase`; `personal`, `global` and `validation` with a mean and a deviation where it was
+evaluated; and what went wrong in it, such as `diverged`. Which keys there are depends on the run.
+"""
+
+Summary = dict[str, Any]
+"""What a method and seed came to, as summary.json has it; `evaluation/run_records.py` checks what must be there."""
 
 Moves = Mapping[str, Tensor | None]
 """What may move: name to a mask of positions `[C, ...]`, or None for the whole tensor."""

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from personafl.core.types import Row
 from personafl.data import normalize
 from personafl.data.columns import MOST_CATEGORIES, feature_places, unknown_category
 from personafl.deployment.federation_spec import MOST_CLASSES, MOST_NAMES, Form
 from personafl.deployment.messages import Failure, Reply
 
-Row = dict[str, Any]
 MOST_WORK = 1e30  # FLOP or steps of one exchange
 MOST_VALUE = 1e15  # of an input or a target, where clients tell their sums
 MOST_SCORE = 1e15  # of a metric that has no bound

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from personafl.core import wire
-from personafl.core.types import Payload
+from personafl.core.types import Payload, Row
 from personafl.deployment.client_reports import answer, one_line, read_scores, read_work, score
 from personafl.deployment.messages import Failure, Reply, Request
 from personafl.deployment.roster import Member
-
-Row = dict[str, Any]
 
 
 class Talk:

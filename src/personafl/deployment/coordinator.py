@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from personafl.core.errors import UserError
 from personafl.core.hook_checks import check_initial_server
 from personafl.core.plain_text import count, list_names
 from personafl.core.torch_state import products
-from personafl.core.types import Download, Payload, Round, Stage
+from personafl.core.types import Download, Payload, Round, Row, Stage
 from personafl.deployment.client_records import ClientRecords
 from personafl.deployment.client_reports import (
     MOST_SCORE,
@@ -57,7 +56,6 @@ from personafl.models.sample_outputs import outputs_difference
 from personafl.storage.lock import locked
 
 log = logging.getLogger("personafl")
-Row = dict[str, Any]
 ADVICE = (
     "personafl deploy start resumes the run at this stage. To continue with fewer clients, lower deployment.start and "
     'deployment.quorum first. deployment.without_quorum = "skip" leaves out stages that too few clients play.'

@@ -8,12 +8,12 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from personafl.core.errors import UserError
 from personafl.core.plain_text import count, list_names
+from personafl.core.types import Row
 from personafl.data import normalize
 from personafl.data.client_files import natural_order
 from personafl.data.columns import unite_columns
@@ -33,7 +33,6 @@ from personafl.deployment.settings import NAME, Deployment
 from personafl.deployment.stage_progress import RETRY
 
 log = logging.getLogger("personafl")
-Row = dict[str, Any]
 HELLO = 120.0  # seconds a node has to say who it is; a round waits for that
 HELLO_AGAIN = 1.0  # seconds a node has that did not say it the last time; its answer is looked for every half minute
 NAMED = 20  # clients whose names a line of the log has

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree, wire
 from personafl.core.plain_text import count, list_names
-from personafl.core.types import Download, Params, Payload, Stage
+from personafl.core.types import Download, Params, Payload, Row, Stage
 from personafl.deployment.conversation import Talk
 from personafl.deployment.membership import NAMED, Membership
 from personafl.deployment.roster import Member
@@ -27,7 +27,6 @@ from personafl.engine.stage_results import StackResult, StageReport
 from personafl.evaluation.rounds import DIVERGED_ROUNDS
 
 log = logging.getLogger("personafl")
-Row = dict[str, Any]
 DIVERGED = (
     "lower training.lr, set training.grad_clip, or normalise inputs and targets (data.normalize, "
     "data.normalize_targets)"

@@ -7,12 +7,11 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
+from personafl.core.types import Row
 from personafl.deployment.roster import Roster
 from personafl.storage import files
 
-Row = dict[str, Any]
 ROWS, SUMMARY, CLIENTS, ROSTER = "metrics.jsonl", "summary.json", "clients.csv", "roster.json"
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from personafl.core.types import Row
 from personafl.engine.accounting import Totals
-
-Row = dict[str, Any]
 
 
 @dataclass

@@ -6,12 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from personafl.core.types import Payload, Stage
+from personafl.core.types import Payload, Row, Stage
 from personafl.deployment.conversation import Talk
 
-Row = dict[str, Any]
 RETRY = 30.0  # seconds until a client that could not be used is asked again
 BUSY = 5.0  # seconds until a client that is still at an earlier request is looked at again
 

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core.errors import UserError
-from personafl.core.types import Metric
+from personafl.core.types import Metric, Row
 from personafl.data import client_corruption
 from personafl.data.federated import Federation
 from personafl.data.shift import Shift
@@ -61,7 +61,6 @@ from personafl.evaluation.settings import Evaluation
 from personafl.storage.npz import npz_shapes, read_npz
 
 Arrays = dict[str, NDArray[Any]]
-Row = dict[str, Any]
 UNSEEN = "unseen_"
 AXES = {
     **dict.fromkeys(("ids", "names", "client_corruption", "donors", "shift_accuracy", "corruption_accuracy"), "C"),

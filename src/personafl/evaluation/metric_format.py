@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from personafl.core.types import Summary
 from personafl.evaluation.metrics import PERCENT
 
 
@@ -19,7 +19,7 @@ class Shown:
     better: str = "higher"
 
     @classmethod
-    def of(cls, summaries: Sequence[Mapping[str, Any]]) -> Shown:
+    def of(cls, summaries: Sequence[Summary]) -> Shown:
         """The metric of these runs."""
         return next((cls(m["name"], m["better"]) for s in summaries if (m := s.get("metric"))), cls())
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from personafl.core.errors import UserError
 from personafl.core.html_elements import Html, element, join_html
 from personafl.core.table import Table
+from personafl.core.types import Row, Summary
 from personafl.evaluation import final, stream_change
 from personafl.evaluation.final import Arrays
 from personafl.evaluation.html_page import page
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 
     from personafl.evaluation.figures import Curve
 
-Summary = Mapping[str, Any]
-RoundRows = Sequence[Mapping[str, Any]]
+RoundRows = Sequence[Row]
 """Of metrics.jsonl."""
 Key = tuple[str, int]
 """Label and seed."""

@@ -6,12 +6,10 @@ Rounds are counted from 1 here, as on the screen; a closing stage, such as fine-
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from personafl.core.types import Better
+from personafl.core.types import Better, Row
 
-Row = Mapping[str, Any]
 DIVERGED_ROUNDS, DIVERGED_CLIENTS = 3, 10  # from so many on nobody is expected to come back
 
 
@@ -44,7 +42,7 @@ def divergence(rows: Sequence[Row], clients: int, of: int) -> dict[str, int] | N
     }
 
 
-def faults(rows: Sequence[Row], faulty: Sequence[int] = ()) -> dict[str, Any]:
+def faults(rows: Sequence[Row], faulty: Sequence[int] = ()) -> Row:
     """What went wrong with clients, as far as anything did; `faulty` are the clients a simulation made so.
 
     `quarantined` counts updates that were not taken, `kept_model` lists the rounds after which the server's model was
@@ -64,7 +62,7 @@ def faults(rows: Sequence[Row], faulty: Sequence[int] = ()) -> dict[str, Any]:
     return {k: v for k, v in found.items() if v}
 
 
-def by_validation(rows: Sequence[Row], which: Better = "higher") -> dict[str, Any] | None:
+def by_validation(rows: Sequence[Row], which: Better = "higher") -> Row | None:
     """The first of the evaluated rounds with the best mean on validation data, and the last; None without such data."""
     scored = [r for r in rows if "validation" in r]
     if not scored:
@@ -85,7 +83,7 @@ def _best(scored: Sequence[Row], which: Better) -> Row:
     return best
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _told(row: Row) -> Row:
     return {"validation": row["validation"], "personal": row["personal"]}
 
 

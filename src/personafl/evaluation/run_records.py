@@ -11,6 +11,7 @@ from typing import Any
 
 from personafl.core.errors import UserError
 from personafl.core.plain_text import from_spreadsheet_cell, harmless
+from personafl.core.types import Row, Summary
 from personafl.evaluation import final
 from personafl.storage import files
 
@@ -59,18 +60,18 @@ _SUMMARY: dict[str, Any] = {
 _ROW: dict[str, Any] = {"round": int, "phase": str, "personal?": _MEAN}
 
 
-def read_summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> Summary:
     """A `summary.json`."""
     return _record(path, "not a summary of a run", _read(path), _SUMMARY)
 
 
-def read_rounds(path: Path, size: int | None = None) -> list[dict[str, Any]]:
+def read_rounds(path: Path, size: int | None = None) -> list[Row]:
     """The rows of a `metrics.jsonl`, or those in so many bytes it begins with."""
     lines = _read(path, size).splitlines()
     return [_record(path, f"line {i} is not of a run", line, _ROW) for i, line in enumerate(lines, 1)]
 
 
-def read_clients(path: Path) -> list[dict[str, Any]]:
+def read_clients(path: Path) -> list[Row]:
     """The rows of a `clients.csv`."""
     try:
         held = list(csv.DictReader(io.StringIO(_read(path), newline="")))
@@ -79,8 +80,8 @@ def read_clients(path: Path) -> list[dict[str, Any]]:
     return [_client(path, number, row) for number, row in enumerate(held, 1)]
 
 
-def _client(path: Path, number: int, row: Mapping[Any, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _client(path: Path, number: int, row: Mapping[Any, Any]) -> Row:
+    out: Row = {}
     for name, value in row.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise UserError(f"{path}: client {number} has more or fewer cells than there are columns")
@@ -103,9 +104,9 @@ def _read(path: Path, size: int | None = None) -> str:
         raise UserError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
 
 
-def _record(path: Path, what: str, text: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _record(path: Path, what: str, text: str, wanted: Mapping[str, Any]) -> Row:
     try:
-        found: dict[str, Any] = _spelt(json.loads(text))
+        found: Row = _spelt(json.loads(text))
     except RecursionError:
         raise UserError(f"{path}: {what}: nested too deeply") from None
     except ValueError as e:

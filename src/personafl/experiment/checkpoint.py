@@ -33,7 +33,7 @@ from safetensors import SafetensorError, safe_open
 from personafl.core import tree
 from personafl.core.errors import Note, UserError
 from personafl.core.plain_text import list_names
-from personafl.core.types import Params
+from personafl.core.types import Params, Row
 from personafl.engine.accounting import Totals
 from personafl.evaluation.run_records import misfit, read_rounds
 from personafl.experiment.environment import environment
@@ -43,7 +43,7 @@ from personafl.models.sample_outputs import outputs_difference
 from personafl.simulation.execution_plan import ExecutionPlan
 from personafl.simulation.ranks import SingleProcess
 from personafl.simulation.simulator import Simulation
-from personafl.simulation.state import Row, RunState
+from personafl.simulation.state import RunState
 from personafl.storage import files
 from personafl.storage.files import Stamp
 from personafl.storage.store import HOST, Store

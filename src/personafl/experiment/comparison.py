@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from personafl.config.recipe import Recipe
+from personafl.core.types import Summary
 from personafl.evaluation import report
 from personafl.experiment import measures
 from personafl.experiment.targets import Claim, Printed, Setting, Target
 
-Summary = Mapping[str, Any]
 Summaries = Mapping[tuple[str, str], Sequence[Summary]]
 """Of each setting and label, one for every seed, in the order of the seeds."""
 Status = Literal["holds", "does not hold", "undecided", "not run", "not judged"]

@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from personafl.core.errors import UserError
+from personafl.core.types import Summary
 
 REFERENCE = "fedavg"
 RELATIVE = " relative to FedAvg"
 LINEAR = ("fcs.", "head.")  # layers of the CIFAR CNN
-Summary = Mapping[str, Any]
 
 
 def measure(

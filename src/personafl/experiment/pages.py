@@ -6,12 +6,13 @@ import base64
 import io
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from personafl.core.html_elements import Html, element
 from personafl.core.table import Table, marked_html
+from personafl.core.types import Summary
 from personafl.evaluation import html_page, stream_change
 from personafl.experiment import measures
 from personafl.experiment.comparison import FAR, Cell, Comparison, Item, Verdict, interval
@@ -195,12 +196,12 @@ def _distinct(values: Any) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def _commit(summary: Mapping[str, Any]) -> str:
+def _commit(summary: Summary) -> str:
     commit = summary["environment"].get("commit")
     return str(commit)[:7] if commit else "no commit"
 
 
-def _hashes(every: Sequence[Mapping[str, Any]], seeds: Sequence[int], name: str) -> list[str]:
+def _hashes(every: Sequence[Summary], seeds: Sequence[int], name: str) -> list[str]:
     return [" ".join(_distinct(s["hashes"][name] for s in every if s["seed"] == seed)) for seed in seeds]
 
 

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from personafl.core.html_elements import element, join_html
 from personafl.core.plain_text import Console, harmless
+from personafl.core.types import Row
 from personafl.evaluation.metric_format import Shown
-from personafl.simulation.state import Row
 
 Watch = Callable[[str, int, int, Row], None]
 """Told after every stage: label, seed, number of stages, and the row of metrics.jsonl with the metric it is in."""

@@ -22,10 +22,11 @@ from personafl.core.display import Displayed
 from personafl.core.errors import UserError
 from personafl.core.plain_text import spreadsheet_row
 from personafl.core.settings import unknown
+from personafl.core.types import Row, Summary
 from personafl.evaluation import run_records
 from personafl.experiment import jobs as processes
 from personafl.experiment import pages, run_folder, shared_runs, targets
-from personafl.experiment.comparison import Cell, Comparison, Summaries, Summary
+from personafl.experiment.comparison import Cell, Comparison, Summaries
 from personafl.experiment.jobs import side_by_side
 from personafl.experiment.run_folder import claimed
 from personafl.experiment.running import checked_seeds, resume, run
@@ -226,7 +227,7 @@ class Reproduction(Displayed):
     def markdown(self) -> str:
         return self.page.markdown()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """A row for every number."""
         return [_row(*of) for of in self.comparison.cells()]
 
@@ -250,7 +251,7 @@ class Reproduction(Displayed):
             files.write(self.folder / pages.PICTURE, out.getvalue())
 
 
-def _row(setting: str, row: str, column: str, cell: Cell) -> dict[str, Any]:
+def _row(setting: str, row: str, column: str, cell: Cell) -> Row:
     printed = cell.printed
     return {
         "setting": setting,

@@ -29,7 +29,7 @@ from personafl.core.normalization import as_inputs
 from personafl.core.plain_text import spreadsheet_row
 from personafl.core.settings import shortened, typed
 from personafl.core.table import Table
-from personafl.core.types import Params
+from personafl.core.types import Params, Row, Summary
 from personafl.data import Federation, Source, batches
 from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import final, report
@@ -44,7 +44,6 @@ from personafl.models.client_module import ClientModule
 from personafl.simulation import profile
 from personafl.simulation.machine import Machine, chosen_device
 from personafl.simulation.simulator import Simulation
-from personafl.simulation.state import Row
 from personafl.storage import files
 from personafl.storage.files import Stamp
 from personafl.storage.store import HOST, Store
@@ -110,7 +109,7 @@ class MethodResult(Displayed):
 
     label: str
     seed: int
-    summary: dict[str, Any]
+    summary: Summary
     rows: list[Row]
     clients: list[Row]
     simulation: Simulation
@@ -247,7 +246,7 @@ class Result(Displayed):
         return tuple(dict.fromkeys(seed for _, seed in self.methods))
 
     @property
-    def summaries(self) -> list[dict[str, Any]]:
+    def summaries(self) -> list[Summary]:
         """Of each method and seed, as summary.json has them."""
         return [m.summary for m in self]
 

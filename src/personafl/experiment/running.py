@@ -20,7 +20,7 @@ from personafl.core import torch_state
 from personafl.core.errors import UserError
 from personafl.core.faults import Faults
 from personafl.core.settings import shortened, typed
-from personafl.core.types import Metric, Training
+from personafl.core.types import Metric, Row, Summary, Training
 from personafl.data import Federation
 from personafl.data.shift import Shift, draw
 from personafl.engine.checks import check_calibration
@@ -39,7 +39,6 @@ from personafl.simulation import profile, ranks
 from personafl.simulation.execution_plan import temporary
 from personafl.simulation.machine import Machine, chosen_device
 from personafl.simulation.simulator import Simulation
-from personafl.simulation.state import Row
 from personafl.storage.files import full_disk_told, remove
 from personafl.storage.lock import locked
 
@@ -414,7 +413,7 @@ def _about(metric: Metric) -> dict[str, str]:
 
 def _summary(
     recipe: Recipe, method: Method, sim: Simulation, scored: final.Arrays, shift: Row | None, seconds: float
-) -> dict[str, Any]:
+) -> Summary:
     clients, totals = sim.federation.num_clients, sim.totals
     last = next(r for r in reversed(sim.rows) if "personal" in r)
     newcomers = sim.newcomers(scored)
@@ -444,7 +443,7 @@ def _summary(
     } | _of_rounds(sim)
 
 
-def _of_rounds(sim: Simulation) -> dict[str, Any]:
+def _of_rounds(sim: Simulation) -> Row:
     """What the rows of a run come to, as far as there is anything to say."""
     stopped = next((r["stopped"] for r in sim.rows if "stopped" in r), None)
     which = sim.task.metric.better

@@ -15,7 +15,7 @@ from personafl.config.recipe import SECTIONS
 from personafl.core.display import Displayed
 from personafl.core.plain_text import spreadsheet_row
 from personafl.core.table import Table
-from personafl.core.types import Better
+from personafl.core.types import Better, Row, Summary
 from personafl.evaluation.metric_format import Shown, deviation
 from personafl.evaluation.rounds import better
 from personafl.storage import files
@@ -31,7 +31,7 @@ class Trial:
     label: str
     number: int
     point: Point
-    summaries: tuple[Mapping[str, Any], ...] = field(repr=False)
+    summaries: tuple[Summary, ...] = field(repr=False)
 
     @property
     def words(self) -> str:
@@ -59,7 +59,7 @@ class Trial:
         return statistics.fmean(f["mean"] for f in found) if found and all(found) else None
 
 
-def score(summary: Mapping[str, Any]) -> float:
+def score(summary: Summary) -> float:
     """The mean over the degrees of shift, or over clients on their own data where there is none."""
     shift = summary["shift"]
     return float(shift["average"] if shift else summary["accuracy"]["personal"]["mean"])
@@ -106,7 +106,7 @@ class Sweep(Displayed):
                 best = t
         return best
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """A row for every trial."""
         keys = dict.fromkeys(k for found in self.trials.values() for t in found for k in t.point)
         best = self.best

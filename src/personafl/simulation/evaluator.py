@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from personafl.core.algorithm import Algorithm
 from personafl.core.torch_state import products
-from personafl.core.types import Examples, Metric, Params, TrainedTask
+from personafl.core.types import Examples, Metric, Params, Row, TrainedTask
 from personafl.data import batches
 from personafl.data.federated import Federation, Split
 from personafl.data.shift import Shift
@@ -28,7 +28,6 @@ from personafl.models.stacked import StackedModel
 from personafl.simulation.placement import Placement
 
 T = TypeVar("T")
-Row = dict[str, Any]
 Models = Callable[[StackedModel, Tensor], Params]
 """What these clients predict with, for a stacked network and client ids."""
 

@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 
 from personafl.core.table import Table
+from personafl.core.types import Row
 
-Row = dict[str, Any]
 PARTS = {
     "training": "local steps: forward, backward, update",
     "data": "who has which examples, batch orders, minibatches",

@@ -29,6 +29,7 @@ from personafl.core.types import (
     Metric,
     Params,
     Round,
+    Row,
     Setup,
     Stage,
     TrainedTask,
@@ -59,7 +60,7 @@ from personafl.simulation.profile import NoClock
 from personafl.simulation.rank_pool import RankPool
 from personafl.simulation.ranks import SingleProcess, check_same_weights
 from personafl.simulation.stack_pool import Clients, StackPool, rows_among
-from personafl.simulation.state import Row, RunState
+from personafl.simulation.state import RunState
 from personafl.simulation.wire_transfer import WireRound
 from personafl.storage.store import Store, row_bytes
 

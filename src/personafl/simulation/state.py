@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.types import Params
+from personafl.core.types import Params, Row
 from personafl.engine.accounting import Totals
 from personafl.engine.late_results import LateResults
-
-Row = dict[str, Any]
 
 
 @dataclass
