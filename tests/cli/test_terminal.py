@@ -7,8 +7,8 @@ import io
 import pytest
 
 from personafl.cli import terminal
-from personafl.core.plain_text import Console
 from personafl.core.table import Table
+from personafl.experiment.console import Console
 
 
 def printed(table: Table, monkeypatch: pytest.MonkeyPatch, width: int = 40) -> list[str]:

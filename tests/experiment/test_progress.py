@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import personafl
-from personafl.core.plain_text import Console
+from personafl.experiment.console import Console
 from personafl.experiment.progress import ProgressDisplay, Step, _Bar, _left, _Lines, _Notebook
 
 RECIPE: dict[str, Any] = {

@@ -13,9 +13,9 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from personafl.core.errors import UserError
-from personafl.core.plain_text import Console
 from personafl.core.table import Table
 from personafl.core.types import Summary
+from personafl.experiment.console import Console
 
 console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)

@@ -1,13 +1,10 @@
-"""Text from outside, shown as it is spelt: on a terminal, and in figures."""
+"""Text from outside, shown as it is spelt: in messages, in figures and in spreadsheets."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
-
-from rich.console import Console as RichConsole
-from rich.text import Text
 
 # Control characters, marks that turn the direction of text, halves of surrogate pairs.
 _ACTIVE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -53,16 +50,6 @@ def from_spreadsheet_cell(text: str) -> str:
 def spreadsheet_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a .csv file with such cells, and such names of columns."""
     return {spreadsheet_cell(name): spreadsheet_cell(value) for name, value in row.items()}
-
-
-class Console(RichConsole):
-    """A console on which no text is markup, an emoji code or a control sequence; styles are given beside it."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, **settings)
-
-    def render_str(self, text: str, **settings: Any) -> Text:
-        return super().render_str(harmless(text, keep="\n\t"), **settings)
 
 
 def list_names(names: Collection[str], most: int = 6) -> str:

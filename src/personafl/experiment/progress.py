@@ -11,9 +11,10 @@ from typing import Any, Protocol, Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from personafl.core.html_elements import element, join_html
-from personafl.core.plain_text import Console, harmless
+from personafl.core.plain_text import harmless
 from personafl.core.types import Row
 from personafl.evaluation.metric_format import Shown
+from personafl.experiment.console import Console
 
 Watch = Callable[[str, int, int, Row], None]
 """Told after every stage: label, seed, number of stages, and the row of metrics.jsonl with the metric it is in."""
