@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import personafl
-from personafl import ALGORITHMS, Evaluation, Simulation, StackedModel, Training, UserError, config, experiment
-from personafl.config import reference
+from personafl import ALGORITHMS, Evaluation, Simulation, StackedModel, Training, UserError, config
+from personafl.config import components, reference
 from personafl.config.recipe import SECTIONS
 from personafl.core.types import ModelInfo
 from tests.references import golden
@@ -170,5 +170,5 @@ def test_the_network_of_the_page_is_called_as_it_says() -> None:
     for network in (small, plain):
         config = personafl.ModelChoice(name=network)
         recipe = dataclasses.replace(personafl.config.load("demo"), model=config)
-        experiment.model(recipe, experiment.source(recipe))
+        components.model(recipe, components.source(recipe))
     assert asked == [((1, 8, 8), 10), ()]

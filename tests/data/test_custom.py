@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch.utils.data import Dataset, TensorDataset
 
 from personafl import experiment
+from personafl.config import components
 from personafl.core.errors import UserError
 from personafl.data import custom
 from tests.data.written import Bomb, recipe_of
@@ -385,14 +386,14 @@ def nothing() -> None:
     [("two_tensor_data_sets", 32, 0), ("two_pairs", 48, 8), ("two_partitions", 32, 16), ("two_arrays", 8, 0)],
 )
 def test_a_function_may_give_data_sets_partitions_or_arrays(function: str, rows: int, test: int) -> None:
-    made = experiment.source(recipe_of(f"tests.data.test_custom:{function}"))
+    made = components.source(recipe_of(f"tests.data.test_custom:{function}"))
     assert len(made.y) == rows
     assert (0 if made.test is None else int(made.test.sum())) == test
 
 
 def test_a_function_that_gives_something_else_is_refused() -> None:
     with pytest.raises(UserError, match=r"data\.dataset='tests\.data\.test_custom:nothing': gave NoneType"):
-        experiment.source(recipe_of("tests.data.test_custom:nothing"))
+        components.source(recipe_of("tests.data.test_custom:nothing"))
 
 
 def test_a_folder_runs_and_its_results_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,24 +410,24 @@ def test_a_folder_runs_and_its_results_come_back(tmp_path: Path, monkeypatch: py
     assert torch.equal(back.client(1).predict(x), result.client(1).predict(x))
     (tmp_path / "homes" / "anna.pt").write_bytes(b"")
     with pytest.raises(UserError, match=r"data\.dataset='\./homes': homes.anna\.pt: not a readable"):
-        experiment.source(recipe)
+        components.source(recipe)
 
 
 def test_a_recipe_says_how_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("p,kind,q\n1,walk,\n2,run,4\n")
-    made = experiment.source(recipe_of(str(tmp_path), label="kind", missing="zero"))
+    made = components.source(recipe_of(str(tmp_path), label="kind", missing="zero"))
     assert (made.x.tolist(), made.class_names) == ([[1, 0], [2, 4]], ("run", "walk"))
     (tmp_path / "a.csv").unlink()
     (tmp_path / "a" / "cat").mkdir(parents=True)
     Image.new("L", (4, 4)).save(tmp_path / "a" / "cat" / "1.png")
-    assert experiment.source(recipe_of(str(tmp_path), image_size=2)).x.shape == (1, 1, 2, 2)
+    assert components.source(recipe_of(str(tmp_path), image_size=2)).x.shape == (1, 1, 2, 2)
 
 
 def test_a_name_that_is_no_folder_is_refused_with_what_is_possible() -> None:
     with pytest.raises(UserError, match=r"no such data set; .* or a folder with a file per client"):
         recipe_of("nowhere")
     with pytest.raises(UserError, match="nowhere: no such folder"):
-        experiment.source(recipe_of("./nowhere"))
+        components.source(recipe_of("./nowhere"))
 
 
 # A single client

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 from personafl.core.lazy import attributes
 
 if TYPE_CHECKING:
-    from personafl.config.components import federation, model, note_clients, source
+    from personafl.config.components import federation, note_clients
     from personafl.experiment.environment import cpu
-    from personafl.experiment.reproduction import Reproduction, reproduce, reproduce_all
     from personafl.experiment.results import Client, MethodResult, Result
     from personafl.experiment.run_folder import checked
     from personafl.experiment.run_setup import resolved, simulation
@@ -19,12 +18,11 @@ if TYPE_CHECKING:
 _WHERE = {
     "personafl.experiment.run_setup": ("resolved", "simulation"),
     "personafl.experiment.environment": ("cpu",),
-    "personafl.config.components": ("federation", "model", "note_clients", "source"),
+    "personafl.config.components": ("federation", "note_clients"),
     "personafl.experiment.results": ("Client", "MethodResult", "Result"),
     "personafl.experiment.run_folder": ("checked",),
     "personafl.experiment.running": ("resume", "run"),
     "personafl.experiment.trials": ("Sweep",),
-    "personafl.experiment.reproduction": ("Reproduction", "reproduce", "reproduce_all"),
     "personafl.experiment.tuning": ("sweep",),
     "personafl.simulation.machine": ("chosen_device",),
 }
@@ -41,21 +39,16 @@ def __dir__() -> list[str]:
 __all__ = [
     "Client",
     "MethodResult",
-    "Reproduction",
     "Result",
     "Sweep",
     "checked",
     "chosen_device",
     "cpu",
     "federation",
-    "model",
     "note_clients",
-    "reproduce",
-    "reproduce_all",
     "resolved",
     "resume",
     "run",
     "simulation",
-    "source",
     "sweep",
 ]
