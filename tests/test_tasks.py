@@ -34,7 +34,7 @@ from personafl import (
     UserError,
 )
 from personafl.core.normalization import Normalization
-from personafl.evaluation import report
+from personafl.evaluation import comparison_notes
 from personafl.evaluation.metric_format import Shown
 from personafl.evaluation.metrics import METRICS
 from personafl.experiment.progress import ProgressDisplay
@@ -607,8 +607,8 @@ def test_runs_judged_by_different_metrics_are_not_comparable() -> None:
         personafl.run(recipe("prices", algorithms=[{"name": n}], evaluation={"metric": m}))[n].summary
         for n, m in (("local", "mse"), ("fedavg-ft", "mae"))
     )
-    assert report.concerns([one, two]) == ["the runs are judged by mae and mse: not comparable"]
-    assert report.concerns([one, two | {"metric": one["metric"]}]) == []
+    assert comparison_notes.concerns([one, two]) == ["the runs are judged by mae and mse: not comparable"]
+    assert comparison_notes.concerns([one, two | {"metric": one["metric"]}]) == []
 
 
 # What personalisation gains

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from personafl import cli
-from tests.evaluation.test_report import summary
+from tests.evaluation.summaries import summary
 
 Said = tuple[int, str, str]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from personafl import UserError
-from personafl.evaluation import report
+from personafl.evaluation import comparison_notes, report
 from personafl.evaluation.run_records import read_clients, read_rounds, read_summary
-from tests.evaluation.test_report import summary
+from tests.evaluation.summaries import summary
 
 WHOLE = summary("ditto", 0, 0.9, 0.5)
 
@@ -157,8 +157,8 @@ def test_a_summary_with_any_value_forged_is_refused_or_shown(tmp_path: Path) -> 
                 continue
             several = [read, FULL | {"seed": 1}]
             report.markdown(several)
-            report.alerts(several)
-            report.remarks(several)
+            comparison_notes.alerts(several)
+            comparison_notes.remarks(several)
 
 
 def test_seeds_that_diverged_have_no_deviation() -> None:

@@ -25,10 +25,10 @@ def compare(
     ] = None,
 ) -> None:
     """Put finished runs side by side."""
-    from personafl.evaluation import final, report
+    from personafl.evaluation import comparison_notes, comparison_table, final, report
     from personafl.evaluation.run_records import read_rounds
 
-    report.spread_of((), spread)
+    comparison_table.spread_of((), spread)
     roots = [f.parent.parent if (f / "summary.json").is_file() else f for f in folders]  # the run folders
     names = [r.name for r in dict.fromkeys(roots)]
     found: list[tuple[Path, Summary]] = []
@@ -60,7 +60,7 @@ def compare(
     if latex:
         latex.write_text(report.latex(summaries, missing, spread) + "\n", encoding="utf-8")
     print_comparison(summaries, missing, spread)
-    for concern in report.concerns(summaries):
+    for concern in comparison_notes.concerns(summaries):
         console.print(f"note: {concern}")
 
 

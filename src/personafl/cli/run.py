@@ -98,7 +98,7 @@ def resume(
 
 def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as_json: bool) -> None:
     """Print what a run came to."""
-    from personafl.evaluation import report
+    from personafl.evaluation import comparison_notes
 
     if not first():
         return
@@ -107,7 +107,7 @@ def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as
         print(json.dumps(summaries))
         return
     print_comparison(summaries, spread=spread)
-    for concern in report.concerns(summaries):
+    for concern in comparison_notes.concerns(summaries):
         console.print(f"note: {concern}")
     if profile:
         print_table(result.times())
@@ -116,9 +116,9 @@ def _told(result: Result, folder: Path, spread: str | None, *, profile: bool, as
 
 def _check_divergence(result: Result) -> None:
     """End with exit code 1 where training of a method stopped since everybody had diverged."""
-    from personafl.evaluation import report
+    from personafl.evaluation import comparison_notes
 
-    stopped = [m.summary for m in result.methods.values() if report.has_stopped_diverged(m.summary)]
+    stopped = [m.summary for m in result.methods.values() if comparison_notes.has_stopped_diverged(m.summary)]
     if not stopped:
         return
     if first():

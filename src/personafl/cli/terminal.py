@@ -68,15 +68,15 @@ def print_comparison(
     summaries: Sequence[Summary], missing: Sequence[tuple[str, int]] = (), spread: str | None = None
 ) -> None:
     """The comparison, what to think of it, and what was evaluated."""
-    from personafl.evaluation import report
+    from personafl.evaluation import comparison_notes, comparison_table
 
-    print_table(report.table(summaries, spread, evaluated_model=False))
-    for alert in report.alerts(summaries, missing):
+    print_table(comparison_table.table(summaries, spread, evaluated_model=False))
+    for alert in comparison_notes.alerts(summaries, missing):
         console.print(alert, style="bold red")
-    for line in (report.note(summaries, spread), *report.remarks(summaries, spread)):
+    for line in (comparison_notes.note(summaries, spread), *comparison_notes.remarks(summaries, spread)):
         console.print(line)
     console.print("Evaluated model:")
-    for row in report.rows(summaries, spread):
+    for row in comparison_table.rows(summaries, spread):
         console.print(f"  {row[0]}: {row[-1]}")
 
 

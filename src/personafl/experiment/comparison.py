@@ -10,7 +10,7 @@ from typing import Literal
 
 from personafl.config.recipe import Recipe
 from personafl.core.types import Summary
-from personafl.evaluation import report
+from personafl.evaluation import comparison_table
 from personafl.experiment import measures
 from personafl.experiment.targets import Claim, Printed, Setting, Target
 
@@ -23,7 +23,7 @@ FAR = 2.0  # points between a published and a measured accuracy that are worth a
 
 def interval(values: Sequence[float]) -> float | None:
     """Half of the 95 % interval of a mean over seeds; None for one seed."""
-    return None if len(values) < 2 else report.interval(values)
+    return None if len(values) < 2 else comparison_table.interval(values)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from personafl.core.table import Table
 from personafl.core.types import Params, Row, Summary
 from personafl.data import Federation, Source, batches
 from personafl.data.client_corruption import corrupt_source
-from personafl.evaluation import final, report
+from personafl.evaluation import comparison_figures, comparison_notes, final, report
 from personafl.evaluation.metric_format import Shown
 from personafl.evaluation.run_records import read_clients, read_summary
 from personafl.experiment import checkpoint, run_folder
@@ -220,9 +220,9 @@ class Result(Displayed):
 
     def _repr_html_(self) -> str:
         told = (
-            *report.alerts(self.summaries, self.missing),
-            report.note(self.summaries),
-            *report.remarks(self.summaries),
+            *comparison_notes.alerts(self.summaries, self.missing),
+            comparison_notes.note(self.summaries),
+            *comparison_notes.remarks(self.summaries),
         )
         return report.html_table(self.summaries) + element("p", " ".join(told))
 
@@ -297,10 +297,12 @@ class Result(Displayed):
 
     def plot(self, what: str = "rounds") -> Figure:
         """A figure of the report: rounds, shift, clients, matrix (where `evaluation.matrix` was asked) or rotations."""
-        if what not in report.FIGURES:
-            raise UserError(f"plot({what!r}): {config.unknown('figure', str(what), report.FIGURES)}")
+        if what not in comparison_figures.FIGURES:
+            raise UserError(f"plot({what!r}): {config.unknown('figure', str(what), comparison_figures.FIGURES)}")
         curves = {key: m.rows for key, m in self.methods.items()}
-        found = report.figure(what, self.summaries, curves, {key: m.evaluations for key, m in self.methods.items()})
+        found = comparison_figures.figure(
+            what, self.summaries, curves, {key: m.evaluations for key, m in self.methods.items()}
+        )
         if found is None:
             raise UserError(f"plot({what!r}): {NOT_DRAWN[what]}")
         return found
@@ -413,7 +415,7 @@ TABLES: dict[str, Callable[[MethodResult], list[Row]]] = {
 
 
 def write_reports(
-    folder: Path, done: list[MethodResult], missing: report.Missing = (), spread: str | None = None
+    folder: Path, done: list[MethodResult], missing: comparison_notes.Missing = (), spread: str | None = None
 ) -> None:
     """Write the table and the page of what is done of a run."""
     summaries = [m.summary for m in done]

@@ -19,7 +19,7 @@ from personafl.config.components import SPLIT
 from personafl.core.errors import UserError
 from personafl.core.plain_text import is_text
 from personafl.data import Federation, partition_file
-from personafl.evaluation import report
+from personafl.evaluation import comparison_table
 from personafl.experiment import checkpoint
 from personafl.storage import files
 from personafl.storage.lock import LOCK, locked
@@ -56,7 +56,7 @@ class Conditions:
             raise UserError(f"store {self.store}: possible are {', '.join(STORES)}")
         if self.memory is not None and not (isinstance(self.memory, (int, float)) and self.memory > 0):
             raise UserError(f"memory {self.memory!s:.20}: must be greater than 0")
-        report.spread_of((), self.spread)
+        comparison_table.spread_of((), self.spread)
         checkpoint.every(self.checkpoint_every)
 
 
