@@ -67,7 +67,7 @@ from personafl.deployment.node import Node
 from personafl.deployment.remote_pool import RemotePool
 from personafl.deployment.settings import ClientSettings, Deployment
 from personafl.deployment.stage_progress import StageProgress
-from personafl.experiment import checkpoint
+from personafl.experiment import checkpoint_files
 from personafl.storage import files
 from personafl.storage.npz import read_npy
 from personafl.storage.store import FEWEST, Store
@@ -476,12 +476,12 @@ def read_run(raw: bytes, folder: Path) -> object:
 def stamp_again(home: Path, folder: Path) -> None:
     """Make a manifest say what files are, so that changed ones get past it; as far as it can still be read."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
-        told = json.loads((folder / checkpoint.MANIFEST).read_text())
+        told = json.loads((folder / checkpoint_files.MANIFEST).read_text())
         del told["sha256"]
         for name in told["files"]:
             told["files"][name] = files.stamp(home / name)
-        told["rows"] = files.stamp(home / checkpoint.ROWS)
-        (folder / checkpoint.MANIFEST).write_text(json.dumps(told | {"sha256": checkpoint._digest(told)}))
+        told["rows"] = files.stamp(home / checkpoint_files.ROWS)
+        (folder / checkpoint_files.MANIFEST).write_text(json.dumps(told | {"sha256": checkpoint_files.digest(told)}))
 
 
 CHECKPOINT_FILES = ("manifest.json", "state.safetensors", "clients.safetensors")
@@ -506,14 +506,14 @@ def interrupted() -> Path:
 def checkpoints() -> list[bytes]:
     home = interrupted() / "fedper" / "seed-0"
     held = {n: (home / "progress" / "00000001" / n).read_bytes() for n in CHECKPOINT_FILES}
-    return [archive_of(held | {checkpoint.ROWS: (home / checkpoint.ROWS).read_bytes()})]
+    return [archive_of(held | {checkpoint_files.ROWS: (home / checkpoint_files.ROWS).read_bytes()})]
 
 
 def read_checkpoint(raw: bytes, folder: Path) -> object:
     shutil.copytree(interrupted(), folder / "run")
     home = folder / "run" / "fedper" / "seed-0"
     at = home / "progress" / "00000001"
-    if not unpacked(raw, at, CHECKPOINT_FILES) or not unpacked(raw, home, (checkpoint.ROWS,)):
+    if not unpacked(raw, at, CHECKPOINT_FILES) or not unpacked(raw, home, (checkpoint_files.ROWS,)):
         return None
     stamp_again(home, at)
     with warnings.catch_warnings():

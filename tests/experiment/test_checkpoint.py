@@ -22,8 +22,9 @@ from personafl.core.errors import Note, UserError
 from personafl.core.local_work import ClientState
 from personafl.core.types import Params, Round
 from personafl.evaluation import report
-from personafl.experiment import checkpoint, run_folder
-from personafl.experiment.checkpoint import DEFAULT, Checkpoints, Every, RowLog, every
+from personafl.experiment import checkpoint_files, run_folder
+from personafl.experiment.checkpoint import Checkpoints
+from personafl.experiment.checkpoint_interval import DEFAULT
 from personafl.simulation import ranks
 from personafl.simulation.ranks import SingleProcess
 from personafl.storage import files, lock
@@ -350,7 +351,7 @@ def test_rows_on_disk_do_not_go_back_to_a_state_that_does_not_fit(tmp_path: Path
     told = json.loads(path.read_text())
     del told["sha256"]
     told["state"]["played"] = 3
-    path.write_text(json.dumps(told | {"sha256": checkpoint._digest(told)}))
+    path.write_text(json.dumps(told | {"sha256": checkpoint_files.digest(told)}))
     store = out / "ditto" / "seed-0" / "store"
     before = {p: p.read_bytes() for p in store.rglob("*.*")}
     with pytest.raises(UserError, match="3 stages with 0 rows are not of this run"):
@@ -691,38 +692,6 @@ def test_the_command_to_go_on_is_that_of_as_many_processes() -> None:
 # When, and by whom
 
 
-@pytest.mark.parametrize(
-    ("told", "found"),
-    [
-        (None, DEFAULT),
-        (10, Every(rounds=10)),
-        ("10", Every(rounds=10)),
-        ("90s", Every(seconds=90.0)),
-        ("1.5m", Every(seconds=90.0)),
-        ("2h", Every(seconds=7200.0)),
-    ],
-)
-def test_how_often_is_told_in_rounds_or_time(told: str | int | None, found: Every) -> None:
-    assert every(told) == found
-
-
-@pytest.mark.parametrize(
-    "told", ["", "0", "-1", "x", "1d", "5 rounds", "nan", "1.5", True, "infs", "nanm", "99999999999"]
-)
-def test_how_often_is_refused_where_it_is_neither(told: Any) -> None:
-    with pytest.raises(UserError, match=r"checkpoint_every=.*must be rounds, such as 10, or time"):
-        every(told)
-
-
-def test_by_default_a_minute_passes_or_fifty_times_what_saving_took() -> None:
-    assert not DEFAULT.due(rounds=1000, seconds=59.0, cost=0.1)
-    assert DEFAULT.due(rounds=1, seconds=60.0, cost=0.1)
-    assert not DEFAULT.due(rounds=1, seconds=60.0, cost=2.0)
-    assert DEFAULT.due(rounds=1, seconds=100.0, cost=2.0)
-    assert Every(seconds=10.0).due(rounds=1, seconds=10.0, cost=9.0)  # who asks for it gets it
-    assert [Every(rounds=3).due(n, 1e6, 0.0) for n in (2, 3)] == [False, True]
-
-
 def test_one_of_two_gets_a_folder(tmp_path: Path) -> None:
     for i in range(50):
         got: list[str] = []
@@ -770,19 +739,6 @@ def test_a_folder_that_is_written_to_is_nobody_elses(whole_and_cut: tuple[Path, 
         assert personafl.Result.load(whole)["ditto"].rows  # reading is
 
 
-def test_rows_are_kept_to_the_byte(tmp_path: Path) -> None:
-    log = RowLog(tmp_path / "rows")
-    log.add({"round": 0})
-    first = log.saved()
-    log.add({"round": 1})
-    log.close()
-    again = RowLog(tmp_path / "rows", first)
-    assert (tmp_path / "rows").read_text() == '{"round": 0}\n'
-    again.add({"round": 1, "x": 0.1})
-    assert again.saved() == files.stamp(tmp_path / "rows")
-    assert json.loads((tmp_path / "rows").read_text().splitlines()[1]) == {"round": 1, "x": 0.1}
-
-
 def test_going_on_elsewhere_is_told(tmp_path: Path, whole_and_cut: tuple[Path, Path]) -> None:
     out = tmp_path / "cut"
     shutil.copytree(whole_and_cut[1], out)
@@ -790,6 +746,6 @@ def test_going_on_elsewhere_is_told(tmp_path: Path, whole_and_cut: tuple[Path, P
     told = json.loads(path.read_text())
     del told["sha256"]
     told["environment"]["torch"] = "1.0"
-    path.write_text(json.dumps(told | {"sha256": checkpoint._digest(told)}))
+    path.write_text(json.dumps(told | {"sha256": checkpoint_files.digest(told)}))
     with pytest.warns(Note, match=r"goes on elsewhere than it began.*torch 1.0 then"):
         personafl.resume(out, quiet=True)

@@ -18,7 +18,7 @@ import personafl
 from personafl import UserError
 from personafl.core.errors import Note
 from personafl.deployment.federation_spec import Form, World, build_parts
-from personafl.experiment import checkpoint
+from personafl.experiment import model_files
 from personafl.models import StackedModel, frozen_weights
 from personafl.models.frozen_weights import hash_weights
 from personafl.simulation.ranks import SingleProcess, check_same_weights
@@ -232,7 +232,7 @@ def test_complex_constants_are_read_wherever_they_lie_in_memory(tmp_path: Path, 
     hashes = {"hashes": json.dumps(model.frozen_hashes | saved)}
     (tmp_path / "checkpoint" / "frozen.safetensors").write_bytes(safetensors.torch.save(pairs, hashes))
     model.restore_frozen({"rotation": torch.zeros_like(rotation)})
-    checkpoint.restore_frozen(model, tmp_path)
+    model_files.restore_frozen(model, tmp_path)
     assert torch.equal(model.frozen["rotation"], rotation)
 
 

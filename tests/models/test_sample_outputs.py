@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import personafl
 from personafl import UserError
-from personafl.experiment import checkpoint
+from personafl.experiment import model_files
 from personafl.models import StackedModel
 from personafl.models.sample_outputs import MOST_OUTPUTS, TOLERANCE, outputs_difference, sample_outputs
 
@@ -201,4 +201,4 @@ def test_damaged_outputs_are_refused(tmp_path: Path, text: str) -> None:
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(UserError, match=r"sample_outputs\.json: cannot be read"):
-        checkpoint.check_outputs(model, tmp_path)
+        model_files.check_outputs(model, tmp_path)

@@ -16,109 +16,42 @@ see the same folder.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import time
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 
 from personafl.core import tree
 from personafl.core.errors import Note, UserError
-from personafl.core.plain_text import list_names
-from personafl.core.types import Params, Row
-from personafl.engine.accounting import Totals
-from personafl.evaluation.run_records import misfit, read_rounds
+from personafl.experiment.checkpoint_files import (
+    FINAL,
+    PROGRESS,
+    STORES,
+    Saved,
+    rank_file,
+    read,
+    save_tensors,
+    store_folder,
+    write_manifest,
+)
+from personafl.experiment.checkpoint_interval import Every
 from personafl.experiment.environment import environment
-from personafl.models import StackedModel
-from personafl.models.frozen_weights import SAVED_FROZEN, complex_as_pairs, pairs_as_complex, size_in_bytes
-from personafl.models.sample_outputs import outputs_difference
-from personafl.simulation.execution_plan import ExecutionPlan
+from personafl.experiment.model_files import OUTPUTS, save_frozen
+from personafl.experiment.row_log import RowLog
 from personafl.simulation.ranks import SingleProcess
 from personafl.simulation.simulator import Simulation
 from personafl.simulation.state import RunState
 from personafl.storage import files
 from personafl.storage.files import Stamp
-from personafl.storage.store import HOST, Store
+from personafl.storage.store import Store
 
-FORMAT = 1
 KEPT = 2
-FINAL, PROGRESS, MANIFEST, ROWS = "checkpoint", "progress", "manifest.json", "metrics.jsonl"
-STORES = ("clients", "known")
 NORMALIZATIONS = ("normalization.json", "target_normalization.json")  # of inputs, of targets
-OUTPUTS = "sample_outputs.json"
 BEGINNING = ("initial.safetensors", "frozen.safetensors", OUTPUTS, *NORMALIZATIONS)  # of a run, in its final folder
-COST = 1 / 50  # of a run's time that checkpoints may take by default
-
-
-@dataclass(frozen=True)
-class Every:
-    """How often a run is saved: after so many stages, or so much time."""
-
-    rounds: int = 0
-    seconds: float = 0.0
-    spared: bool = False  # less often where saving takes long
-
-    def due(self, rounds: int, seconds: float, cost: float) -> bool:
-        """Whether it is time, so many stages and seconds after the last one, which took `cost` seconds."""
-        if self.rounds:
-            return rounds >= self.rounds
-        return seconds >= max(self.seconds, cost / COST if self.spared else 0.0)
-
-
-DEFAULT = Every(seconds=60.0, spared=True)
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def every(told: str | int | None) -> Every:
-    """`10` are rounds, `90s`, `5m` and `2h` are time; None is about a minute of work."""
-    if told is None:
-        return DEFAULT
-    text = str(told).strip()
-    number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "")
-    try:
-        amount = float(number) if unit else int(number)
-        if isinstance(told, bool) or not 0 < amount < 2**31:
-            raise ValueError
-    except ValueError:
-        raise UserError(f"checkpoint_every={told!r}: must be rounds, such as 10, or time, such as 90s or 5m") from None
-    return Every(seconds=amount * UNITS[unit]) if unit else Every(rounds=int(amount))
-
-
-class RowLog:
-    """metrics.jsonl as it is written: a line for each stage, and the stamp of those there are."""
-
-    def __init__(self, path: Path, keep: Stamp | None = None) -> None:
-        """A new one, or one there is cut behind what is to be kept of it."""
-        self._number = files.open_regular(path, os.O_RDWR | os.O_CREAT | (0 if keep else os.O_TRUNC))
-        self.close = weakref.finalize(self, os.close, self._number)
-        self._hash, self._size = hashlib.sha256(), 0
-        if keep:
-            os.ftruncate(self._number, keep.bytes)
-            while block := os.read(self._number, files.BLOCK):
-                self._hash.update(block)
-                self._size += len(block)
-
-    def add(self, row: Row) -> None:
-        line = (json.dumps(row) + "\n").encode()
-        files.write_all(self._number, line)
-        self._hash.update(line)
-        self._size += len(line)
-
-    def saved(self) -> Stamp:
-        """Put all rows on the disk; their stamp."""
-        os.fsync(self._number)
-        return Stamp(self._size, self._hash.hexdigest())
-
-
-# Writing
 
 
 class Checkpoints:
@@ -156,15 +89,15 @@ class Checkpoints:
             part.mkdir(parents=True)
         world.gather(None)
         numbers, tensors = sim.state.packed()
-        mine: dict[str, Stamp | None] = {"state": _save_tensors(part / _file("state", world.rank), tensors)}
-        mine |= {name: _save_store(store, part / _file(name, world.rank), number) for name, store in _stores(sim)}
+        mine: dict[str, Stamp | None] = {"state": save_tensors(part / rank_file("state", world.rank), tensors)}
+        mine |= {name: _save_store(store, part / rank_file(name, world.rank), number) for name, store in _stores(sim)}
         found = world.first(
-            {f"{PROGRESS}/{folder.name}/{_file(n, world.rank)}": stamp for n, stamp in mine.items() if stamp}
+            {f"{PROGRESS}/{folder.name}/{rank_file(n, world.rank)}": stamp for n, stamp in mine.items() if stamp}
         )
         if not world.rank:
             rows = self.log.saved() if self.log else Stamp(0, "")
             stamps = {n: s for of in found for n, s in of.items()}
-            _write_manifest(part, sim, number, numbers, stamps, rows, self.seconds, self._hashes)
+            write_manifest(part, sim, number, numbers, stamps, rows, self.seconds, self._hashes)
             files.sync_folder(part)
             files.publish(part, folder)
         world.gather(None)
@@ -192,10 +125,10 @@ def begin(home: Path, sim: Simulation) -> None:
     """Write what a run begins with: weights, plan, and what inputs and targets are normalised by."""
     folder = home / FINAL
     folder.mkdir(parents=True, exist_ok=True)
-    _save_tensors(folder / "initial.safetensors", sim.model.initial)
+    save_tensors(folder / "initial.safetensors", sim.model.initial)
     files.write(folder / OUTPUTS, json.dumps(sim.model.sample_outputs) + "\n")
     if sim.model.frozen:
-        _save_frozen(folder / "frozen.safetensors", sim.model)
+        save_frozen(folder / "frozen.safetensors", sim.model)
     files.write(folder / "engine.json", json.dumps(dataclasses.asdict(sim.plan)) + "\n")
     source = sim.federation.source
     for name, of in zip(NORMALIZATIONS, (source.normalization, source.target_normalization), strict=True):
@@ -215,7 +148,7 @@ def finish(home: Path, sim: Simulation, number: int, others: Mapping[str, bytes]
 
     numbers, tensors = sim.state.packed()
     for name, held in (("server", tree.under(tensors, "server")), ("state", tree.without(tensors, "server"))):
-        stamps[f"{FINAL}/{name}.safetensors"] = _save_tensors(place(f"{FINAL}/{name}.safetensors"), held)
+        stamps[f"{FINAL}/{name}.safetensors"] = save_tensors(place(f"{FINAL}/{name}.safetensors"), held)
     for name, store in _stores(sim):
         if store.home == home / "store" / name:
             store.commit(number)
@@ -228,7 +161,7 @@ def finish(home: Path, sim: Simulation, number: int, others: Mapping[str, bytes]
     *first, last = parts
     for part, path in first:
         os.replace(part, path)
-    _write_manifest(folder, sim, number, numbers, stamps, rows, seconds, sim.identity(), finished=home)
+    write_manifest(folder, sim, number, numbers, stamps, rows, seconds, sim.identity(), finished=home)
     files.publish(*last)
 
 
@@ -244,208 +177,12 @@ def _stores(sim: Simulation) -> list[tuple[str, Store]]:
     return list(zip(STORES, (sim.store, sim.known), strict=True))
 
 
-def _file(name: str, rank: int) -> str:
-    return f"{name}{f'-{rank}' if rank else ''}.safetensors"
-
-
-def store_folder(home: Path, rank: int) -> Path:
-    """Where a rank keeps rows on disk."""
-    return home / (f"store-{rank}" if rank else "store")
-
-
-def _save_tensors(path: Path, tensors: Params, more: Mapping[str, str] | None = None) -> Stamp:
-    with files.Writer(path) as file:
-        held = tree.copied({n: t.detach().cpu() for n, t in tensors.items()})
-        order = {"names": json.dumps(list(held))}  # sums over tensors go by it, and the format sorts them
-        file.write(safetensors.torch.save(held, {**order, **(more or {})}))
-    return file.stamp
-
-
-def _save_frozen(path: Path, model: StackedModel) -> None:
-    """Write the smaller frozen weights, and a hash of each that a module does not compute anew by itself."""
-    saved = complex_as_pairs(model.small_frozen)
-    _save_tensors(path, saved, {"hashes": json.dumps(model.frozen_hashes)})
-
-
-def note_unsaved_weights(model: StackedModel) -> None:
-    """Tell that some frozen weights will have to be given again when the run is read."""
-    large = [n for n in model.frozen_hashes if n not in model.small_frozen]
-    if large:
-        size = sum(size_in_bytes(model.frozen[n]) for n in large)
-        warnings.warn(
-            f"{size >> 20} MiB of weights that no client trains ({list_names(sorted(large), 3)}) are not saved in the "
-            "run folder, only their hashes: reading or resuming the run needs a model with the same weights",
-            Note,
-            stacklevel=2,
-        )
-
-
 def _save_store(store: Store, path: Path, number: int) -> Stamp | None:
     """Rows in memory as a file; those on disk are there already, but for a commit."""
     if isinstance(store.home, Path):
         store.commit(number)
         return None
     return store.save(path) if len(store) else None
-
-
-def _write_manifest(
-    folder: Path,
-    sim: Simulation,
-    number: int,
-    numbers: Row,
-    stamps: Mapping[str, Stamp],
-    rows: Stamp,
-    seconds: float,
-    known: Mapping[str, str | None],
-    finished: Path | None = None,
-) -> None:
-    """`finished` is the home of a run that is: then all is with the first rank, and rows on disk are its own."""
-    at = sim.store.home
-    disk = isinstance(at, Path) and (finished is None or at == finished / "store" / STORES[0])
-    told: Row = {
-        "format": FORMAT,
-        "number": number,
-        "ranks": 1 if finished else sim.ranks.size,
-        "played_by": sim.ranks.size,
-        "state": numbers,
-        "asked": sim.training.num_rounds,
-        "seconds": seconds,
-        "rows": rows,
-        "files": dict(stamps),
-        "store": "disk" if disk else "host" if isinstance(at, Path) or at == HOST else "device",
-        "plan": dataclasses.asdict(sim.plan),
-        "environment": environment(sim),
-        "hashes": dict(known),
-    }
-    files.write(folder / MANIFEST, json.dumps(told | {"sha256": _digest(told)}, indent=1) + "\n")
-
-
-def _digest(told: Row) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-# Reading
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is there and whole, but for rows on disk."""
-
-    home: Path
-    number: int
-    folder: Path
-    manifest: Row
-
-    @property
-    def played(self) -> int:
-        return int(self.manifest["state"]["played"])
-
-    @property
-    def rows(self) -> Stamp:
-        return Stamp.read(self.manifest["rows"])
-
-    @property
-    def plan(self) -> ExecutionPlan:
-        return ExecutionPlan(**self.manifest["plan"])
-
-    @property
-    def store(self) -> str:
-        """device, host or disk."""
-        return str(self.manifest["store"])
-
-    def table(self) -> list[Row]:
-        """The rows of the stages behind it."""
-        return read_rounds(self.home / ROWS, self.rows.bytes)
-
-    def state(self, rank: int, device: torch.device) -> RunState:
-        tensors = _load_tensors(self.folder / _file("state", rank))
-        if self.folder.name == FINAL:
-            tensors |= tree.prefixed(_load_tensors(self.folder / "server.safetensors"), "server")
-        try:
-            return RunState.unpacked(self.manifest["state"], tensors, self.table(), device)
-        except (KeyError, ValueError, TypeError, RuntimeError) as e:
-            raise UserError(f"{self.folder}: not the state of a run: {e}") from None
-
-
-_WHOLE, _NUMBER, _TEXT = int, (int, float), (str, type(None))
-_MANIFEST: Row = {
-    "number": _WHOLE,
-    "ranks": _WHOLE,
-    "played_by": _WHOLE,
-    "state": {
-        "rounds": _WHOLE,
-        "played": _WHOLE,
-        "totals": {f.name: _NUMBER for f in dataclasses.fields(Totals)},
-        "diverged": list,
-    },
-    "asked": _WHOLE,
-    "seconds": _NUMBER,
-    "rows": list,
-    "files": {"*": list},
-    "store": str,
-    "plan": {f.name: _NUMBER for f in dataclasses.fields(ExecutionPlan)},
-    "environment": {"hardware": str, "torch": str, "version": str},
-    "hashes": {"data": _TEXT, "split": _TEXT, "init": _TEXT},
-}
-
-
-def _checked_manifest(path: Path, told: Row) -> Row:
-    """Refuse what no run has written, also under a checksum of its own."""
-    wrong = misfit(told, _MANIFEST)
-    try:
-        stamps = {n: Stamp.read(s) for n, s in told["files"].items()} if not wrong else {}
-        far = [n for n in stamps if Path(n).is_absolute() or ".." in Path(n).parts]
-        plan = told["plan"] if not wrong else {}
-        state, most = told["state"], {"chunk": 2**31, "activations": 2**62}
-        least = {
-            "chunk": 1,
-            "workers": 1,
-            "threads": 1,
-            "sweep_threads": 1,
-            "operations": 1,
-            "activations": 0,
-            "lanes": 0,
-        }
-        fine = not far and all(len(n) < 1000 for n in stamps) and 0 <= told["seconds"] < 1e12
-        fine = fine and all(0 <= n < 2**62 or 0 <= float(n) < 1e300 for n in state["totals"].values())
-        fine = fine and all(n in least and least[n] <= plan[n] <= most.get(n, 1024) for n in plan)
-        fine = fine and all(type(plan[n]) is int for n in plan if n != "activations")
-        fine = fine and state["played"] >= 0 and 1 <= state["rounds"] <= told["asked"] and 1 <= told["ranks"] < 2**16
-        fine = fine and all(type(c) is int and c >= 0 for c in state["diverged"])
-        fine = fine and told["store"] in ("device", "host", "disk") and Stamp.read(told["rows"]).bytes >= 0
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        fine = False
-    if wrong or not fine:
-        raise UserError(f"{path}: not the manifest of a checkpoint{f': {wrong}' if wrong else ''}")
-    return told
-
-
-def read(folder: Path, home: Path, rank: int = 0) -> Saved:
-    """A checkpoint, if all of a rank's files are what was written; a `UserError` says what is wrong otherwise."""
-    path = folder / MANIFEST
-    try:
-        told = json.loads(files.read_text(path))
-        known = told.pop("sha256")
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"{path}: is damaged") from None
-    if told.get("format") != FORMAT:
-        raise UserError(f"{path}: format {told.get('format')}, this version reads format {FORMAT}")
-    if known != _digest(told):
-        raise UserError(f"{path}: is damaged, its SHA-256 differs")
-    _checked_manifest(path, told)
-    saved = Saved(home, told["number"], folder, told)
-    stamps = {n: Stamp.read(s) for n, s in told["files"].items()}
-    mine = {_file(n, rank) for n in ("state", *STORES)}  # those of other ranks are theirs to check
-    files.check(home, {n: s for n, s in stamps.items() if told["ranks"] == 1 or Path(n).name in mine})
-    if not rank and saved.rows.bytes:
-        rows = home / ROWS
-        if not rows.is_file():
-            raise UserError(f"{rows}: is missing")
-        if files.stamp(rows, saved.rows.bytes) != saved.rows:
-            raise UserError(f"{rows}: is damaged or cut short, its first {saved.played} rows are not what was written")
-    return saved
 
 
 def usable(home: Path, world: SingleProcess) -> list[Saved]:
@@ -515,7 +252,7 @@ def _restored(store: Store, saved: Saved, name: str, rank: int, device: torch.de
     if saved.store == "disk":
         folder = store_folder(saved.home, rank) / name
         return Store.reopened(store.fresh, folder, saved.number, device=device)
-    file = saved.folder / _file(name, rank)
+    file = saved.folder / rank_file(name, rank)
     if str(file.relative_to(saved.home)) in saved.manifest["files"]:
         store.load(file)
     return store
@@ -542,60 +279,3 @@ def tidy(home: Path) -> None:
     parts = (path for place in ("", "*/", "store/*/") for path in home.glob(f"{place}*{files.PART}"))
     for path in (*home.glob("store-*"), *parts, home / PROGRESS):
         files.remove(path)
-
-
-def restore_frozen(model: StackedModel, home: Path) -> None:
-    """Give a model the frozen weights of a run; refuse one whose weights differ where the run has only their hash."""
-    path = home / FINAL / "frozen.safetensors"
-    values, hashes = _load_frozen(path) if path.exists() else ({}, {})
-    here = model.frozen
-    values = pairs_as_complex(values, here)
-    model.restore_frozen({n: t for n, t in values.items() if n in here and t.shape == here[n].shape})
-    now = model.frozen_hashes
-    if differ := [n for n in hashes | now if hashes.get(n) != now.get(n)]:
-        raise UserError(
-            f"{home}: the model has other frozen weights than that of this run: {list_names(differ)} differ. Weights "
-            f"that no client trains are saved up to {SAVED_FROZEN >> 20} MiB, beyond that only hashed; build the model "
-            "with the weights the run had"
-        )
-
-
-def check_outputs(model: StackedModel, home: Path) -> None:
-    """Refuse a model that gives other outputs for the same weights than that of a run."""
-    path = home / FINAL / OUTPUTS
-    try:
-        expected = json.loads(files.read_text(path))
-        if not isinstance(expected, list) or not all(isinstance(value, float) for value in expected):
-            raise ValueError("not a list of numbers")
-    except FileNotFoundError:  # a run of an earlier version, or one that has only been copied in part
-        return
-    except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"{path}: cannot be read: {e}") from None
-    if difference := outputs_difference(model.sample_outputs, expected):
-        raise UserError(
-            f"{home}: the model gives other outputs than that of this run for the same weights ({difference}). Its "
-            "code, or a tensor in it that is neither a parameter nor a buffer, has changed; build the model as the run "
-            "did"
-        )
-
-
-def _load_frozen(path: Path) -> tuple[Params, dict[str, str]]:
-    try:
-        files.check_regular(path)
-        with safe_open(path, "pt") as file:
-            hashes = json.loads(file.metadata()["hashes"])
-            if not isinstance(hashes, dict) or not all(isinstance(h, str) for h in hashes.values()):
-                raise ValueError("its hashes are damaged")
-            return {n: file.get_tensor(n) for n in file.keys()}, hashes  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as e:
-        raise UserError(f"{path}: cannot be read: {e}") from None
-
-
-def _load_tensors(path: Path) -> Params:
-    try:
-        files.check_regular(path)
-        with safe_open(path, "pt") as file:
-            names = json.loads(file.metadata()["names"])
-            return {n: file.get_tensor(n) for n in names}
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as e:
-        raise UserError(f"{path}: cannot be read: {e}") from None

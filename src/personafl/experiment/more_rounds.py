@@ -11,7 +11,7 @@ from personafl.core.errors import UserError
 from personafl.core.settings import typed
 from personafl.data import Federation
 from personafl.engine import dry_run
-from personafl.experiment import checkpoint, run_folder
+from personafl.experiment import checkpoint, checkpoint_files, run_folder
 from personafl.experiment.run_folder import Asked
 from personafl.simulation.ranks import SingleProcess
 
@@ -44,9 +44,9 @@ def check(longer: Recipe, folder: Path, told: Asked, feds: Mapping[int, Federati
                 )
 
 
-def _refused(longer: Recipe, rounds: int, method: Method, fed: Federation, saved: checkpoint.Saved) -> str:
+def _refused(longer: Recipe, rounds: int, method: Method, fed: Federation, saved: checkpoint_files.Saved) -> str:
     """Return why a run cannot be continued, as a sentence; empty if it can."""
-    if saved.folder.name == checkpoint.FINAL and saved.manifest["played_by"] > 1:
+    if saved.folder.name == checkpoint_files.FINAL and saved.manifest["played_by"] > 1:
         return "The run was computed by several processes and has finished; such a run cannot be made longer."
     state = saved.manifest["state"]
     if state["rounds"] < saved.manifest["asked"]:

@@ -35,8 +35,8 @@ from personafl.data.client_corruption import corrupt_source
 from personafl.evaluation import comparison_figures, comparison_notes, final, report
 from personafl.evaluation.metric_format import Shown
 from personafl.evaluation.run_records import read_clients, read_summary
-from personafl.experiment import checkpoint, run_folder
-from personafl.experiment.checkpoint import Saved
+from personafl.experiment import checkpoint, checkpoint_files, model_files, run_folder
+from personafl.experiment.checkpoint_files import Saved
 from personafl.experiment.run_folder import Conditions, begin, claimed
 from personafl.experiment.run_setup import simulation
 from personafl.models import StackedModel
@@ -146,7 +146,7 @@ class MethodResult(Displayed):
         sim = self.simulation
         if rows is None:
             checkpoint.begin(folder, sim)
-            rows = files.write(folder / checkpoint.ROWS, "".join(json.dumps(r) + "\n" for r in self.rows))
+            rows = files.write(folder / checkpoint_files.ROWS, "".join(json.dumps(r) + "\n" for r in self.rows))
         table = io.StringIO(newline="")
         rows_of_clients = [spreadsheet_row(row) for row in self.clients]
         clients = csv.DictWriter(table, list(rows_of_clients[0]))
@@ -156,7 +156,7 @@ class MethodResult(Displayed):
         others = {
             "clients.csv": table.getvalue().encode(),
             "evaluations.npz": final.packed(self.evaluations),
-            f"{checkpoint.FINAL}/engine.json": (json.dumps(engine) + "\n").encode(),
+            f"{checkpoint_files.FINAL}/engine.json": (json.dumps(engine) + "\n").encode(),
             "summary.json": (json.dumps(self.summary, indent=1) + "\n").encode(),
         }
         checkpoint.finish(folder, sim, number, others, rows, seconds)
@@ -430,7 +430,7 @@ def loaded(
     recipe: Recipe, method: Method, path: Path, device: str, divided: Callable[[int], Federation]
 ) -> MethodResult:
     """A method and seed that is finished, from its folder."""
-    saved = checkpoint.read(path / checkpoint.FINAL, path)
+    saved = checkpoint_files.read(path / checkpoint_files.FINAL, path)
     summary = read_summary(path / "summary.json")
     fed = divided(summary["seed"])
     check_same(path, saved, recipe, fed)
@@ -441,7 +441,7 @@ def loaded(
         if saved.store == "disk":
             store = Store.opened(store.fresh, path / "store" / name, device=sim.device)
         else:
-            store.load(path / checkpoint.FINAL / f"{name}.safetensors")
+            store.load(path / checkpoint_files.FINAL / f"{name}.safetensors")
         setattr(sim, "store" if name == "clients" else name, store)
     state = saved.state(0, sim.device)
     checkpoint.fits(saved, state, sim)
@@ -463,7 +463,7 @@ def check_same(path: Path, saved: Saved, recipe: Recipe, fed: Federation) -> Non
 
 def began(network: StackedModel, home: Path) -> StackedModel:
     """The model with the weights the run in this folder began with, those that nobody trains included."""
-    path = home / checkpoint.FINAL / "initial.safetensors"
+    path = home / checkpoint_files.FINAL / "initial.safetensors"
     try:
         files.check_regular(path)
         held = load_file(path)
@@ -478,8 +478,8 @@ def began(network: StackedModel, home: Path) -> StackedModel:
         )
     network = network.copy()
     network.initial = tree.copied({n: held[n] for n in mine})
-    checkpoint.restore_frozen(network, home)
-    checkpoint.check_outputs(network, home)
+    model_files.restore_frozen(network, home)
+    model_files.check_outputs(network, home)
     return network
 
 

@@ -20,7 +20,7 @@ from personafl.core.errors import UserError
 from personafl.core.plain_text import is_text
 from personafl.data import Federation, partition_file
 from personafl.evaluation import comparison_table
-from personafl.experiment import checkpoint
+from personafl.experiment import checkpoint_files, checkpoint_interval
 from personafl.storage import files
 from personafl.storage.lock import LOCK, locked
 
@@ -57,7 +57,7 @@ class Conditions:
         if self.memory is not None and not (isinstance(self.memory, (int, float)) and self.memory > 0):
             raise UserError(f"memory {self.memory!s:.20}: must be greater than 0")
         comparison_table.spread_of((), self.spread)
-        checkpoint.every(self.checkpoint_every)
+        checkpoint_interval.every(self.checkpoint_every)
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ def finished(path: Path, rounds: int) -> bool:
     if not (path / "summary.json").is_file():
         return False
     try:
-        told = json.loads(files.read_text(path / checkpoint.FINAL / checkpoint.MANIFEST))
-        there = path / checkpoint.PROGRESS  # a longer run may have ended between its manifest and its summary
+        told = json.loads(files.read_text(path / checkpoint_files.FINAL / checkpoint_files.MANIFEST))
+        there = path / checkpoint_files.PROGRESS  # a longer run may have ended between its manifest and its summary
         whole = not there.exists() or list(files.stamp(path / "summary.json")) == told["files"]["summary.json"]
         return bool(told["asked"] == rounds) and whole
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

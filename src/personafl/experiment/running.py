@@ -26,11 +26,13 @@ from personafl.data.shift import Shift, draw
 from personafl.engine.checks import check_calibration
 from personafl.evaluation import final, rounds
 from personafl.evaluation.settings import Evaluation
-from personafl.experiment import checkpoint, more_rounds, run_folder
-from personafl.experiment.checkpoint import Checkpoints, RowLog, Saved
+from personafl.experiment import checkpoint, checkpoint_files, checkpoint_interval, model_files, more_rounds, run_folder
+from personafl.experiment.checkpoint import Checkpoints
+from personafl.experiment.checkpoint_files import Saved
 from personafl.experiment.environment import environment
 from personafl.experiment.progress import ProgressDisplay, Watch
 from personafl.experiment.results import MethodResult, Result, began, check_same, divisions, loaded, write_reports
+from personafl.experiment.row_log import RowLog
 from personafl.experiment.run_folder import Conditions, begin, checked, claimed
 from personafl.experiment.run_setup import resolved, simulation
 from personafl.experiment.stopping import Stopped, StopRequest
@@ -263,7 +265,7 @@ class _Seed:
         if whole.folder is None:
             return network
         if not whole.world.rank and self.seed == next(iter(whole.feds)):
-            checkpoint.note_unsaved_weights(network)
+            model_files.note_unsaved_weights(network)
         same = whole.feds if isinstance(self.recipe.model.name, nn.Module | StackedModel) else (self.seed,)
         homes = [run_folder.home(whole.folder, m.label, seed) for seed in same for m in self.recipe.algorithms]
         home = next((h for h in homes if whole.again and checkpoint.begun(h)), None)
@@ -334,7 +336,7 @@ class _Seed:
         self, method: Method, home: Path | None, saved: Sequence[Saved], clock: profile.NoClock
     ) -> Simulation:
         whole, told = self.whole, self.whole.conditions
-        spill = None if home is None else checkpoint.store_folder(home, whole.world.rank)
+        spill = None if home is None else checkpoint_files.store_folder(home, whole.world.rank)
         machine = Machine(
             device=whole.place,
             store=spill or temporary() if told.store == "disk" else told.store,
@@ -379,16 +381,18 @@ class _Written:
                 checkpoint.begin(home, sim)
             behind = [] if at is None else checkpoint.prune(home, at, world)
             world.gather(None)
-            if not (home / checkpoint.FINAL).is_dir():
+            if not (home / checkpoint_files.FINAL).is_dir():
                 raise UserError(
                     f"{home}: rank {world.rank} does not see this folder; processes on several machines need one they "
                     "share for a run folder"
                 )
-            log = None if world.rank else RowLog(home / checkpoint.ROWS, None if at is None else at.rows)
+            log = None if world.rank else RowLog(home / checkpoint_files.ROWS, None if at is None else at.rows)
             spent = time.perf_counter() - begun + (0.0 if at is None else at.manifest["seconds"])
-            often = checkpoint.every(told.checkpoint_every)
+            often = checkpoint_interval.every(told.checkpoint_every)
             self.log, self.checkpoints = log, Checkpoints(home, sim, often, log, behind, spent)
-            if at is None or at.folder.name == checkpoint.FINAL:  # before round one, or before more rounds than asked
+            if (
+                at is None or at.folder.name == checkpoint_files.FINAL
+            ):  # before round one, or before more rounds than asked
                 self.checkpoints.write()
 
     def add(self, row: Row) -> None:
