@@ -15,7 +15,7 @@ from personafl.core import tree, wire
 from personafl.core.local_work import ClientState, GradientPass, Turn
 from personafl.core.types import Download, Examples, Masked, Params, Payload, Round, Task
 from personafl.engine.local import Outcome, client_round
-from personafl.simulation import simulator
+from personafl.simulation import stack_pool
 from tests import worlds
 
 # Six clients share four channels of the CNN.
@@ -94,7 +94,7 @@ def told(algorithm: Algorithm, kind: str = "mlp", **options: object) -> Story:
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulator, "client_round", noted)
+        patch.setattr(stack_pool, "client_round", noted)
         story.sim.run()
     assert len(story.visits) == sum(len(story.sim.cohort(stage)) > 0 for stage in story.sim.schedule)
     return story
