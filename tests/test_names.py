@@ -15,7 +15,7 @@ CLASSES = {
     *("Local", "Play", "Survey", "Probe", "Change", "Recorder", "Reel", "Alone", "Later", "Ask", "Part"),
     *("_Part", "Loaded", "Rows"),
 }
-FUNCTIONS = {"session", "slopes", "_stays", "joined", "scored", "judged", "ready", "trained", "play", "survey", "probe"}
+FUNCTIONS = {"session", "slopes", "_stays", "joined", "scored", "judged", "ready", "trained", "survey", "probe"}
 FILES = {
     "making",
     "look",

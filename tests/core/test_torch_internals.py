@@ -283,6 +283,7 @@ ELSEWHERE = {
     "_forkserver": "multiprocessing",
     "_forkserver_pid": "multiprocessing",
     "_stop": "multiprocessing",
+    "_Unpickler": "pickle, whose unpickler in Python it is; data/unpickle.py says why not the one in C",
 }
 """Attributes of other packages than PyTorch whose names begin with an underscore."""
 

@@ -312,7 +312,7 @@ class Coordinator:
             self._acknowledge(n, position)
         self.state.played += 1
         row = stage.row(report, self.state.totals, self.server, kept_model=kept_model)
-        self._then_score(row, position, pool.judged())
+        self._then_score(row, position, pool.scores_after_training())
         played, of = len(progress.cohort_updates()), len(ids)
         number, phase = rnd.stage.number, rnd.stage.phase
         log.info("stage %d (round %d, %s): %d of %d clients", position, number, phase, played, of)

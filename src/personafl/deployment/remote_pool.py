@@ -125,7 +125,7 @@ class RemotePool:
                 f"{progress.skipped}. The training of {names} diverged; {DIVERGED}."
             )
 
-    def judged(self) -> dict[str, Row]:
+    def scores_after_training(self) -> dict[str, Row]:
         """The scores of the clients from right after their training, by number."""
         talks = {n: self.progress.talks[n] for n in self.progress.cohort_updates()}
         return {str(n): t.judged for n, t in talks.items() if t.judged is not None}
