@@ -41,4 +41,23 @@ def test_everything_that_is_only_fast_can_be_switched_off(value: str, printed: s
 
 
 def test_kernels_that_cannot_be_imported_are_none() -> None:
-    assert accel.kernels("no_such_kernels") is None
+    assert accel.load_kernels("no_such_kernels") is None
+
+
+WITH_TRITON = """
+import sys
+from unittest import mock
+
+sys.modules["triton"] = sys.modules["triton.language"] = mock.MagicMock()
+from personafl.data import batches
+from personafl.models import attention, layers, recurrent
+
+kernels = layers.kernels, layers.norm_kernels, recurrent.kernels, attention.attention_kernels, batches.image_kernels
+print(*(k.__name__.rpartition(".")[2] for k in kernels))
+"""
+
+
+def test_all_kernels_are_found_where_triton_is_there() -> None:
+    done = subprocess.run([sys.executable, "-c", WITH_TRITON], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["kernels", "norm_kernels", "kernels", "attention_kernels", "image_kernels"]

@@ -31,6 +31,7 @@ from personafl import (
     FedAvg,
     FedPAC,
     FedPHP,
+    FedSelect,
     Machine,
     Robust,
     Simulation,
@@ -234,6 +235,16 @@ def test_faults_are_those_of_one_rank(algorithm: Algorithm, faults: Faults) -> N
 
     for sim in together(2, work):
         assert_same_run(sim, alone)
+
+
+def test_what_clients_received_that_vanished_is_counted_by_the_rank_that_knows_them() -> None:
+    """FedSelect's downloads shrink as a client's personal positions grow, which its rank alone has on record."""
+    options = {"faults": Faults(drop_rate=0.4), "join_ratio": 1.0, "num_rounds": 5}
+    alone = simulated(FedSelect(select_interval=1), **options)
+    assert sum(r.get("dropped", 0) for r in alone.rows)
+    for sim in together(2, lambda world: simulated(FedSelect(select_interval=1), world, **options)):
+        assert sim.totals.down_bytes == alone.totals.down_bytes
+        assert sim.totals.paper_bytes == alone.totals.paper_bytes
 
 
 def test_where_everybody_diverges_all_ranks_end_with_an_evaluation() -> None:

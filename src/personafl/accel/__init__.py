@@ -13,7 +13,7 @@ from types import ModuleType
 ENABLED = os.environ.get("PERSONAFL_ACCEL", "1") != "0"
 
 
-def kernels(name: str) -> ModuleType | None:
+def load_kernels(name: str) -> ModuleType | None:
     """Return one of this package's modules of Triton kernels; None without Triton, or where they are switched off."""
     if not ENABLED:
         return None

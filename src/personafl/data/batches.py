@@ -23,7 +23,7 @@ from personafl.core import rng, tree
 from personafl.core.normalization import Normalization, as_inputs
 from personafl.core.types import Batch, Examples, Params
 
-image_kernels: Any = accel.kernels("image_kernels")
+image_kernels: Any = accel.load_kernels("image_kernels")
 
 SWEEP = 256  # examples of a client at a time in passes without training
 BLOCK = 2**20  # bytes of minibatches fetched at a time on a CPU

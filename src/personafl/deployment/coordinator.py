@@ -297,7 +297,6 @@ class Coordinator:
             raise self._end_resumably(before, str(e)) from None
         if self.state.pending is not None:
             self._complete(self.state.pending, pool.scores)
-        stage.server = self.server  # from which clients that lost their state may have been withdrawn meanwhile
         self.server, kept_model = stage.aggregate()
         if not kept_model and stage.reduced is not None:
             taken, upload, examples = stage.reduced

@@ -37,6 +37,7 @@ class Nodes(Protocol):
     """What a pool needs of the server: who is there, messages to them, and a word on what it waits for."""
 
     settings: Deployment
+    server: Params
     state: State
     members: Membership
     clock: Callable[[], float]
@@ -72,14 +73,14 @@ class RemotePool:
     """Plays a stage with the nodes of a deployment.
 
     Args:
-        server: Knows the nodes and carries messages to them.
+        nodes: Knows the nodes and carries messages to them.
         scored: Clients whose scores belong to the row of the stage before; they are asked for these as well.
         needed: How many clients must have played the stage before the next one begins.
     """
 
-    def __init__(self, server: Nodes, scored: set[int], needed: int) -> None:
-        self.server, self.scored, self.needed = server, scored, needed
-        self.place = server.state.played
+    def __init__(self, nodes: Nodes, scored: set[int], needed: int) -> None:
+        self.nodes, self.scored, self.needed = nodes, scored, needed
+        self.place = nodes.state.played
         self.progress = StageProgress([], needed)
         self.scores: dict[int, Row] = {}  # that came for the row of the stage before
 
@@ -93,16 +94,17 @@ class RemotePool:
         try:
             self._play(stage)
         except QuorumError as e:
-            if self.server.settings.without_quorum == "stop":
+            if self.nodes.settings.without_quorum == "stop":
                 raise
             log.warning("%s The stage is left out.", e)
             self.progress.skipped = "it was left out, since too few clients played it within deployment.quorum_timeout"
-            self.server.clear_waiting()
+            self.nodes.clear_waiting()
         if 0 < len(self.progress.updates) < self.needed and not self.progress.skipped:
             self._leave_out_diverged()
         for n in self.progress.ids:
             if n not in self.progress.updates and n not in self.progress.failures:
-                log.warning("stage %d: client %s is not there", self.place, self.server.members.name(n))
+                log.warning("stage %d: client %s is not there", self.place, self.nodes.members.name(n))
+        stage.server = self.nodes.server  # from which clients that lost their state may have been withdrawn meanwhile
         yield from self.results(stage)
 
     def results(self, stage: ServerRound) -> Iterator[StackResult]:
@@ -113,15 +115,15 @@ class RemotePool:
 
     def _leave_out_diverged(self) -> None:
         """Leave a stage out in which so many clients diverged that too few are left; they would diverge again."""
-        progress, earlier = self.progress, self.server.state.last_without_update
+        progress, earlier = self.progress, self.nodes.state.last_without_update
         progress.skipped = (
             f"the training of {count(len(progress.diverged), 'client')} diverged, and "
             f"{count(self.needed, 'update')} were needed"
         )
-        if self.server.settings.without_quorum == "stop" and earlier >= DIVERGED_ROUNDS - 1:
-            names = list_names([self.server.members.name(n) for n in progress.ids if n in progress.diverged], NAMED)
+        if self.nodes.settings.without_quorum == "stop" and earlier >= DIVERGED_ROUNDS - 1:
+            names = list_names([self.nodes.members.name(n) for n in progress.ids if n in progress.diverged], NAMED)
             raise QuorumError(
-                f"{self.server.stage_name()} would be round {earlier + 1} in a row without an update: "
+                f"{self.nodes.stage_name()} would be round {earlier + 1} in a row without an update: "
                 f"{progress.skipped}. The training of {names} diverged; {DIVERGED}."
             )
 
@@ -139,40 +141,40 @@ class RemotePool:
     def _play(self, stage: ServerRound) -> None:
         """Ask the clients of a stage until enough of them have played it."""
         progress, asked = self.progress, self._await_cohort()
-        self.server.resume_after_wait()
-        until = self.server.clock() + self.server.settings.quorum_timeout
+        self.nodes.resume_after_wait()
+        until = self.nodes.clock() + self.nodes.settings.quorum_timeout
         while True:
             before = len(progress.updates)
             self._ask(stage, asked)
             if progress.is_complete:
-                self.server.resume_after_wait()
+                self.nodes.resume_after_wait()
                 return
             if len(progress.updates) > before:
-                until = self.server.clock() + self.server.settings.quorum_timeout
+                until = self.nodes.clock() + self.nodes.settings.quorum_timeout
             asked = self._await_retry(stage.rnd.stage, until)
 
     def _ask(self, stage: ServerRound, cohort: Sequence[int]) -> None:
         """Exchange with these clients of a stage, and with those that are only scored; note what came of it."""
         position, scored = self.place, self.scored - self.scores.keys()
         talks = {
-            m.number: self.server.talk(m, position if m.number in cohort else None, score=m.number in scored)
-            for m in self.server.members.online({*cohort, *scored})
+            m.number: self.nodes.talk(m, position if m.number in cohort else None, score=m.number in scored)
+            for m in self.nodes.members.online({*cohort, *scored})
         }
-        self.server.hold(talks)
+        self.nodes.hold(talks)
         again = {}
         for n, talk in talks.items():
             if talk.lost:  # who has lost what it kept is asked anew, and that talk takes the place of the first
-                self.server.lost(talk.member)
+                self.nodes.lost(talk.member)
                 if n in cohort:
-                    again[n] = self.server.talk(talk.member, position)
-        self.server.hold(again)
+                    again[n] = self.nodes.talk(talk.member, position)
+        self.nodes.hold(again)
         talks |= again
         self.scores |= {n: t.scores for n, t in talks.items() if t.scores is not None and n in scored}
         changed = self._record_replies(stage, cohort, talks)
         if changed:  # who fits still, with the data it has now, is asked once more
-            self.server.members.meet()
-            talks = {m.number: self.server.talk(m, position) for m in self.server.members.online(changed)}
-            self.server.hold(talks)
+            self.nodes.members.meet()
+            talks = {m.number: self.nodes.talk(m, position) for m in self.nodes.members.online(changed)}
+            self.nodes.hold(talks)
             self._record_replies(stage, changed, talks)
 
     def _record_replies(self, stage: ServerRound, cohort: Sequence[int], talks: Mapping[int, Talk]) -> list[int]:
@@ -187,11 +189,11 @@ class RemotePool:
                 progress.record_update(n, update, talk)
                 continue
             if talk.has_changed:  # it is asked about them again, and not used until they fit
-                self.server.members.met.pop(talk.member.node, None)
+                self.nodes.members.met.pop(talk.member.node, None)
                 changed.append(n)
             if why != progress.failures.get(n) and not (talk.busy and n in progress.failures):
                 log.warning("stage %d: client %s: %s", self.place, talk.member.name, why)
-            progress.record_failure(n, why, talk, self.server.clock())
+            progress.record_failure(n, why, talk, self.nodes.clock())
         return changed
 
     def _await_cohort(self) -> list[int]:
@@ -200,22 +202,22 @@ class RemotePool:
         With `offline = "wait"` the others are then waited for, for up to `wait` seconds.
         """
         progress, ids = self.progress, self.progress.ids
-        until = self.server.clock() + self.server.settings.quorum_timeout
-        while len(here := self.server.members.present(progress.ids)) < progress.needed:
+        until = self.nodes.clock() + self.nodes.settings.quorum_timeout
+        while len(here := self.nodes.members.present(progress.ids)) < progress.needed:
             away = [n for n in progress.ids if n not in here]
-            self.server.wait(
-                f"{self.server.stage_name()} needs {count(progress.needed, 'client')} and {len(here)} of its "
-                f"{len(progress.ids)} can be used now. {self.server.members.about_missing(away)}",
+            self.nodes.wait(
+                f"{self.nodes.stage_name()} needs {count(progress.needed, 'client')} and {len(here)} of its "
+                f"{len(progress.ids)} can be used now. {self.nodes.members.about_missing(away)}",
                 until,
             )
-        until = self.server.clock() + (self.server.settings.wait if self.server.settings.offline == "wait" else 0.0)
-        while len(here) < len(ids) and self.server.clock() < until:
+        until = self.nodes.clock() + (self.nodes.settings.wait if self.nodes.settings.offline == "wait" else 0.0)
+        while len(here) < len(ids) and self.nodes.clock() < until:
             away = [n for n in ids if n not in here]
-            self.server.say_waiting(
-                f"{self.server.stage_name()} waits for all of its clients. {self.server.members.about_missing(away)}"
+            self.nodes.say_waiting(
+                f"{self.nodes.stage_name()} waits for all of its clients. {self.nodes.members.about_missing(away)}"
             )
-            self.server.pause()
-            here = self.server.members.present(ids)
+            self.nodes.pause()
+            here = self.nodes.members.present(ids)
         return here
 
     def _await_retry(self, stage: Stage, until: float) -> list[int]:
@@ -223,15 +225,15 @@ class RemotePool:
         progress = self.progress
         needs = "the updates of " if stage.up else ""
         while True:
-            here = self.server.members.present(progress.ids)
+            here = self.nodes.members.present(progress.ids)
             for n in progress.retry_at.keys() - here:  # it is asked as soon as it is back
                 progress.retry_at[n] = 0.0
-            asked = progress.to_ask(here, self.server.clock())
-            if asked and self.server.clock() < until:
+            asked = progress.to_ask(here, self.nodes.clock())
+            if asked and self.nodes.clock() < until:
                 return asked
-            self.server.wait(
-                f"{self.server.stage_name()} needs {needs}{count(progress.needed, 'client')} and has "
-                f"{len(progress.updates)}. {self.server.about_failures(progress)}",
+            self.nodes.wait(
+                f"{self.nodes.stage_name()} needs {needs}{count(progress.needed, 'client')} and has "
+                f"{len(progress.updates)}. {self.nodes.about_failures(progress)}",
                 until,
             )
 
@@ -239,7 +241,7 @@ class RemotePool:
         """What a client sent in a stage, or why it is not taken."""
         if talk.why:
             return None, talk.why
-        now, totals = stage.rnd.stage, self.server.state.totals
+        now, totals = stage.rnd.stage, self.nodes.state.totals
         if not now.up:
             totals.paper_bytes += _paper(now, talk.sent, {})
             return {}, ""

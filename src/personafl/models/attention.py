@@ -21,7 +21,7 @@ from personafl.accel.second_derivatives import differentiable_gradients, graph_r
 from personafl.core.types import ModelInfo
 from personafl.models.layers import Context, Stacked, dropped, products
 
-attention_kernels: Any = accel.kernels("attention_kernels")
+attention_kernels: Any = accel.load_kernels("attention_kernels")
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

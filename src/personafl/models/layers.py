@@ -22,8 +22,8 @@ from personafl.core.errors import UserError
 from personafl.core.torch_internals import data_version, is_hooked
 from personafl.core.types import Arithmetic, ModelInfo, Params
 
-kernels: Any = accel.kernels("kernels")
-norm_kernels: Any = accel.kernels("norm_kernels")
+kernels: Any = accel.load_kernels("kernels")
+norm_kernels: Any = accel.load_kernels("norm_kernels")
 
 Channels = Literal["first", "last", "either"]
 """How images lie in memory; either: as is fastest."""

@@ -18,7 +18,7 @@ from personafl import accel
 from personafl.accel.second_derivatives import differentiable_gradients, graph_requested
 from personafl.models.layers import Stacked, WithoutAutocast, dropped
 
-kernels: Any = accel.kernels("kernels")
+kernels: Any = accel.load_kernels("kernels")
 
 SMALL = 128  # units of a layer that cuDNN keeps on a multiprocessor, all steps of one client in one launch
 

@@ -16,6 +16,7 @@ from personafl.engine.admission import Update
 from personafl.engine.late_results import LateResults
 from personafl.engine.server_round import ClientPool, ServerRound
 from personafl.engine.stage_results import StackResult, StageReport
+from personafl.simulation.placement import Placement
 from personafl.storage.store import Store
 
 
@@ -87,10 +88,20 @@ class FaultyPool:
         seed: The seed of the run.
         stale: The clients whose results of the stage before come in this one: they were busy when it began.
         refused: Late results that cannot be used.
+        placement: Which clients are whose; a rank knows the rows of its own clients alone.
     """
 
-    def __init__(self, pool: SlowPool, faults: Faults, seed: int, stale: Tensor, refused: list[Refused]) -> None:
+    def __init__(
+        self,
+        pool: SlowPool,
+        faults: Faults,
+        seed: int,
+        stale: Tensor,
+        refused: list[Refused],
+        placement: Placement,
+    ) -> None:
         self.pool, self.faults, self.seed, self.stale, self.refused = pool, faults, seed, stale, refused
+        self.placement = placement
         self.counts: dict[str, int] = {}
         self.lost = Totals()
 
@@ -104,7 +115,7 @@ class FaultyPool:
             late = self.faults.straggling(self.seed, stage.rnd.number, there)
             counts = {"dropped": dropped, "busy": busy, "late": late}
             self.counts = {k: int(v.sum()) for k, v in counts.items()} | {"stale": len(self.stale)}
-            self._count_lost(stage, ids[dropped])
+            self._count_lost(stage, self.placement.mine(ids[dropped]))
         yield from self.pool.play(stage, there)
 
     def _absent(self, stage: ServerRound, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,7 +131,7 @@ class FaultyPool:
         return ids[~busy & ~dropped]
 
     def _count_lost(self, stage: ServerRound, gone: Tensor) -> None:
-        """Count what clients received that then vanished."""
+        """Count what clients of this rank received that then vanished."""
         if gone.numel() and stage.rnd.stage.down:
             traffic = cost.traffic(stage.rnd.stage, stage.download(gone), {}, len(gone))
             self.lost.down_bytes += traffic.down
@@ -131,7 +142,8 @@ class FaultyPool:
 
     def report(self) -> StageReport:
         found = self.pool.report()
-        found.totals.add(self.lost)
+        for lost in self.placement.ranks.gather(self.lost):
+            found.totals.add(lost)
         late = [{"client": r.client, "why": r.why} for r in self.refused]
         found.columns = {**self.counts, "quarantined": by_client([*late, *found.columns["quarantined"]])}
         return found

@@ -24,7 +24,7 @@ class OptimisticRound(ServerRound):
 
     unchecked: UncheckedNumbers
     placeholders: frozenset[str] | None = None
-    """Tensors of the server's state that hold no numbers yet; found anew after a stage that was not optimistic."""
+    """Tensors of the server's state that hold no numbers yet; found anew after a stage that was undone."""
 
     def begin(self, placeholders: frozenset[str] | None) -> None:
         """Begin to note what is to be checked and undone."""

@@ -343,7 +343,7 @@ class Simulation(Displayed):
         seed = self.training.seed
         behaviour = Misbehaviour(self.faults, self.faulty, seed, self.federation.train_sizes)
         pool: SlowPool = StackPool(clients, behaviour, scores=self._cohort_is_scored())
-        held = self.state.late
+        held, self.state.late = self.state.late, None  # or they would be held twice while clients train
         sizes = [] if held is None else self.federation.train_sizes(held.ids).tolist()
         late, refused = arrived(held, stage, sizes)
         stale = torch.zeros(0, dtype=torch.int64) if late is None else late.ids
@@ -353,7 +353,7 @@ class Simulation(Displayed):
         if self.ranks.size > 1:
             pool = RankPool(pool, self.placement, stale, self.device)
         if self.faults.active or refused:
-            pool = FaultyPool(pool, self.faults, seed, stale, refused)
+            pool = FaultyPool(pool, self.faults, seed, stale, refused, self.placement)
         return pool
 
     def _stage(self, stage: ServerRound) -> Row:
@@ -446,7 +446,7 @@ class Simulation(Displayed):
     #
     # `scored` says who is evaluated, `judged` with what: with what they predict with (`ready`), or, where
     # `evaluation.when` is "after_local", with what the last cohort came to by its training (`trained`), before the
-    # server's next model. `_evaluated_next` tells a cohort at work that it is this one.
+    # server's next model. `_cohort_is_scored` tells a cohort at work that it is this one.
 
     @property
     def now(self) -> Round:
