@@ -69,7 +69,15 @@ HOSTILE = {
     ),
     "a later key that takes for ever to hash": (b"}(Va\nN" + DOUBLED + b"Nu.", "a dictionary with a tuple for a key"),
     "a key of a dictionary in one instruction": (b"(" + DOUBLED + b"Nd.", "a dictionary with a tuple for a key"),
-    "keys that all have one hash": (b"}L%dL\nNs." % (2**61 - 1), "a number of any length for a key"),
+    "keys whose hashes can be chosen": (b"}K\x01Ns.", "a dictionary with a int for a key"),
+    "numbers of values whose hashes can be chosen": (b"Np%d\n." % (2**61 - 1), "under numbers that no pickler gives"),
+    "an item of a list": (b"(NNlVa\nNs.", "damaged"),
+    "two values": (b"NN.", "it does not end with one value"),
+    "a mark at the end": (b"N(.", "it does not end with one value"),
+    "rows without anything in them": (
+        EMPTY + b"(I1\n(L1099511627776L\nI0\nt" + BYTES + b"I00\nC\x00tb.",
+        "whose rows are empty",
+    ),
     "a type that takes for ever to tell": (DTYPE + b"(" + DOUBLED + b"tR.", "an array of tuple, not of numbers"),
     "a shape past counting": (
         EMPTY + b"(I1\n(" + b"L9999999999999999L\n" * 2 + b"t" + BYTES + b"I00\nC\x01Atb.",
@@ -83,7 +91,7 @@ HOSTILE = {
     "something outside": (b"Psomewhere\n.", "it has the instruction PERSID"),
     "a name of several lines": (b"\x8c\x03a\nb\x8c\x01c\x93.", r"it asks for 'a\\nb\.c', which no data need"),
     "a number of three parts": (SCALAR + b"(" + BYTES + b"NNtR.", "damaged"),
-    "no value": (b".", "damaged"),
+    "no value": (b".", "it does not end with one value"),
     "an instruction that is none": (b"\xff.", "it has the instruction 255"),
     "no mark": (b"t.", "damaged"),
     "nothing of that number": (b"g7\n.", "not found at index 7"),
@@ -98,12 +106,30 @@ def test_a_pickle_that_no_program_of_good_will_writes_is_refused(raw, told):
     assert "\n" not in str(refused.value)
 
 
-def test_a_memo_takes_what_is_in_it():
+def test_a_memo_makes_no_room_for_a_high_number():
     """C's unpickler makes room for as many as the highest number says."""
     tracemalloc.start()
-    assert unpickle(io.BytesIO(b"Nr\x00\x00\x00\x08.")) is None
+    with pytest.raises(pickle.UnpicklingError, match="under numbers that no pickler gives"):
+        unpickle(io.BytesIO(b"Nr\x00\x00\x00\x08."))
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_is_cut_anywhere_is_truncated(protocol: int):
+    whole = pickle.dumps({"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "labels": [3, 300]}, protocol)
+    assert unpickle(io.BytesIO(whole))["labels"] == [3, 300]
+    for end in range(len(whole)):
+        with pytest.raises(pickle.UnpicklingError) as refused:
+            unpickle(io.BytesIO(whole[:end]))
+        assert str(refused.value) == "truncated: it ends early" or whole[end - 1 : end] == pickle.STOP, end
+
+
+def test_objects_in_columns_stay_where_they_are():
+    table = np.asfortranarray(np.array([["a", "b", "c"], ["d", "e", "f"]], dtype=object))
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        found = unwrap(unpickle(io.BytesIO(pickle.dumps(table, protocol))))
+        assert found.tolist() == table.tolist()
 
 
 @pytest.mark.parametrize(

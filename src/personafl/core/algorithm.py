@@ -222,7 +222,7 @@ class Algorithm(MethodSettings):
         return False
 
     def not_averaged(self) -> bool:
-        """Whether the server computes its model otherwise than as a weighted mean of the uploads.
+        """Whether the server computes no weighted mean of the uploads, or needs that mean unchanged.
 
         Such a method cannot be combined with `robust`.
         """

@@ -63,16 +63,29 @@ class _Dispatch(dict[int, Callable[[Any], None]]):
         raise pickle.UnpicklingError(f"it has the instruction {name}, which no data need; refused")
 
 
-def _with_plain_keys(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """The function of an instruction that fills a dictionary, for keys that can be hashed in a short time."""
+def _with_text_keys(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
+    """The function of an instruction that fills a dictionary, for keys that are text.
+
+    The hashes of numbers are known beforehand, so a file could choose them such that each takes longer than the last.
+    """
 
     def checked(unpickler: Any) -> None:
         for key in unpickler.stack[keys]:
-            if isinstance(key, int) and abs(key) >= 2**60:  # larger ones may all have the same hash
-                raise pickle.UnpicklingError("it has a dictionary with a number of any length for a key")
-            if not isinstance(key, (str, bytes, int)):
+            if not isinstance(key, (str, bytes)):
                 raise pickle.UnpicklingError(f"it has a dictionary with a {type(key).__name__} for a key")
         load(unpickler)
+
+    return checked
+
+
+def _numbered_in_order(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The function of an instruction that remembers a value under a number, as picklers do: one after the other."""
+
+    def checked(unpickler: Any) -> None:
+        known = len(unpickler.memo)
+        load(unpickler)
+        if len(unpickler.memo) > known and next(reversed(unpickler.memo)) not in (known, known + 1):
+            raise pickle.UnpicklingError("it remembers values under numbers that no pickler gives")
 
     return checked
 
@@ -80,9 +93,11 @@ def _with_plain_keys(load: Callable[[Any], None], keys: slice) -> Callable[[Any]
 class _ArrayUnpickler(pickle._Unpickler):
     stack: list[Any]
 
-    def __init__(self, raw: bytes) -> None:
-        super().__init__(io.BytesIO(raw), encoding="latin1")
-        self.bytes_left = 2 * len(raw)  # one copy as text, one as an array
+    metastack: list[Any]
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, encoding="latin1")
+        self.bytes_left = 2 * stream.getbuffer().nbytes  # one copy as text, one as an array
         self.functions: dict[str, Callable[..., Any] | None] = {
             "numpy.dtype": _PickledDType,
             "numpy.ndarray": None,  # only an argument of _reconstruct
@@ -98,6 +113,11 @@ class _ArrayUnpickler(pickle._Unpickler):
             shown = path[:80] if path[:80].isprintable() else repr(path[:80])
             raise pickle.UnpicklingError(f"it asks for {shown}, which no data need; refused")
         return self.functions[path]
+
+    def load_stop(self) -> None:
+        if len(self.stack) != 1 or self.metastack:
+            raise pickle.UnpicklingError("it does not end with one value")
+        pickle._Unpickler.dispatch[pickle.STOP[0]](self)  # type: ignore[arg-type]
 
     def load_reduce(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
@@ -139,6 +159,8 @@ class _ArrayUnpickler(pickle._Unpickler):
             raise pickle.UnpicklingError("it has a damaged array")
         if not all(type(n) is int and 0 <= n < 2**48 for n in shape) or math.prod(n for n in shape if n) >= 2**48:
             raise pickle.UnpicklingError("it has an array of an impossible shape")
+        if not data and shape and shape[0]:  # rows without anything in them, of which there could be any number
+            raise pickle.UnpicklingError(f"it has an array of shape {shape}, whose rows are empty")
         if len(data) != math.prod(shape) * (1 if kind.dtype.hasobject else kind.dtype.itemsize):
             raise pickle.UnpicklingError(f"it has an array of shape {shape} with {len(data)} bytes or objects")
         self.take(len(data))
@@ -146,8 +168,8 @@ class _ArrayUnpickler(pickle._Unpickler):
             flat = np.empty(len(data), np.object_)
             for i, value in enumerate(data):
                 flat[i] = value
-        else:
-            flat = np.frombuffer(data, kind.dtype).astype(kind.dtype.newbyteorder("="))
+            return flat.reshape(shape)  # objects are written row by row, whatever the order of the array
+        flat = np.frombuffer(data, kind.dtype).astype(kind.dtype.newbyteorder("="))
         return flat.reshape(shape, order="F" if order == "F" else "C")
 
     def take(self, count: int) -> None:
@@ -160,9 +182,13 @@ class _ArrayUnpickler(pickle._Unpickler):
         {n: pickle._Unpickler.dispatch[n] for n in (ord(o.code) for o in pickletools.opcodes if o.name in _ALLOWED)}
     )
     dispatch |= {
-        pickle.SETITEM[0]: _with_plain_keys(dispatch[pickle.SETITEM[0]], slice(-2, -1)),
-        pickle.SETITEMS[0]: _with_plain_keys(dispatch[pickle.SETITEMS[0]], slice(None, None, 2)),
-        pickle.DICT[0]: _with_plain_keys(dispatch[pickle.DICT[0]], slice(None, None, 2)),
+        pickle.SETITEM[0]: _with_text_keys(dispatch[pickle.SETITEM[0]], slice(-2, -1)),
+        pickle.SETITEMS[0]: _with_text_keys(dispatch[pickle.SETITEMS[0]], slice(None, None, 2)),
+        pickle.DICT[0]: _with_text_keys(dispatch[pickle.DICT[0]], slice(None, None, 2)),
+        pickle.PUT[0]: _numbered_in_order(dispatch[pickle.PUT[0]]),
+        pickle.BINPUT[0]: _numbered_in_order(dispatch[pickle.BINPUT[0]]),
+        pickle.LONG_BINPUT[0]: _numbered_in_order(dispatch[pickle.LONG_BINPUT[0]]),
+        pickle.STOP[0]: load_stop,
         pickle.BYTEARRAY8[0]: dispatch[pickle.BINBYTES8[0]],  # does not make room for what is not there
         pickle.REDUCE[0]: load_reduce,
         pickle.BUILD[0]: load_build,
@@ -175,13 +201,18 @@ def unpickle(file: IO[bytes]) -> Any:
     Raises:
         pickle.UnpicklingError: the pickle is damaged or asks for anything but data.
     """
+    raw = file.read()
+    stream = io.BytesIO(raw)
     try:
-        return _ArrayUnpickler(file.read()).load()
-    except (EOFError, struct.error) as e:
-        raise pickle.UnpicklingError(f"truncated: {e or 'it ends early'}") from None
-    except pickle.UnpicklingError as e:
-        raise pickle.UnpicklingError(f"truncated: {e}" if "exhausted" in str(e) else str(e)) from None
+        return _ArrayUnpickler(stream).load()
+    except MemoryError:
+        raise
     except Exception as e:  # a damaged file may raise anything
+        is_cut = isinstance(e, EOFError | struct.error) or "exhausted" in str(e)
+        if is_cut or (stream.tell() == len(raw) and not raw.endswith(pickle.STOP)):
+            raise pickle.UnpicklingError("truncated: it ends early") from None
+        if isinstance(e, pickle.UnpicklingError):
+            raise
         raise pickle.UnpicklingError(f"damaged: {told(e)}") from None
 
 

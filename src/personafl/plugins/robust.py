@@ -60,7 +60,7 @@ class Robust:
             name = responsible(method, lambda part: part.not_averaged())
             raise UserError(
                 f"{name} cannot be combined with robust={self.rule!r}, because with its settings the server does not "
-                "compute a weighted mean of the uploads. Remove robust."
+                "compute a weighted mean of the uploads, or needs that mean unchanged. Remove robust."
             )
         return RobustAggregation.around(method, slot=self)
 

@@ -24,12 +24,17 @@ def locked(folder: Path) -> Iterator[None]:
         UserError: another process writes to the folder, or the lock file cannot be opened.
     """
     path = folder / LOCK
+    if not folder.is_dir():  # filelock would create it
+        raise UserError(f"{folder}: no such folder")
     # The time is for a file that its last holder removes just now. Any thread may release the lock.
     lock = FileLock(path, timeout=0.2, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        holder = path.read_text(errors="replace")[:200].strip() if path.is_file() else ""
+        try:
+            holder = path.read_text(errors="replace")[:200].strip()
+        except OSError:  # it has just ended, or the file is another user's
+            holder = ""
         raise UserError(f"{folder}: {holder or 'another process'} is writing to this folder") from None
     except OSError as e:
         raise UserError(f"{path}: {e.strerror}") from None
