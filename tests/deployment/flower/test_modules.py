@@ -37,13 +37,17 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    """Imports as they were."""
-    before, path = set(sys.modules), list(sys.path)
+    """No module of these names has been imported before, by another test, or is after."""
+    path = list(sys.path)
+    forget()
     yield
     sys.path[:] = path
-    for name in set(sys.modules) - before:
-        if name.startswith("own_"):
-            del sys.modules[name]
+    forget()
+
+
+def forget() -> None:
+    for name in [n for n in sys.modules if n.startswith("own_")]:
+        del sys.modules[name]
 
 
 def written(home: Path) -> Path:
