@@ -558,11 +558,11 @@ def test_a_broken_file_is_named(call, tmp_path: Path) -> None:
 
 
 def test_a_model_in_a_file_beside_the_recipe_is_found(call, tmp_path: Path) -> None:
-    (tmp_path / "own_net.py").write_text(
+    (tmp_path / "net_beside.py").write_text(
         "import torch\n\ndef Net(shape, classes):\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, classes))\n"
     )
-    said = call("run", *quick("fedrep"), "model.name=own_net:Net", "--json")
+    said = call("run", *quick("fedrep"), "model.name=net_beside:Net", "--json")
     assert said.code == 0, said.err
 
 
