@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,29 @@ def test_a_wait_lasts_until_the_end_also_while_the_server_is_away(
     monkeypatch.setattr(control, "WAIT_SECONDS", 0)
     ended = control.await_end(made(tmp_path), "1")
     assert (ended.status, ended.details, ended.completed) == ("finished:failed", "why", False)
+
+
+def test_a_wait_goes_on_where_the_server_goes_away_while_it_is_asked(
+    link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = control.run
+    asked: Any = iter([True, True, False])
+
+    def run(folder: Folder, number: str) -> control.Run:
+        if next(asked):
+            raise UserError("its server is not running")
+        return real(folder, number)
+
+    link.run("1", "finished:failed")
+    monkeypatch.setattr(control, "is_up", lambda folder: True)
+    monkeypatch.setattr(control, "run", run)
+    monkeypatch.setattr(control, "WAIT_SECONDS", 0)
+    opened = made(tmp_path)
+    assert control.await_end(opened, "1").status == "finished:failed"
+    asked = itertools.repeat(True)
+    monkeypatch.setattr(control, "AWAY_SECONDS", 0)
+    with pytest.raises(UserError, match="run 1 had not ended: its server is not running"):
+        control.await_end(opened, "1")
 
 
 def test_a_wait_for_a_server_that_stays_away_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,8 @@ def test_a_restart_of_everybody_in_mid_run_uses_up_no_round(network: Network, tm
             loop.kill(name, signal.SIGTERM)
         before = played(loop)
         loop.server()
-        assert run.wait(300) == 1, "a run that was ended with its server is not completed"
+        code = run.wait(300)  # a run that was ended with its server is not completed
+        assert code == 1, run.stdout.read() if run.stdout else ""
 
         run = started(loop)
         wanted = "3 clients can be used; 0 can now. Missing: client-0, client-1, client-2."

@@ -89,6 +89,16 @@ def test_who_is_asked_the_same_again_may_answer_late() -> None:
     assert len(grid.sent) == 1 and not made.outstanding
 
 
+def test_a_late_answer_outlives_exchanges_with_others() -> None:
+    grid = SlowGrid()
+    made = transport(grid)
+    assert made.exchange({1: HELLO}, 0.0) == {1: LATE}
+    grid.answer(1)
+    made.sleep = lambda seconds: grid.answer(2)
+    assert made.exchange({2: HELLO}, 60) == {2: Reply({"of": "message-2"}, b"blob")}
+    assert made.exchange({1: HELLO}, 60) == {1: Reply({"of": "message-1"}, b"blob", sent=False)}
+
+
 def test_one_that_is_late_does_not_hold_up_the_others() -> None:
     grid = SlowGrid()
     made = transport(grid, lambda: grid.answer(1))

@@ -158,15 +158,19 @@ def submit(folder: Folder) -> str:
 def await_end(folder: Folder, number: str) -> Run:
     """A run once it has ended; a server that is started again in the meantime is waited for."""
     away: float | None = None  # since when it cannot be asked
+    why = ""
     while True:
-        if not is_up(folder):
-            away = away or time.monotonic()
-            if time.monotonic() - away > AWAY_SECONDS:
-                raise UserError(f"{folder.root}: its server has stopped; run {number} had not ended")
-        elif (found := run(folder, number)).finished:
+        found = None
+        if is_up(folder):
+            try:
+                found = run(folder, number)
+            except UserError as e:  # it may go away while it is asked
+                why = f": {e}"
+        if found is not None and found.finished:
             return found
-        else:
-            away = None
+        away = None if found is not None else away or time.monotonic()
+        if away is not None and time.monotonic() - away > AWAY_SECONDS:
+            raise UserError(f"{folder.root}: its server has stopped; run {number} had not ended{why}")
         time.sleep(WAIT_SECONDS)
 
 

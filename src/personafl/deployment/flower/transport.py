@@ -53,7 +53,7 @@ class FlowerTransport:
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> dict[int, Reply | Failure]:
         """Ask each node one thing; a node that is still at an earlier request is sent no other one."""
         awaited = {n for n in requests if n in self.outstanding and self._requests[n] == requests[n]}
-        self._drop_late(self.outstanding.keys() - awaited)
+        self._drop_late(self.outstanding.keys() & requests.keys() - awaited)
         found: dict[int, Reply | Failure] = {
             n: Failure("still at an earlier request", busy=True, sent=False)
             for n in requests
@@ -90,7 +90,10 @@ class FlowerTransport:
         return found
 
     def _drop_late(self, nodes: Collection[int]) -> None:
-        """Drop the answers that came after all of nodes that are not asked the same again."""
+        """Drop the answers that came after all of nodes that are asked something else now.
+
+        Those of nodes that are not asked now are kept: they may be asked the same again.
+        """
         for _ in self._pulled(nodes):
             pass
 
