@@ -23,7 +23,7 @@ from personafl.deployment.flower import proxy
 from personafl.deployment.flower.processes import family, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
+PAGE = Path(__file__).parents[3] / "docs" / "deployment.md"
 SERVER, CLIENTS = "fl.example.org", ("north.example.org", "south.example.org")
 WARDS = {"north.example.org": ("surgery", "maternity"), "south.example.org": ("surgery", "oncology", "eyes")}
 
