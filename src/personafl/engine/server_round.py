@@ -12,7 +12,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm
-from personafl.core.types import Download, Params, Payload, Round, TrainedTask
+from personafl.core.types import Download, Params, Payload, Round, Row, TrainedTask
 from personafl.engine import admission
 from personafl.engine.accounting import Totals, finite_mean
 from personafl.engine.aggregation import add, next_server, summed
@@ -151,7 +151,7 @@ class ServerRound:
     def sum_updates(self, ids: Tensor, upload: Payload) -> Params:
         """Sum updates that have passed the method's screening, and record what the server learns of their clients."""
         known = self.records.gather(ids)
-        new, sums = self._summed(known, upload, self.examples(ids))
+        new, sums = self._sum(known, upload, self.examples(ids))
         self.write(self.records, ids, new, known)
         return sums
 
@@ -163,7 +163,7 @@ class ServerRound:
         """Return the rows of a stack whose numbers are not all finite, and where each is not."""
         return admission.not_finite(loss, upload, kept)
 
-    def _summed(self, known: Params, upload: Payload, examples: Tensor) -> tuple[Params, Params]:
+    def _sum(self, known: Params, upload: Payload, examples: Tensor) -> tuple[Params, Params]:
         return summed(self.algorithm, self.server, known, upload, examples, self.rnd)
 
     def aggregate(self) -> tuple[Params, str]:
@@ -181,7 +181,7 @@ class ServerRound:
     def _next_server(self) -> tuple[Params, str]:
         return next_server(self.algorithm, self.server, self.sums, self.rnd)
 
-    def row(self, report: StageReport, totals: Totals, server: Params, **more: Any) -> dict[str, Any]:
+    def row(self, report: StageReport, totals: Totals, server: Params, **more: Any) -> Row:
         """Return the row of the stage for the table of rounds.
 
         Args:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from personafl.core.types import Params, Payload
+from personafl.core.types import Params, Payload, Row
 from personafl.engine.accounting import Totals
 
 
@@ -43,7 +42,7 @@ class StageReport:
 
     Args:
         clients: How many clients were at work.
-        totals: What the stage cost.
+        totals: What the stage cost, but for what the pool has added to the run's totals itself.
         losses: The mean training loss of each client that trained.
         columns: Further columns of the stage's row that say what went wrong; those without a value are left out.
         diverged: Clients whose training diverged.
@@ -52,5 +51,5 @@ class StageReport:
     clients: int
     totals: Totals
     losses: list[float]
-    columns: dict[str, Any]
+    columns: Row
     diverged: set[int]

@@ -39,10 +39,10 @@ class Misbehaviour:
     seed: int
     examples: Callable[[Tensor], Tensor]
 
-    def attacked(
+    def attack(
         self, algorithm: Algorithm, ids: Tensor, done: Outcome, kept: Params, received: Download, rnd: Round
     ) -> Payload:
-        """What the clients of a stack send, those that attack in the same form as the others."""
+        """Return what the clients of a stack send, those that attack in the same form as the others."""
         if not (rnd.stage.up and self.faults.attack and (which := self.faulty[ids]).any()):
             return done.upload
         begun = algorithm.start(kept, tree.received(received, len(ids)), rnd).params
@@ -52,10 +52,10 @@ class Misbehaviour:
         local = attacking(self.faults, begun, done.local, which.to(device), keys.to(device))
         return algorithm.upload(local, rnd)
 
-    def damaged(
+    def refuse_damaged(
         self, stage: ServerRound, ids: Tensor, upload: Payload, broken: Collection[int]
     ) -> tuple[list[Refused], int]:
-        """The updates of faulty clients that the server refuses, and how many bytes they have beyond honest ones.
+        """Find the updates of faulty clients that the server refuses, and how many bytes they have beyond honest ones.
 
         Args:
             stage: The server's side of the stage.
@@ -84,10 +84,10 @@ class Misbehaviour:
             more -= wire.size(honest.payload)
         return refused, more
 
-    def in_time(
+    def split_by_time(
         self, stage: ServerRound, ids: Tensor, refused: list[Refused], upload: Payload, kept: Params
     ) -> tuple[Tensor | None, LateResults | None]:
-        """The rows of a stack whose session counts now, None for all, and what comes a stage later."""
+        """Return the rows of a stack whose session counts now, None for all, and what comes a stage later."""
         rnd = stage.rnd
         if not refused and not (rnd.stage.up and self.faults.straggler_ratio):
             return None, None

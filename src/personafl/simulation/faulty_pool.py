@@ -32,8 +32,10 @@ class SlowPool(ClientPool, Protocol):
         ...
 
 
-def arrived(late: LateResults | None, stage: ServerRound, sizes: list[int]) -> tuple[LateResults | None, list[Refused]]:
-    """The late results of the stage before that can be used in this one, and those that cannot.
+def split_late_results(
+    late: LateResults | None, stage: ServerRound, sizes: list[int]
+) -> tuple[LateResults | None, list[Refused]]:
+    """Split the late results of the stage before into those that can be used in this one and those that cannot.
 
     Args:
         late: The results.

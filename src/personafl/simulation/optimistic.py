@@ -39,7 +39,7 @@ class OptimisticRound(ServerRound):
         self.unchecked.add([*tree.values(upload).values(), *kept.values()])  # losses are checked by themselves
         return {}
 
-    def _summed(self, known: Params, upload: Payload, examples: Tensor) -> tuple[Params, Params]:
+    def _sum(self, known: Params, upload: Payload, examples: Tensor) -> tuple[Params, Params]:
         return summed(self.algorithm, self.server, known, upload, examples, self.rnd, optimistic=True)
 
     def _next_server(self) -> tuple[Params, str]:

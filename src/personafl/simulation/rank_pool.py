@@ -55,7 +55,7 @@ class RankPool:
             return
         if stage.algorithm.needs_uploads():
             for order, parts in ((ids, uploads[False]), (self.stale, uploads[True])):
-                senders, upload = self._stacked(order, parts)
+                senders, upload = self._gather(order, parts)
                 if len(senders):
                     yield StackResult(senders, upload)
         else:
@@ -63,7 +63,7 @@ class RankPool:
                 sums = self.placement.ranks.sum(sums)
             yield StackResult(sums=sums, is_reduced=True)
 
-    def _stacked(self, order: Tensor, parts: list[StackResult]) -> tuple[Tensor, Payload]:
+    def _gather(self, order: Tensor, parts: list[StackResult]) -> tuple[Tensor, Payload]:
         senders = torch.cat([p.senders for p in parts]) if parts else order[:0]
         upload = tree.gathered(p.upload for p in parts) if parts else {}
         return self.placement.stacked(order, senders, upload, self.device)

@@ -52,7 +52,7 @@ from personafl.plugins.assemble import assembled
 from personafl.simulation import execution_plan
 from personafl.simulation.evaluator import Evaluator, since_left
 from personafl.simulation.faulty_clients import Misbehaviour
-from personafl.simulation.faulty_pool import FaultyPool, LatePool, SlowPool, arrived
+from personafl.simulation.faulty_pool import FaultyPool, LatePool, SlowPool, split_late_results
 from personafl.simulation.machine import Machine, chosen_device, with_precision
 from personafl.simulation.optimistic import OptimisticRound
 from personafl.simulation.placement import Placement
@@ -290,8 +290,8 @@ class Simulation(Displayed):
     def _step(self) -> Row:
         """The next stage, optimistically where that saves waiting for a GPU."""
         if not self._plays_optimistically():
-            return self._stage(self._begin(ServerRound))
-        before = self.state.copied()
+            return self._stage(self._begin(WireRound if self.machine.through_wire else ServerRound))
+        before = self.state.copy()
         stage = self._begin(OptimisticRound)
         stage.begin(self._placeholders)
         try:
@@ -319,9 +319,6 @@ class Simulation(Displayed):
     def _begin(self, kind: type[R]) -> R:
         """The server's side of the next stage."""
         stage = self.schedule[self.played]
-        if self.machine.through_wire:
-            assert kind is ServerRound
-            kind = WireRound  # type: ignore[assignment]
         rnd = Round(stage, self.algorithm.rate(stage))
         method = Method(self.algorithm, self.task, self.model.initial)
         return kind(method, rnd, self.played, self.server, self.known, self._trained_examples, self.clock)
@@ -345,7 +342,7 @@ class Simulation(Displayed):
         pool: SlowPool = StackPool(clients, behaviour, scores=self._cohort_is_scored())
         held, self.state.late = self.state.late, None  # or they would be held twice while clients train
         sizes = [] if held is None else self.federation.train_sizes(held.ids).tolist()
-        late, refused = arrived(held, stage, sizes)
+        late, refused = split_late_results(held, stage, sizes)
         stale = torch.zeros(0, dtype=torch.int64) if late is None else late.ids
         if late is not None:
             own = torch.isin(late.ids, self.placement.mine(late.ids)).nonzero().flatten()

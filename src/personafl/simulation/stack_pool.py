@@ -148,14 +148,14 @@ class StackPool:
             done = client_round(
                 clients.algorithm, task, data, kept, received, rnd, graph_cache=clients.graph_cache, clock=clock
             )
-            upload = self.misbehaviour.attacked(clients.algorithm, ids, done, kept, received, rnd)
+            upload = self.misbehaviour.attack(clients.algorithm, ids, done, kept, received, rnd)
         with clock("wire"):
             traffic = cost.traffic(rnd.stage, received, upload, count)
             new = {n: t for n, t in done.kept.items() if t is not kept.get(n)}
             refused, more = self._refused(stage, ids, done.work.loss, upload, new)
             if more:
                 traffic = dataclasses.replace(traffic, up=traffic.up + more)
-            rows, late = self.misbehaviour.in_time(stage, ids, refused, upload, done.kept)
+            rows, late = self.misbehaviour.split_by_time(stage, ids, refused, upload, done.kept)
             took = done.kept
             if rows is not None:
                 rows = rows.to(clients.device)
@@ -177,7 +177,7 @@ class StackPool:
         """Whose updates are not taken, and how many bytes more than their uploads all clients sent."""
         broken = stage.not_finite(loss, upload, kept)
         refused = [Refused(int(ids[row]), why, diverged=True) for row, why in broken.items()]
-        damaged, more = self.misbehaviour.damaged(stage, ids, upload, broken)
+        damaged, more = self.misbehaviour.refuse_damaged(stage, ids, upload, broken)
         return refused + damaged, more
 
     def _score(self, session: _Session, stage: ServerRound, result: StackResult) -> None:

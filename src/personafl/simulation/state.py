@@ -34,7 +34,7 @@ class RunState:
     """The last cohort before aggregation, where that is scored: its clients, and the rows of those of this rank."""
     late: LateResults | None = None  # those of all ranks
 
-    def copied(self) -> Self:
+    def copy(self) -> Self:
         """The state at this moment, for a stage that may have to be undone; rows are only added at its end."""
         return dataclasses.replace(
             self, totals=dataclasses.replace(self.totals), left=dict(self.left), diverged=set(self.diverged)
